@@ -1,0 +1,1 @@
+"""Step 1: supervised fine-tuning on chosen responses."""

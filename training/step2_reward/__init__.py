@@ -1,0 +1,1 @@
+"""Step 2: a reward model from pairs of chosen and rejected responses."""

@@ -1,0 +1,1 @@
+"""The rooms that the three steps share. Nothing here imports a step."""

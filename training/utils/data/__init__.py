@@ -1,0 +1,1 @@
+"""Raw datasets and their registry, splits, cache, phases and collation of prompts."""

@@ -1,0 +1,1 @@
+"""DeepSpeed: its configuration, start-up, and the exact scaling of losses. The only room that imports it."""
