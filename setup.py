@@ -1,0 +1,67 @@
+"""Packaging of Threestep: the package `training`, its dependencies and its extras.
+
+The version is read from training/__init__.py as text, so that nothing is imported while a wheel is built.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def read_version() -> str:
+    text = (HERE / "training" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('training/__init__.py has no line of the form __version__ = "1.2.3"')
+    return found.group(1)
+
+
+INSTALL_REQUIRES = [
+    "torch>=2.11",
+    "deepspeed>=0.19",
+    "transformers>=5.16",
+    "datasets",
+    "accelerate",
+    "tensorboard",
+    "peft",
+    "safetensors",
+    "tqdm",
+    "matplotlib",
+    "ninja",
+    "pyyaml",
+]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "hypothesis", "ruff"]
+DEV_REQUIRES = [*TEST_REQUIRES, "mypy"]
+
+setup(
+    name="threestep",
+    version=read_version(),
+    description="Supervised fine-tuning, a pairwise reward model and PPO on DeepSpeed, from a laptop to a cluster",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["training", "training.*"]),
+    package_data={"training": ["configs/*.yaml"], "training.step1_sft": ["configs/*.yaml", "README.md"],
+                  "training.step2_reward": ["configs/*.yaml", "README.md"],
+                  "training.step3_ppo": ["configs/*.yaml", "README.md"]},
+    install_requires=INSTALL_REQUIRES,
+    extras_require={
+        "test": TEST_REQUIRES,
+        "dev": DEV_REQUIRES,
+        "vllm": ["vllm"],
+        "vision": ["pillow", "torchvision"],
+        "wandb": ["wandb"],
+    },
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
