@@ -1,0 +1,132 @@
+"""Settings from a YAML file and flags into dataclasses, strictly.
+
+`--config run.yaml` sets, flags override. An unknown key or flag is an error that names its nearest
+relatives. The dataclasses hold the defaults; this module knows none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+
+
+def parse_arguments(groups: Sequence[type], argv: Sequence[str], description: str) -> tuple[Any, ...]:
+    """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
+
+    Every group that has a `validate(mistakes)` method is asked for its mistakes; all of them are raised
+    together. Raises ThreestepError for unknown names, wrong types and mistakes; exits for `--help`.
+    """
+    from transformers import HfArgumentParser
+
+    class StrictParser(HfArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ThreestepError(f"in the command line or the configuration: {message}")
+
+    parser = StrictParser(
+        list(groups), description=description, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--config", default=None, metavar="FILE", help="YAML file of settings; flags override it")
+    # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
+
+    config_path = _config_path(argv)
+    config_flags: list[str] = []
+    if config_path is not None:
+        config_flags = _flags_of(read_yaml(config_path), parser, config_path)
+    namespace, unknown = parser.parse_known_args([*config_flags, *argv])
+    _refuse_unknown_flags(unknown, parser)
+
+    instances = tuple(_instance(group, namespace) for group in groups)
+    mistakes = Mistakes()
+    for instance in instances:
+        if hasattr(instance, "validate"):
+            instance.validate(mistakes)
+    mistakes.raise_if_any()
+    return instances
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in the YAML file at `path`; ThreestepError where it is missing or no mapping."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as problem:
+        raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as problem:
+        raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ThreestepError(f"{path}: expected 'name: value' lines, got a {type(values).__name__}")
+    return values
+
+
+def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
+    """Return every value of the parsed groups under its flag's name."""
+    values: dict[str, Any] = {}
+    for instance in instances:
+        for name, value in dataclasses.asdict(instance).items():
+            if name in values and values[name] != value:
+                raise AssertionError(f"two argument groups share the name {name}")
+            values[name] = value
+    return values
+
+
+def _config_path(argv: Sequence[str]) -> str | None:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", default=None)
+    try:
+        known, _ = finder.parse_known_args(list(argv))
+    except SystemExit as problem:  # argparse exits where --config has no value
+        raise ThreestepError("--config expects a file's path after it") from problem
+    return known.config
+
+
+def _flags_of(values: dict[str, Any], parser: argparse.ArgumentParser, path: str) -> list[str]:
+    """Spell YAML values as flags, so that files and flags are checked by the same rules."""
+    names = _names(parser)
+    flags: list[str] = []
+    mistakes = Mistakes()
+    for name, value in values.items():
+        if name not in names or name in ("config", "help", "local_rank"):
+            mistakes.add(f"{path}: unknown setting '{name}'{nearest_names(str(name), names)}")
+        elif isinstance(value, dict):
+            mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
+        elif value is None:
+            continue  # "name:" without a value keeps the default
+        elif isinstance(value, list):
+            flags += [f"--{name}", *(str(item) for item in value)] if value else []
+        elif isinstance(value, bool):
+            flags += [f"--{name}", "true" if value else "false"]
+        else:
+            flags += [f"--{name}={value}"]
+    mistakes.raise_if_any()
+    return flags
+
+
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+
+
+def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    mistakes = Mistakes()
+    for word in unknown:
+        if word.startswith("--"):
+            name = word[2:].split("=")[0]
+            mistakes.add(f"unknown flag --{name}{nearest_names(name, _names(parser))}")
+    if unknown and not mistakes.sentences:
+        mistakes.add(f"the command line holds words that belong to no flag: {' '.join(unknown)}")
+    mistakes.raise_if_any()
+
+
+def _instance(group: type, namespace: argparse.Namespace) -> Any:
+    names = [field.name for field in dataclasses.fields(group) if field.init]
+    return group(**{name: getattr(namespace, name) for name in names})

@@ -1,0 +1,78 @@
+"""Metrics of a run: metrics.jsonl and TensorBoard under the same names, and a progress bar. Rank 0 alone writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+
+class MetricsWriter:
+    """Writes one JSON object a step to metrics.jsonl and the same numbers to TensorBoard.
+
+    A metric's name is the same in both, e.g. `train/loss`. A context manager: closing flushes both.
+    """
+
+    def __init__(self, output_dir: str | Path, is_main_rank: bool) -> None:
+        self._file = None
+        self._board = None
+        if not is_main_rank:
+            return
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        from torch.utils.tensorboard import SummaryWriter
+
+        for stale in (folder / "tensorboard").glob("events.out.tfevents.*"):
+            stale.unlink()  # this run's curves replace those of an earlier run in the same folder
+        self._file = open(folder / "metrics.jsonl", "w", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._started = time.monotonic()
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Record `metrics` (plain numbers) at optimizer step `step`."""
+        if self._file is None or self._board is None:
+            return
+        plain = {name: float(value) for name, value in metrics.items()}
+        line: dict[str, Any] = {"step": step, "seconds": round(time.monotonic() - self._started, 3)}
+        # JSON has no NaN: a number that is none is written as null, so that every line stays readable.
+        line.update({name: value if math.isfinite(value) else None for name, value in plain.items()})
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        for name, value in plain.items():
+            self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def progress_bar(total_steps: int, name: str, is_main_rank: bool) -> tqdm:
+    """A bar on rank 0's stderr; silent elsewhere. Where stderr is no terminal it is drawn every 10 seconds."""
+    return tqdm(
+        total=total_steps,
+        desc=name,
+        unit="step",
+        disable=not is_main_rank,
+        dynamic_ncols=True,
+        mininterval=0.2 if sys.stderr.isatty() else 10.0,
+    )
+
+
+def say(sentence: str, is_main_rank: bool = True) -> None:
+    """Print one line of a run's story on rank 0, beside the progress bar."""
+    if is_main_rank:
+        tqdm.write(sentence, file=sys.stdout)
+        sys.stdout.flush()

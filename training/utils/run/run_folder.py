@@ -1,0 +1,52 @@
+"""What a run leaves behind: the folder of DESIGN.md section 7."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class RunFolder:
+    """Paths inside OUTPUT_DIR, and the small files in it. Only rank 0 writes."""
+
+    def __init__(self, output_dir: str | Path, is_main_rank: bool) -> None:
+        self.path = Path(output_dir)
+        self.is_main_rank = is_main_rank
+        if is_main_rank:
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def write_config(self, settings: dict[str, Any]) -> None:
+        """Write every resolved setting to config.yaml."""
+        self._replace("config.yaml", yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write the run's closing figures to summary.json."""
+        self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def append_samples(self, samples: list[dict[str, Any]]) -> None:
+        """Append one JSON object a line to samples.jsonl."""
+        if not self.is_main_rank:
+            return
+        with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
+            for sample in samples:
+                file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+
+    def start_samples(self) -> None:
+        """Begin samples.jsonl anew: this run's samples replace an earlier run's."""
+        if self.is_main_rank:
+            (self.path / "samples.jsonl").unlink(missing_ok=True)
+
+    def _replace(self, name: str, text: str) -> None:
+        if not self.is_main_rank:
+            return
+        beside = self.path / f".{name}.{os.getpid()}"
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, self.path / name)
