@@ -1,0 +1,88 @@
+"""What one row of each phase is, once tokenized: four small records.
+
+The records know nothing of padding, batches, tensors or files. Token ids are ragged numpy int32 arrays; a row
+taken from a cached split is a read-only view of the memory map, so copy before writing into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+
+PHASES = (1, 2, 3)
+PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model", 3: "PPO"}
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceRow:
+    """Phase 1: a prompt and its chosen response, as one sentence.
+
+    `input_ids`: int32 [T], prompt + response + end-of-conversation token (a response that truncation cut at its
+    end has no such token: the text does not end there). `loss_mask`: bool [T], True where the token *itself* is
+    to be predicted (from the tokens before it): the first response token up to and including the
+    end-of-conversation token. `loss_mask[0]` is always False: nothing comes before the first token.
+
+    Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
+    input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
+    """
+
+    row_id: int
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class ResponsesRow:
+    """Phase 2: a prompt and K >= 2 responses to it, ranked best first; no two of them are equal.
+
+    `prompt_ids`: int32 [P], the same ids as the prompt of phases 1 and 3. `response_ids`: K int32 arrays, each of
+    which ends with the end-of-conversation token (also where truncation cut it).
+    """
+
+    row_id: int
+    prompt_ids: np.ndarray
+    response_ids: tuple[np.ndarray, ...]
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.prompt_ids) + sum(len(ids) for ids in self.response_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptRow:
+    """Phase 3: a prompt, its ids stored from last to first (see `collate.collate_prompts`).
+
+    `flipped_prompt_ids`: int32 [P], `flipped_prompt_ids[0]` is the last token of the prompt. `prompt_text`: the text
+    as the dataset gave it, never truncated. `reference`: what the dataset's `get_reference` gave (a string, or any
+    other JSON value), None where there is none.
+    """
+
+    row_id: int
+    flipped_prompt_ids: np.ndarray
+    prompt_text: str
+    reference: Any
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.flipped_prompt_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class TextBlock:
+    """Unsupervised text: `input_ids` int32 [T], exactly the block length; every token but the first is predicted."""
+
+    row_id: int
+    input_ids: np.ndarray
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+Row = Union[SentenceRow, ResponsesRow, PromptRow, TextBlock]
