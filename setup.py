@@ -39,7 +39,7 @@ DEV_REQUIRES = [*TEST_REQUIRES, "mypy"]
 setup(
     name="threestep",
     version=read_version(),
-    description="Supervised fine-tuning, a pairwise reward model and PPO on DeepSpeed, from a laptop to a cluster",
+    description="Supervised fine-tuning, a pairwise reward model and PPO on DeepSpeed",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

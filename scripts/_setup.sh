@@ -1,0 +1,93 @@
+# The set-up that every script here shares. Sourced, never run: it leaves THREESTEP_ROOT (the checkout) and PYTHON
+# (the environment's Python) behind, and the environment's programs first on PATH.
+#
+#   THREESTEP_VENV    where the environment is or shall be; default: .venv in the checkout.
+#                     `none` uses the python3 on PATH as it is (a container that has everything).
+#   THREESTEP_PYTHON  the Python that makes the environment; default: python3
+
+THREESTEP_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+threestep_say() { printf 'threestep: %s\n' "$*" >&2; }
+
+threestep_fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Everything that the installed environment depends on; the stamp in the environment holds it.
+threestep_fingerprint() {
+    "$1" - "$THREESTEP_ROOT" <<'PYTHON'
+import hashlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+content = b"".join((root / name).read_bytes() for name in ("constraints.txt", "setup.py", "pyproject.toml"))
+print(hashlib.sha256(content).hexdigest(), root, "%d.%d" % sys.version_info[:2])
+PYTHON
+}
+
+threestep_make_environment() {
+    local venv="$1" base="${THREESTEP_PYTHON:-python3}"
+    command -v "$base" >/dev/null || threestep_fail "expected Python 3.10 or newer as '$base', found none: install it, or name one in THREESTEP_PYTHON"
+    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        threestep_fail "expected Python 3.10 or newer, got $("$base" --version 2>&1): name a newer one in THREESTEP_PYTHON"
+    threestep_say "making a Python environment in $venv"
+    "$base" -m venv "$venv" ||
+        threestep_fail "$base cannot make a virtual environment (on Debian and Ubuntu: apt-get install python3-venv)"
+}
+
+threestep_install() {
+    local python="$1" torch="torch==2.13.0"
+    local pip=("$python" -m pip install --disable-pip-version-check --constraint "$THREESTEP_ROOT/constraints.txt")
+    # A bare `torch` would bring gigabytes of CUDA packages to a machine that cannot use them, so its exact version
+    # comes first. `==` takes the build 2.13.0+cpu where a package source offers it; `===` takes only the
+    # registry's own build, the one that knows CUDA.
+    if nvidia-smi >/dev/null 2>&1; then
+        torch="torch===2.13.0"
+        threestep_say "an NVIDIA GPU is here: installing the registry's own build of torch 2.13.0, with CUDA"
+    else
+        threestep_say "no NVIDIA GPU here: installing torch 2.13.0, the CPU build where a package source offers it"
+    fi
+    "${pip[@]}" setuptools wheel "$torch"
+    threestep_say "installing the packages that constraints.txt pins, and this checkout"
+    # DeepSpeed compiles what it needs when it needs it (DS_BUILD_OPS=0), and its build reads the torch that is
+    # installed (no build isolation).
+    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --editable "$THREESTEP_ROOT[test]"
+}
+
+threestep_set_up() {
+    if [ "${THREESTEP_VENV:-}" = none ]; then
+        PYTHON="$(command -v python3)" || threestep_fail "THREESTEP_VENV=none expects a python3 on PATH, found none"
+        export PYTHONPATH="$THREESTEP_ROOT${PYTHONPATH:+:$PYTHONPATH}"
+        return
+    fi
+    local venv="${THREESTEP_VENV:-$THREESTEP_ROOT/.venv}"
+    local stamp="$venv/threestep.stamp"
+    mkdir -p "$venv"
+    # Two scripts started at once make the environment once (where the system has flock): its folder is the lock.
+    if command -v flock >/dev/null; then
+        exec 9<"$venv"
+        flock --nonblock 9 || { threestep_say "waiting for another script that sets up $venv" && flock 9; }
+    fi
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 || threestep_make_environment "$venv"
+    venv="$(cd "$venv" && pwd)"
+    PYTHON="$venv/bin/python"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$(threestep_fingerprint "$PYTHON")" ]; then
+        local started=$SECONDS
+        rm -f "$stamp"
+        threestep_install "$PYTHON"
+        threestep_fingerprint "$PYTHON" >"$stamp"
+        threestep_say "the environment $venv is ready after $((SECONDS - started)) seconds"
+    fi
+    if command -v flock >/dev/null; then exec 9<&-; fi
+    export PATH="$venv/bin:$PATH"
+}
+
+threestep_note_compiler() {
+    local compiler
+    for compiler in "${CXX:-c++}" g++ clang++; do
+        if command -v "$compiler" >/dev/null; then return; fi
+    done
+    threestep_say "no C++ compiler here: DeepSpeed's compiled extensions are left out, and the run goes on without them"
+}
+
+threestep_set_up
+threestep_note_compiler

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# All three steps from one YAML file, each fed with the one before, and a table at the end:
+#     bash scripts/all_steps.sh --config examples/gsm8k.yaml
+# It works in the checkout's folder: relative paths inside the YAML file start there. --help lists the flags.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+exec "$PYTHON" -m training.all_steps --work_dir "$THREESTEP_ROOT" "$@"

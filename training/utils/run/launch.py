@@ -1,0 +1,194 @@
+"""Chooses how a step is started, and starts it: a plain process, or DeepSpeed's launcher for several ranks.
+
+    python -m training.utils.run.launch training.step1_sft.main --config run.yaml
+
+is what scripts/step1_sft.sh calls. The number of ranks is THREESTEP_RANKS where it is set, otherwise what
+the caller asks for, otherwise one for every GPU in sight (one in all where there is none). One rank needs no
+launcher.
+
+This module knows nothing of what a step does. It imports neither torch nor deepspeed: the launcher is a
+program that it calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.utils.run.errors import ThreestepError
+from training.utils.run.program import run_program
+
+if TYPE_CHECKING:
+    import psutil
+
+RANKS_VARIABLE = "THREESTEP_RANKS"
+_TERMINATION_SECONDS = 60.0
+
+
+def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -> int:
+    """Return the number of ranks: THREESTEP_RANKS, else `asked`, else one for each of `gpus`, else 1.
+
+    Raises ThreestepError for a count that is no positive whole number, and for more ranks than GPUs where
+    there are GPUs.
+    """
+    value = environment.get(RANKS_VARIABLE, "").strip()
+    origin = RANKS_VARIABLE if value else "ranks"
+    if value:
+        try:
+            ranks = int(value)
+        except ValueError:
+            raise ThreestepError(f"{RANKS_VARIABLE} expects a positive whole number, got '{value}'") from None
+    else:
+        ranks = asked if asked is not None else max(1, gpus)
+    if ranks < 1:
+        raise ThreestepError(f"{origin} expects a positive whole number, got {ranks}")
+    if 0 < gpus < ranks:
+        raise ThreestepError(
+            f"{origin} asks for {ranks} ranks, and {gpus} GPU{'s are' if gpus > 1 else ' is'} in sight: each rank"
+            f" needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+        )
+    return ranks
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the names (indices, or whatever CUDA_VISIBLE_DEVICES holds) of the NVIDIA GPUs in sight."""
+    if environment.get("DS_ACCELERATOR", "cuda") != "cuda":
+        return []
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
+        return [name for name in names if name and name != "-1"] if _installed_gpus() else []
+    return [str(index) for index in range(_installed_gpus())]
+
+
+def launch_command(
+    module: str, ranks: int, arguments: Sequence[str] = (), gpu_names: Sequence[str] = ()
+) -> list[str]:
+    """Return the command that runs `python -m module arguments` on `ranks` ranks of this machine.
+
+    With several ranks it goes through the `deepspeed` launcher, on a TCP port free by now (or MASTER_PORT).
+    """
+    if ranks == 1:
+        return [sys.executable, "-m", module, *arguments]
+    # The launcher ignores CUDA_VISIBLE_DEVICES when it is given a count (deepspeed 0.19.8, launcher/runner.py:
+    # main), so the devices themselves are named where the variable chose some.
+    if gpu_names and all(name.isdecimal() for name in gpu_names):
+        where = ["--include", f"localhost:{','.join(gpu_names[:ranks])}"]
+    else:
+        where = ["--num_accelerators", str(ranks)]
+    port = os.environ.get("MASTER_PORT") or str(free_port())
+    # Without --no_local_rank the launcher adds a --local_rank flag to the step's own flags.
+    flags = ["--quiet", *where, "--no_local_rank", "--master_port", port, "--module"]
+    return [sys.executable, _deepspeed_program(), *flags, module, *arguments]
+
+
+def launch_environment(ranks: int, on_gpu: bool, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` with the cores shared out among CPU ranks, unless OMP_NUM_THREADS is already set.
+
+    Every rank would otherwise start a thread on each core, and two ranks on two cores would only wait for
+    each other.
+    """
+    shared = dict(environment)
+    if ranks > 1 and not on_gpu:
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // ranks)))
+    return shared
+
+
+def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None) -> int:
+    """Run `module` on as many ranks as asked; say the command first. Returns the exit code of the run."""
+    gpu_names = visible_gpus(os.environ)
+    ranks = choose_ranks(asked_ranks, os.environ, len(gpu_names))
+    command = launch_command(module, ranks, arguments, gpu_names)
+    print(f"+ {shlex.join(command)}", flush=True)
+    return run_and_wait(command, launch_environment(ranks, bool(gpu_names), os.environ))
+
+
+def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run `command` and return its exit code (128 + the signal's number where a signal ended it).
+
+    SIGTERM and SIGUSR1 sent to this process reach every process below the command, and a command ended so
+    leaves none behind: DeepSpeed's launcher passes no signal on, and its ranks would go on in the background.
+    SIGINT is only waited out, because a terminal sends Ctrl-C to the ranks as well.
+    """
+    import psutil
+
+    process = subprocess.Popen(list(command), env=None if environment is None else dict(environment))
+    signalled: list[psutil.Process] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        for member in _tree(process.pid):
+            signalled.append(member)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(number)
+
+    handlers = {signal.SIGTERM: pass_on, signal.SIGUSR1: pass_on, signal.SIGINT: lambda *_: None}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    _, lingering = psutil.wait_procs(signalled, timeout=_TERMINATION_SECONDS) if code != 0 else ([], [])
+    for member in lingering:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    return code if code >= 0 else 128 - code
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Launch the module named first with the flags after it."""
+    if not argv or argv[0].startswith("-"):
+        raise ThreestepError("expected a module first, such as training.step1_sft.main, got none")
+    sys.exit(launch(argv[0], argv[1:]))
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _deepspeed_program() -> str:
+    beside_python = Path(sys.executable).parent / "deepspeed"
+    found = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
+    if found is None:
+        raise ThreestepError(
+            f"several ranks need the program `deepspeed`, found neither beside {sys.executable} nor on PATH:"
+            " install the package (pip install -c constraints.txt -e .)"
+        )
+    return found
+
+
+def _installed_gpus() -> int:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    listing = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    run_program(main)
