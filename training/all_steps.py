@@ -151,12 +151,13 @@ def write_settings(plan: Plan) -> dict[str, Path]:
 
 def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
     """Run the programs in order; return each step's seconds. The first that fails ends this program."""
+    for earlier in (plan.output_dir, *(plan.output_dir / step for step in STEPS)):
+        with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
+            (earlier / "summary.json").unlink()
     if plan.new_model is not None:
         _run("new_model", "training.new_model", _as_flags(plan.new_model), 1)
     seconds = {}
     for step in STEPS:
-        with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
-            (plan.output_dir / step / "summary.json").unlink()
         seconds[step] = _run(step, f"training.{step}.main", ["--config", str(config_files[step])], plan.ranks)
     return seconds
 
@@ -281,8 +282,8 @@ def _run(name: str, module: str, flags: Sequence[str], ranks: int | None) -> flo
     seconds = time.monotonic() - started
     if code != 0:
         print(
-            f"error: {TITLES[name]} ({module}) ended with code {code} after {seconds:.0f} seconds; what it said"
-            " stands above, and nothing after it was started",
+            f"error: {TITLES[name]} ({module}) ended with code {code} after {seconds:.0f} seconds; what it"
+            " said stands above, and nothing after it was started",
             file=sys.stderr,
             flush=True,
         )

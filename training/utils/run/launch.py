@@ -53,8 +53,8 @@ def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -
         raise ThreestepError(f"{origin} expects a positive whole number, got {ranks}")
     if 0 < gpus < ranks:
         raise ThreestepError(
-            f"{origin} asks for {ranks} ranks, and {gpus} GPU{'s are' if gpus > 1 else ' is'} in sight: each rank"
-            f" needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+            f"{origin} asks for {ranks} ranks, and {gpus} GPU{'s are' if gpus > 1 else ' is'} in sight: each"
+            f" needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) for the CPU"
         )
     return ranks
 
@@ -78,8 +78,8 @@ def launch_command(
     """
     if ranks == 1:
         return [sys.executable, "-m", module, *arguments]
-    # The launcher ignores CUDA_VISIBLE_DEVICES when it is given a count (deepspeed 0.19.8, launcher/runner.py:
-    # main), so the devices themselves are named where the variable chose some.
+    # The launcher ignores CUDA_VISIBLE_DEVICES when it is given a count (deepspeed 0.19.8,
+    # launcher/runner.py: main), so the devices themselves are named where the variable chose some.
     if gpu_names and all(name.isdecimal() for name in gpu_names):
         where = ["--include", f"localhost:{','.join(gpu_names[:ranks])}"]
     else:

@@ -1,0 +1,96 @@
+"""What every test shares: markers by folder, and tokenizers and models made on the spot, never downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+FOLDER_MARKERS = {"unit": "unit", "distributed": "distributed", "end_to_end": "end_to_end"}
+
+SENTENCES = [
+    "Human: What is 2 + 3? Assistant: 2 + 3 is 5.",
+    "Human: Sort these words: pear apple fig. Assistant: apple fig pear",
+    "Human: Copy this line in capitals: hello there. Assistant: HELLO THERE",
+    "The quick brown fox jumps over the lazy dog, 0123456789 times!",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for folder, marker in FOLDER_MARKERS.items():
+            if f"/tests/{folder}/" in item.path.as_posix():
+                item.add_marker(marker)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_cuda():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def one_thread_a_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs that a test starts run one thread each: ranks with more would fight over two cores."""
+    if any(request.node.get_closest_marker(marker) for marker in ("distributed", "end_to_end")):
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+
+
+def train_tokenizer(sentences: list[str], vocab_size: int = 384, pad_is_eos: bool = False):
+    """Return a byte-level BPE tokenizer trained on `sentences`; eos is <|endoftext|>, pad <|pad|> or eos."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    eos, pad = "<|endoftext|>", "<|endoftext|>" if pad_is_eos else "<|pad|>"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(dict.fromkeys([eos, pad])),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    """A tokenizer of a few hundred tokens whose pad is not its eos."""
+    return train_tokenizer(SENTENCES)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer_pad_is_eos():
+    """The same vocabulary without a pad token of its own: pad is eos."""
+    return train_tokenizer(SENTENCES, pad_is_eos=True)
+
+
+@pytest.fixture
+def tiny_llama_config(tiny_tokenizer):
+    """A Llama shape of some ten thousand weights, for the tiny tokenizer; a fresh one for each test."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=len(tiny_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=tiny_tokenizer.eos_token_id,
+        pad_token_id=tiny_tokenizer.pad_token_id,
+    )

@@ -1,0 +1,127 @@
+"""Runs a script on several ranks of this machine and brings home what each rank reports.
+
+    RESULTS = run_ranks('''
+    import torch.distributed as dist
+    from tests.distributed.launch import report
+    dist.init_process_group("gloo")
+    report({"rank": dist.get_rank()})
+    dist.destroy_process_group()
+    ''', world_size=2)
+
+Every rank is a process with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as a launcher sets
+them, and one thread. Where one fails, or time runs out, all are ended and the test fails with what they said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.utils.run.launch import free_port
+
+ROOT = Path(__file__).parents[2]
+_RESULT_VARIABLE = "THREESTEP_TEST_RESULT"
+_GRACE_SECONDS = 3.0  # how long the other ranks may still speak after one has failed
+_OUTPUT_CHARACTERS = 6000
+
+
+def report(result: Mapping[str, Any]) -> None:
+    """Hand `result` (JSON values only) from a rank to the test that called run_ranks."""
+    Path(os.environ[_RESULT_VARIABLE]).write_text(json.dumps(dict(result)), encoding="utf-8")
+
+
+def run_ranks(
+    script: str | Path,
+    world_size: int = 2,
+    args: Sequence[object] = (),
+    timeout_seconds: float = 180.0,
+    environment: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Run `script` (a file's path, or Python source) on `world_size` ranks; return their reports by rank.
+
+    A rank that reports nothing gives an empty dict. Raises AssertionError, with every rank's output, where a
+    rank ends with another code than 0 or `timeout_seconds` pass.
+    """
+    with tempfile.TemporaryDirectory(prefix="threestep_ranks_") as folder:
+        path = script if isinstance(script, Path) else Path(folder, "script.py")
+        if isinstance(script, str):
+            path.write_text(textwrap.dedent(script), encoding="utf-8")
+        outputs = [Path(folder, f"output_{rank}.txt") for rank in range(world_size)]
+        results = [Path(folder, f"result_{rank}.json") for rank in range(world_size)]
+        port = free_port()
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(world_size):
+                variables = {
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+                    **(environment or {}),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    _RESULT_VARIABLE: str(results[rank]),
+                }
+                with open(outputs[rank], "wb") as output:
+                    command = [sys.executable, str(path), *(str(word) for word in args)]
+                    processes.append(
+                        subprocess.Popen(
+                            command, env=variables, stdin=subprocess.DEVNULL, stdout=output,
+                            stderr=subprocess.STDOUT, start_new_session=True,
+                        )
+                    )
+            problem = _wait(processes, timeout_seconds)
+        finally:
+            for process in processes:
+                _kill(process)
+        if problem:
+            said = [_said(rank, path) for rank, path in enumerate(outputs)]
+            raise AssertionError("\n".join([problem, *said]))
+        return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in results]
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) -> str | None:
+    """Wait for all to end well; return what went wrong, if anything did."""
+    deadline = time.monotonic() + timeout_seconds
+    problem = None
+    while any(process.poll() is None for process in processes):
+        if problem is None:
+            problem = _failure(processes)
+            if problem is not None:
+                deadline = time.monotonic() + _GRACE_SECONDS
+        if time.monotonic() > deadline:
+            return problem or f"the ranks were not done after {timeout_seconds:.0f} seconds"
+        time.sleep(0.02)
+    return problem or _failure(processes)
+
+
+def _failure(processes: Sequence[subprocess.Popen[bytes]]) -> str | None:
+    for rank, process in enumerate(processes):
+        if process.poll() not in (None, 0):
+            return f"rank {rank} ended with code {process.returncode}"
+    return None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the rank and whatever it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _said(rank: int, path: Path) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return f"--- rank {rank} said:\n{text[-_OUTPUT_CHARACTERS:]}"

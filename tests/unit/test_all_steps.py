@@ -1,0 +1,171 @@
+"""The program that runs the three steps from one YAML file; the steps themselves are stand-ins here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from training import all_steps
+from training.utils.run.errors import ThreestepError
+
+VALUES = {
+    "output_dir": "runs/x",
+    "ranks": 2,
+    "dataset_module": "examples/gsm8k.py",
+    "new_model": {"vocab_size": 512, "pad_is_eos": True},
+    "shared": {"data_path": ["gsm8k"], "max_seq_len": 64},
+    "step1_sft": {"max_seq_len": 128},
+    "step2_reward": None,
+    "step3_ppo": {"ppo_epochs": 2},
+}
+FIGURES = {
+    "step1_sft": {"eval_loss_before": 6.5, "eval_loss_after": 1.25, "seconds": 9},
+    "step2_reward": {"eval_accuracy": 0.9, "eval_score_gap": 2.0, "seconds": 9},
+    "step3_ppo": {
+        "reward_before": -0.5, "reward_after": 1.5, "reward_standard_error": 0.125,
+        "checker_before": 0.25, "checker_after": 0.5, "seconds": 9,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def steps(monkeypatch, tmp_path):
+    """Stand-ins for the launched programs: they note the call, and leave the figures of a step."""
+    monkeypatch.chdir(tmp_path)
+    calls: list[tuple[str, list[str], int | None]] = []
+    codes: dict[str, int] = {}
+
+    def launch(module, flags, ranks):
+        calls.append((module, list(flags), ranks))
+        name = module.split(".")[1]
+        if name in FIGURES and not codes.get(module):
+            settings = yaml.safe_load(open(flags[1], encoding="utf-8"))
+            folder = tmp_path / settings["output_dir"]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "summary.json").write_text(json.dumps(FIGURES[name]))
+        return codes.get(module, 0)
+
+    monkeypatch.setattr(all_steps, "launch", launch)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(VALUES))
+    return calls, codes
+
+
+def test_each_step_is_fed_with_the_one_before():
+    settings = all_steps.read_plan(VALUES, "run.yaml", seed=7).settings
+    common = {"data_path": ["gsm8k"], "dataset_module": "examples/gsm8k.py", "seed": 7}
+    assert settings["step1_sft"] == {
+        **common, "max_seq_len": 128, "model_name_or_path": "runs/x/new_model",
+        "output_dir": "runs/x/step1_sft",
+    }  # fmt: skip
+    assert settings["step2_reward"] == {
+        **common, "max_seq_len": 64, "model_name_or_path": "runs/x/step1_sft/model",
+        "output_dir": "runs/x/step2_reward",
+    }  # fmt: skip
+    assert settings["step3_ppo"] == {
+        **common, "max_seq_len": 64, "ppo_epochs": 2, "actor_model_name_or_path": "runs/x/step1_sft/model",
+        "critic_model_name_or_path": "runs/x/step2_reward/model", "output_dir": "runs/x/step3_ppo",
+    }  # fmt: skip
+
+
+def test_a_section_may_name_another_model():
+    values = {**VALUES, "step2_reward": {"model_name_or_path": "elsewhere"}}
+    assert all_steps.read_plan(values, "f").settings["step2_reward"]["model_name_or_path"] == "elsewhere"
+
+
+def test_a_given_model_needs_no_new_one():
+    values = {name: value for name, value in VALUES.items() if name != "new_model"}
+    plan = all_steps.read_plan({**values, "model_name_or_path": "my/model"}, "f")
+    assert plan.new_model is None
+    assert plan.settings["step1_sft"]["model_name_or_path"] == "my/model"
+    assert "seed" not in plan.settings["step1_sft"]  # the steps' own default holds
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step1": {}}, "f: unknown section 'step1'; did you mean 'step1_sft'"),
+        ({"ranks": "two"}, "expected ranks to be a positive whole number, got 'two'"),
+        ({"ranks": True}, "expected ranks to be a positive whole number, got True"),
+        ({"output_dir": None}, "expected output_dir, a folder, got None"),
+        ({"shared": ["data_path"]}, r"expected 'shared' to hold settings, got \['data_path'\]"),
+        ({"model_name_or_path": "m"}, "expected either model_name_or_path .* or new_model .*, got both"),
+        ({"step1_sft": {"output_dir": "o"}}, "'step1_sft' sets output_dir; set output_dir at the top"),
+        ({"shared": {"seed": 3}}, "'shared' sets seed; set seed at the top of the file, or --seed"),
+    ],
+)
+def test_mistakes_are_told(change, message):
+    with pytest.raises(ThreestepError, match=message):
+        all_steps.read_plan({**VALUES, **change}, "f")
+
+
+def test_all_mistakes_at_once():
+    with pytest.raises(ThreestepError) as told:
+        all_steps.read_plan({"rank": 2}, "f")
+    for part in ("unknown section 'rank'", "expected output_dir", "got neither"):
+        assert part in str(told.value)
+
+
+def test_a_whole_run(steps, tmp_path, capsys):
+    calls, _ = steps
+    all_steps.main(["--config", "run.yaml", "--seed", "3"])
+    assert [call[0] for call in calls] == [
+        "training.new_model", "training.step1_sft.main", "training.step2_reward.main",
+        "training.step3_ppo.main",
+    ]  # fmt: skip
+    assert [call[2] for call in calls] == [1, 2, 2, 2]
+    new_model_flags = calls[0][1]
+    assert "--vocab_size=512" in new_model_flags and "--seed=3" in new_model_flags
+    assert new_model_flags[new_model_flags.index("--data_path") + 1] == "gsm8k"
+    assert f"--out={'runs/x/new_model'}" in new_model_flags
+
+    summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
+    seconds = {name: summary.pop(name) for name in ("seconds_sft", "seconds_reward", "seconds_ppo")}
+    assert all(value >= 0 for value in seconds.values())
+    assert summary == {
+        "sft_eval_loss_before": 6.5, "sft_eval_loss_after": 1.25, "reward_pair_accuracy": 0.9,
+        "reward_sft": -0.5, "reward_ppo": 1.5, "reward_standard_error": 0.125,
+        "checker_sft": 0.25, "checker_ppo": 0.5,
+    }  # fmt: skip
+    table = capsys.readouterr().out
+    assert "| step 1: SFT loss " in table and "6.5000" in table and "1.2500" in table
+    assert "the exact checker" in table and "standard error: 0.1250" in table
+
+
+def test_without_a_checker_the_table_has_no_such_row(steps, monkeypatch, capsys):
+    figures = {name: value for name, value in FIGURES["step3_ppo"].items() if not name.startswith("checker")}
+    monkeypatch.setitem(FIGURES, "step3_ppo", figures)
+    all_steps.main(["--config", "run.yaml"])
+    assert "checker" not in capsys.readouterr().out
+
+
+def test_the_first_failure_ends_the_run(steps, tmp_path, capsys):
+    calls, codes = steps
+    codes["training.step2_reward.main"] = 3
+    (tmp_path / "runs/x").mkdir(parents=True)
+    (tmp_path / "runs/x/summary.json").write_text("an earlier run's")
+    with pytest.raises(SystemExit) as end:
+        all_steps.main(["--config", "run.yaml"])
+    assert end.value.code == 3
+    assert calls[-1][0] == "training.step2_reward.main"
+    told = capsys.readouterr().err
+    assert "step 2 of 3, the reward model (training.step2_reward.main) ended with code 3" in told
+    assert not (tmp_path / "runs/x/summary.json").exists()
+
+
+def test_an_old_figure_is_never_taken_for_new(steps, tmp_path, monkeypatch):
+    old = tmp_path / "runs/x/step1_sft/summary.json"
+    old.parent.mkdir(parents=True)
+    old.write_text("{}")
+    monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # steps that end well and leave nothing
+    with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures in"):
+        all_steps.main(["--config", "run.yaml"])
+
+
+def test_the_file_is_looked_for_here_and_in_the_work_dir(steps, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    all_steps.main(["--config", "run.yaml", "--work_dir", str(tmp_path), "--output_dir", "runs/y"])
+    assert (tmp_path / "runs/y/summary.json").exists()

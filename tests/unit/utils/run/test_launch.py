@@ -1,0 +1,152 @@
+"""How a step is started: the number of ranks, the command, the environment, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.utils.run import launch
+from training.utils.run.errors import ThreestepError
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "gpus", "ranks"),
+    [
+        (None, None, 0, 1),  # a CPU: one process
+        (None, None, 1, 1),
+        (None, None, 4, 4),  # one rank a GPU
+        (2, None, 0, 2),  # a configuration asks
+        (2, "3", 0, 3),  # the variable is stronger
+        (2, " ", 0, 2),  # an empty variable says nothing
+        (2, "1", 1, 1),
+    ],
+)
+def test_ranks(asked, variable, gpus, ranks):
+    environment = {} if variable is None else {"THREESTEP_RANKS": variable}
+    assert launch.choose_ranks(asked, environment, gpus) == ranks
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "gpus", "message"),
+    [
+        (None, "two", 0, "THREESTEP_RANKS expects a positive whole number, got 'two'"),
+        (None, "0", 0, "THREESTEP_RANKS expects a positive whole number, got 0"),
+        (-1, None, 0, "ranks expects a positive whole number, got -1"),
+        (2, None, 1, "asks for 2 ranks, and 1 GPU is in sight.*THREESTEP_RANKS=1"),
+        (None, "9", 8, "THREESTEP_RANKS asks for 9 ranks, and 8 GPUs are in sight"),
+    ],
+)
+def test_ranks_that_cannot_be(asked, variable, gpus, message):
+    environment = {} if variable is None else {"THREESTEP_RANKS": variable}
+    with pytest.raises(ThreestepError, match=message):
+        launch.choose_ranks(asked, environment, gpus)
+
+
+@pytest.mark.parametrize(
+    ("installed", "environment", "names"),
+    [
+        (0, {}, []),
+        (2, {}, ["0", "1"]),
+        (4, {"CUDA_VISIBLE_DEVICES": "2, 3"}, ["2", "3"]),
+        (4, {"CUDA_VISIBLE_DEVICES": ""}, []),
+        (4, {"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "0,1"}, []),  # the variable alone makes no GPU
+        (4, {"DS_ACCELERATOR": "cpu"}, []),
+    ],
+)
+def test_visible_gpus(monkeypatch, installed, environment, names):
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: installed)
+    assert launch.visible_gpus(environment) == names
+
+
+def test_one_rank_needs_no_launcher():
+    command = launch.launch_command("training.step1_sft.main", 1, ["--config", "a b.yaml"])
+    assert command == [sys.executable, "-m", "training.step1_sft.main", "--config", "a b.yaml"]
+
+
+def test_several_ranks_go_through_deepspeed(monkeypatch):
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.setenv("MASTER_PORT", "29876")
+    command = launch.launch_command("training.step1_sft.main", 2, ["--seed", "3"])
+    assert command[:2] == [sys.executable, "deepspeed"]
+    assert " ".join(command[2:]) == (
+        "--quiet --num_accelerators 2 --no_local_rank --master_port 29876"
+        " --module training.step1_sft.main --seed 3"
+    )
+
+
+def test_chosen_gpus_are_named(monkeypatch):
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    command = launch.launch_command("m", 2, [], ["4", "6", "7"])
+    assert command[command.index("--include") + 1] == "localhost:4,6"
+    assert "--num_accelerators" not in command
+
+
+def test_the_port_is_free(monkeypatch):
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    command = launch.launch_command("m", 2)
+    port = int(command[command.index("--master_port") + 1])
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+
+
+def test_cpu_ranks_share_the_cores(monkeypatch):
+    monkeypatch.setattr(launch, "_cores", lambda: 8)
+    assert launch.launch_environment(2, False, {"A": "b"}) == {"A": "b", "OMP_NUM_THREADS": "4"}
+    assert launch.launch_environment(16, False, {})["OMP_NUM_THREADS"] == "1"
+    assert launch.launch_environment(2, False, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert "OMP_NUM_THREADS" not in launch.launch_environment(1, False, {})
+    assert "OMP_NUM_THREADS" not in launch.launch_environment(2, True, {})
+
+
+def test_a_missing_launcher_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ThreestepError, match="need the program `deepspeed`, found neither beside"):
+        launch.launch_command("m", 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)]
+)
+def test_the_exit_code_comes_back(body, code):
+    assert launch.run_and_wait([sys.executable, "-c", f"import os, sys; {body}"]) == code
+
+
+def test_no_module_is_a_mistake():
+    with pytest.raises(ThreestepError, match="expected a module first"):
+        launch.main(["--config", "x"])
+
+
+def test_a_terminated_launch_leaves_nothing_behind(tmp_path):
+    """SIGTERM to the launching program ends the grandchild too, as it must end DeepSpeed's ranks."""
+    pids = tmp_path / "pids"
+    tell = f"pathlib.Path({str(pids)!r}).write_text(str(os.getpid()))"
+    grandchild = f"import os, pathlib, time; {tell}; time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    program = (
+        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
+        f"sys.exit(run_and_wait([sys.executable, '-c', {child!r}]))"
+    )
+    root = Path(launch.__file__).parents[3]
+    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=root)
+    try:
+        deadline = time.monotonic() + 30
+        while not (pids.exists() and pids.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pid = int(pids.read_text())
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=30) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    finally:
+        launcher.kill()
