@@ -33,7 +33,8 @@ class DataArguments:
         },
     )
     sft_only_data_path: list[str] = field(
-        default_factory=list, metadata={"help": "Datasets that go whole into phase 1 and into no other phase."}
+        default_factory=list,
+        metadata={"help": "Datasets that go whole into phase 1 and into no other phase."},
     )
     data_output_path: str = field(
         default=os.path.join("~", ".cache", "threestep"),
@@ -59,7 +60,8 @@ class DataArguments:
     end_of_conversation_token: str | None = field(
         default=None,
         metadata={
-            "help": "One token that ends every response, the same in all phases; default: the tokenizer's eos."
+            "help": "One token that ends every response, the same in all phases; default: the "
+            "tokenizer's eos."
         },
     )
     max_seq_len: int = field(
@@ -69,15 +71,16 @@ class DataArguments:
     truncation: str = field(
         default="right",
         metadata={
-            "help": "Phases 1 and 2, a sentence longer than max_seq_len: 'right' cuts the response's end, 'left' the "
-            "prompt's beginning, 'middle' the prompt's middle, 'drop' leaves the row out, 'error' stops."
+            "help": "Phases 1 and 2, a sentence longer than max_seq_len: 'right' cuts the response's "
+            "end, 'left' the prompt's beginning, 'middle' the prompt's middle, 'drop' leaves the row out, "
+            "'error' stops."
         },
     )
     prompt_truncation: str = field(
         default="drop",
         metadata={
-            "help": "Phase 3, a prompt longer than max_prompt_seq_len: 'drop' leaves it out, 'left', 'right' and "
-            "'middle' cut it there, 'error' stops."
+            "help": "Phase 3, a prompt longer than max_prompt_seq_len: 'drop' leaves it out, 'left', "
+            "'right' and 'middle' cut it there, 'error' stops."
         },
     )
     loss_on: str = field(
@@ -102,7 +105,9 @@ class DataArguments:
     )
     unsupervised_dataset_name: str | None = field(
         default=None,
-        metadata={"help": "Text for the pretraining loss of step 3: a hub name, a saved folder, or jsonl:PATH."},
+        metadata={
+            "help": "Text for the pretraining loss of step 3: a hub name, a saved folder, or jsonl:PATH."
+        },
     )
     unsupervised_dataset_config_name: str | None = field(
         default=None, metadata={"help": "Configuration of unsupervised_dataset_name on the hub."}
@@ -132,13 +137,14 @@ class DataArguments:
             note(load_dataset_module, path)
         mistakes.require(
             bool(self.data_path or self.sft_only_data_path),
-            "data_path: expected at least one dataset, got none; for the built-in task write --data_path embedded",
+            "data_path: expected at least one dataset, got none; for the built-in task write "
+            "--data_path embedded",
         )
         for name in [*self.data_path, *self.sft_only_data_path]:
             note(find_dataset, name)
         name = self.unsupervised_dataset_name
         if name is not None and name.startswith("jsonl:") and not os.path.isfile(name[len("jsonl:") :]):
-            mistakes.add(f"unsupervised_dataset_name: there is no file '{name[len('jsonl:'):]}'")
+            mistakes.add(f"unsupervised_dataset_name: there is no file '{name[len('jsonl:') :]}'")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
             mistakes.add(f"dataset_dir: there is no folder '{self.dataset_dir}'")
 
@@ -150,7 +156,8 @@ class DataArguments:
             got = getattr(self, flag)
             mistakes.require(
                 got in choices,
-                f"{flag}: expected one of {', '.join(choices)}, got '{got}'{nearest_names(str(got), choices)}",
+                f"{flag}: expected one of {', '.join(choices)}, got "
+                f"'{got}'{nearest_names(str(got), choices)}",
             )
         for flag, least in (("max_seq_len", 2), ("max_prompt_seq_len", 1)):
             got = getattr(self, flag)

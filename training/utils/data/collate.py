@@ -1,6 +1,7 @@
 """Prompts of phase 3 become one left-padded batch.
 
-The other phases are laid out by `training.utils.layout`. Masks come from lengths, never from ids: pad may be eos.
+The other phases are laid out by `training.utils.layout`. Masks come from lengths, never from ids: pad may
+be eos.
 
 Shape suffixes: B sequences, P prompt tokens.
 """
@@ -20,7 +21,8 @@ from training.utils.run.errors import ThreestepError
 class PromptBatch:
     """Left-padded prompts.
 
-    `prompt_ids_BP`: int64; `prompt_mask_BP`: bool, True on the prompt's own tokens; `rows`: the B rows, in order.
+    `prompt_ids_BP`: int64; `prompt_mask_BP`: bool, True on the prompt's own tokens; `rows`: the B rows, in
+    order.
 
     Worked example, prompts (5, 6, 7) and (8,), pad 0:
     prompt_ids_BP ((5, 6, 7), (0, 0, 8)), prompt_mask_BP ((T, T, T), (F, F, T)).
@@ -38,8 +40,9 @@ def collate_prompts(rows: Sequence[PromptRow], pad_token_id: int | None) -> Prom
     """
     if pad_token_id is None:
         raise ThreestepError(
-            "prompts of different lengths need padding and the tokenizer has no pad token: give it one and save "
-            "it, for instance tokenizer.pad_token = tokenizer.eos_token (masks come from lengths, so any id serves)"
+            "prompts of different lengths need padding and the tokenizer has no pad token: give it one "
+            "and save it, for instance tokenizer.pad_token = tokenizer.eos_token (masks come from "
+            "lengths, so any id serves)"
         )
     if not rows:
         raise ValueError("a batch of prompts needs at least one row, got none")

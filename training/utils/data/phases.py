@@ -7,7 +7,7 @@ taken from a cached split is a read-only view of the memory map, so copy before 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,10 @@ PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model", 3: "PPO"}
 class SentenceRow:
     """Phase 1: a prompt and its chosen response, as one sentence.
 
-    `input_ids`: int32 [T], prompt + response + end-of-conversation token (a response that truncation cut at its
-    end has no such token: the text does not end there). `loss_mask`: bool [T], True where the token *itself* is
-    to be predicted (from the tokens before it): the first response token up to and including the
-    end-of-conversation token. `loss_mask[0]` is always False: nothing comes before the first token.
+    `input_ids`: int32 [T], prompt + response + end-of-conversation token (a response that truncation cut at
+    its end has no such token: the text does not end there). `loss_mask`: bool [T], True where the token
+    *itself* is to be predicted (from the tokens before it): the first response token up to and including
+    the end-of-conversation token. `loss_mask[0]` is always False: nothing comes before the first token.
 
     Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
     input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
@@ -41,8 +41,8 @@ class SentenceRow:
 class ResponsesRow:
     """Phase 2: a prompt and K >= 2 responses to it, ranked best first; no two of them are equal.
 
-    `prompt_ids`: int32 [P], the same ids as the prompt of phases 1 and 3. `response_ids`: K int32 arrays, each of
-    which ends with the end-of-conversation token (also where truncation cut it).
+    `prompt_ids`: int32 [P], the same ids as the prompt of phases 1 and 3. `response_ids`: K int32 arrays,
+    each of which ends with the end-of-conversation token (also where truncation cut it).
     """
 
     row_id: int
@@ -58,9 +58,9 @@ class ResponsesRow:
 class PromptRow:
     """Phase 3: a prompt, its ids stored from last to first (see `collate.collate_prompts`).
 
-    `flipped_prompt_ids`: int32 [P], `flipped_prompt_ids[0]` is the last token of the prompt. `prompt_text`: the text
-    as the dataset gave it, never truncated. `reference`: what the dataset's `get_reference` gave (a string, or any
-    other JSON value), None where there is none.
+    `flipped_prompt_ids`: int32 [P], `flipped_prompt_ids[0]` is the last token of the prompt. `prompt_text`:
+    the text as the dataset gave it, never truncated. `reference`: what the dataset's `get_reference` gave
+    (a string, or any other JSON value), None where there is none.
     """
 
     row_id: int
@@ -75,7 +75,7 @@ class PromptRow:
 
 @dataclass(frozen=True, eq=False)
 class TextBlock:
-    """Unsupervised text: `input_ids` int32 [T], exactly the block length; every token but the first is predicted."""
+    """Unsupervised text: `input_ids` int32 [T], exactly the block length; all but the first are predicted."""
 
     row_id: int
     input_ids: np.ndarray
@@ -85,4 +85,4 @@ class TextBlock:
         return len(self.input_ids)
 
 
-Row = Union[SentenceRow, ResponsesRow, PromptRow, TextBlock]
+Row = SentenceRow | ResponsesRow | PromptRow | TextBlock

@@ -1,0 +1,132 @@
+"""GSM8K for all three steps: `--dataset_module examples/gsm8k.py --data_path gsm8k --dataset_dir FOLDER`.
+
+FOLDER holds the files as their authors publish them: train.jsonl and test.jsonl (question, answer) and
+model_solutions.jsonl (each test question with the solutions of four models and whether they are right).
+Where no folder is given, train and test come from the hub, which has no model solutions and so no pairs for
+phase 2. (A folder whose path ends in /gsm8k may be the `--data_path` itself.)
+
+Which rows serve which phase:
+- training questions: phases 1 and 3, shared by `--data_split`; they have no wrong solution, so no pair.
+- model solutions: phase 2 alone, one pair for each wrong solution (the truth against it).
+- evaluation: the model solutions are to the *test* questions, so the reward model learns from those. Every
+fifth test
+  question is held out from all phases: its text evaluates phases 1 and 3, its pairs phase 2. The other test
+  questions are trained on in phase 2 alone.
+
+`get_reference` is the final answer, the number behind ####, without thousands separators.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from training.utils.data.fingerprint import digest_files
+from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
+from training.utils.data.readers import JsonLines
+from training.utils.data.registry import register_dataset
+from training.utils.run.errors import ThreestepError
+
+HELD_OUT_EVERY = 5
+FILES = ("train.jsonl", "test.jsonl", "model_solutions.jsonl")
+MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
+
+
+@register_dataset("gsm8k", "openai/gsm8k")
+class Gsm8k(PromptRawDataset):
+    """Rows: {"question", "answer", "wrong" (a wrong solution, None in rows for phases 1 and 3)}."""
+
+    def load_raw_datasets(self, dataset_name: str) -> dict[str, list[dict[str, Any]]] | None:
+        self._folder = dataset_name if os.path.isdir(dataset_name) else self.dataset_dir
+        self._rows: dict[str, list[dict[str, Any]]] | None = None
+        if self._folder is not None:
+            for name in FILES:
+                path = os.path.join(self._folder, name)
+                if not os.path.isfile(path):
+                    raise ThreestepError(
+                        f"gsm8k: there is no file '{path}'; dataset_dir is the folder that holds "
+                        f"{', '.join(FILES)}"
+                    )
+        return None
+
+    def get_fingerprint(self) -> str | None:
+        if self._folder is None:
+            return None
+        return digest_files([os.path.join(self._folder, name) for name in FILES], self.output_path)
+
+    def get_train_data(self) -> list[dict[str, Any]]:
+        return self._read()["train"]
+
+    def get_eval_data(self) -> list[dict[str, Any]]:
+        return self._read()["eval"]
+
+    def get_phases(self, sample: dict[str, Any]) -> tuple[int, ...]:
+        return (1, 3) if sample["wrong"] is None else (2,)
+
+    def get_prompt(self, sample: dict[str, Any]) -> str:
+        return f"Human: {sample['question']} Assistant:"
+
+    def get_chosen(self, sample: dict[str, Any]) -> str:
+        return " " + sample["answer"]
+
+    def get_rejected(self, sample: dict[str, Any]) -> str | None:
+        return None if sample["wrong"] is None else " " + sample["wrong"]
+
+    def get_reference(self, sample: dict[str, Any]) -> str:
+        return final_answer(sample["answer"])
+
+    def _read(self) -> dict[str, list[dict[str, Any]]]:
+        if self._rows is None:
+            train, test, solved = self._sources()
+            pairs = [pair for row in solved for pair in _pairs(row)]
+            held_out = {row["question"] for row in list(test)[::HELD_OUT_EVERY]}
+            solutions = [_solution(row) for row in train]
+            self._rows = {
+                "train": solutions + [pair for pair in pairs if pair["question"] not in held_out],
+                "eval": [_solution(row) for row in test if row["question"] in held_out]
+                + [pair for pair in pairs if pair["question"] in held_out],
+            }
+        return self._rows
+
+    def _sources(self) -> tuple[Any, Any, Any]:
+        if self._folder is None:
+            hub = load_by_name("openai/gsm8k", "main")
+            return hub["train"], hub["test"], []
+        needed = {"train.jsonl": ("question", "answer"), "test.jsonl": ("question", "answer")}
+        needed["model_solutions.jsonl"] = ("question", "ground_truth", *MODELS)
+        train, test, solved = (
+            JsonLines(os.path.join(self._folder, name), needed[name], needed[name][:2]) for name in FILES
+        )
+        return train, test, solved
+
+
+def _solution(row: dict[str, Any]) -> dict[str, Any]:
+    return {"question": row["question"], "answer": row["answer"], "wrong": None}
+
+
+def _pairs(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """One pair for each wrong solution, no solution twice. The file ends solutions with "A: 18", the rest of
+    GSM8K with "#### 18": the latter stands in both, so that a reward model cannot tell them by it."""
+    for model in MODELS:
+        if not isinstance(row[model], dict) or not {"is_correct", "solution"} <= row[model].keys():
+            raise ThreestepError(
+                f"gsm8k: model_solutions.jsonl, question {row['question'][:40]!r}: expected an object with "
+                f"is_correct and solution under '{model}', got {row[model]!r}"
+            )
+    truth = _with_hashes(row["ground_truth"])
+    wrong = dict.fromkeys(row[model]["solution"] for model in MODELS if not row[model]["is_correct"])
+    return [
+        {"question": row["question"], "answer": truth, "wrong": _with_hashes(solution)} for solution in wrong
+    ]
+
+
+def _with_hashes(solution: str) -> str:
+    """The same solution with its last line "A: 18" as "#### 18"."""
+    body, newline, last = solution.rpartition("\n")
+    return f"{body}{newline}#### {last[len('A: ') :]}" if last.startswith("A: ") else solution
+
+
+def final_answer(solution: str) -> str:
+    """What stands behind the last ####, without thousands separators and blanks; "" where there is none."""
+    _, hashes, answer = solution.rpartition("####")
+    return answer.strip().replace(",", "") if hashes else ""

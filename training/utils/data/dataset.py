@@ -1,0 +1,241 @@
+"""Rows of a phase to an Arrow file, and back by memory map.
+
+Ids are ragged int32 with no padding stored; a row read back is a view of the file. Knows nothing of where
+files lie or when they are published (see `cache`).
+
+A file holds record batches of `ROWS_PER_BATCH` rows (the last may be shorter), so row i is in batch
+i // ROWS_PER_BATCH. Loss masks are stored as spans: (begin, end, begin, end, ...).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
+
+ROWS_PER_BATCH = 2048
+
+_IDS = pa.list_(pa.int32())
+_COLUMNS: dict[type, dict[str, pa.DataType]] = {
+    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS},
+    ResponsesRow: {"prompt_ids": _IDS, "response_ids": pa.list_(_IDS)},
+    PromptRow: {"flipped_prompt_ids": _IDS, "prompt_text": pa.string(), "reference": pa.string()},
+    TextBlock: {"input_ids": _IDS},
+}
+_KINDS = {row_type.__name__: row_type for row_type in _COLUMNS}
+
+
+def _schema(row_type: type) -> pa.Schema:
+    columns = {"row_id": pa.int64(), "length_tokens": pa.int64(), **_COLUMNS[row_type]}
+    return pa.schema(list(columns.items()), metadata={"rows": row_type.__name__})
+
+
+class SplitWriter:
+    """Writes rows of one type to an Arrow file, a batch at a time; use as a context manager."""
+
+    def __init__(self, path: str, row_type: type) -> None:
+        self.rows = 0
+        self.tokens = 0
+        self._row_type = row_type
+        self._waiting: list[Any] = []
+        self._file = pa.OSFile(path, "wb")
+        self._stream = pa.ipc.new_file(self._file, _schema(row_type))
+
+    def append(self, row: Row) -> None:
+        self._waiting.append(row)
+        self.rows += 1
+        self.tokens += row.length_tokens
+        if len(self._waiting) == ROWS_PER_BATCH:
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        rows, self._waiting = self._waiting, []
+        columns: list[pa.Array] = [
+            pa.array([row.row_id for row in rows], pa.int64()),
+            pa.array([row.length_tokens for row in rows], pa.int64()),
+        ]
+        for name in _COLUMNS[self._row_type]:
+            columns.append(_to_column(name, rows))
+        self._stream.write_batch(pa.record_batch(columns, schema=_schema(self._row_type)))
+
+    def __enter__(self) -> SplitWriter:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is None and self._waiting:
+            self._write_batch()
+        self._stream.close()
+        self._file.close()
+
+
+def _to_column(name: str, rows: list[Any]) -> pa.Array:
+    if name == "loss_spans":
+        return _ragged([_spans(row.loss_mask) for row in rows])
+    if name == "response_ids":
+        inner = _ragged([ids for row in rows for ids in row.response_ids])
+        return pa.ListArray.from_arrays(_offsets([len(row.response_ids) for row in rows]), inner)
+    if name == "prompt_text":
+        return pa.array([row.prompt_text for row in rows], pa.string())
+    if name == "reference":
+        encoded = [
+            None if row.reference is None else json.dumps(row.reference, ensure_ascii=False) for row in rows
+        ]
+        return pa.array(encoded, pa.string())
+    return _ragged([getattr(row, name) for row in rows])
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def _ragged(arrays: Sequence[np.ndarray]) -> pa.ListArray:
+    values = np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32, copy=False)
+    return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays]), pa.array(values))
+
+
+def _spans(mask: np.ndarray) -> np.ndarray:
+    edges = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
+    return np.flatnonzero(edges).astype(np.int32)
+
+
+class _Ragged:
+    """A list column of one batch as numpy views of the memory map."""
+
+    def __init__(self, column: pa.ListArray) -> None:
+        self._offsets = column.offsets.to_numpy()
+        self._values: Any = (
+            _Ragged(column.values) if pa.types.is_list(column.type.value_type) else column.values.to_numpy()
+        )
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        return int(self._offsets[index]), int(self._offsets[index + 1])
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        begin, end = self.bounds(index)
+        return self._values[begin:end]
+
+    def lists(self, index: int) -> tuple[np.ndarray, ...]:
+        begin, end = self.bounds(index)
+        return tuple(self._values[inner] for inner in range(begin, end))
+
+
+class _Batch:
+    """One record batch, its columns reached by name."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.row_ids = batch.column("row_id").to_numpy()
+        self.columns: dict[str, Any] = {}
+        for name in batch.schema.names[2:]:
+            column = batch.column(name)
+            self.columns[name] = _Ragged(column) if pa.types.is_list(column.type) else column
+
+
+class CachedSplit(Sequence):
+    """The rows of one split of one phase, read from a memory map.
+
+    Opening reads the file's footer alone, whatever its size. `split[i]` gives the phase's record
+    (`SentenceRow`, `ResponsesRow`, `PromptRow` or `TextBlock`), whose arrays are read-only views; negative
+    i counts from the end, i beyond it raises IndexError. `lengths`: int64 [rows], the tokens of each row
+    (phase 2: prompt and all responses). `manifest`: the manifest of the folder the split is in, as read
+    from JSON. A split can be handed to worker processes: it is opened again there.
+    """
+
+    def __init__(self, path: str, rows: int, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._rows = rows
+        self._reader = pa.ipc.open_file(pa.memory_map(path, "r"))
+        self._row_type = _KINDS[self._reader.schema.metadata[b"rows"].decode()]
+        self._batches: dict[int, _Batch] = {}
+        self._lengths: np.ndarray | None = None
+        expected_batches = -(-rows // ROWS_PER_BATCH)
+        if self._reader.num_record_batches != expected_batches:
+            raise ValueError(
+                f"{path}: {self._reader.num_record_batches} batches where {rows} rows need {expected_batches}"
+            )
+
+    def __reduce__(self):
+        return (CachedSplit, (self.path, self._rows, self.manifest))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def lengths(self) -> np.ndarray:
+        if self._lengths is None:
+            parts = [
+                self._reader.get_batch(index).column("length_tokens").to_numpy()
+                for index in range(self._reader.num_record_batches)
+            ]
+            self._lengths = np.concatenate([np.zeros(0, np.int64), *parts])
+            self._lengths.setflags(write=False)
+        return self._lengths
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._rows))]
+        position = int(index)
+        if position < 0:
+            position += self._rows
+        if not 0 <= position < self._rows:
+            raise IndexError(f"row {index} of {self._rows}")
+        number, inside = divmod(position, ROWS_PER_BATCH)
+        batch = self._batches.get(number)
+        if batch is None:
+            batch = self._batches[number] = _Batch(self._reader.get_batch(number))
+        return _FROM_BATCH[self._row_type](batch, inside)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(self._rows))
+
+    def __repr__(self) -> str:
+        return f"<{self._rows} {self._row_type.__name__} in {os.path.dirname(self.path)}>"
+
+
+def _sentence(batch: _Batch, index: int) -> SentenceRow:
+    input_ids = batch.columns["input_ids"][index]
+    loss_mask = np.zeros(len(input_ids), dtype=bool)
+    spans = batch.columns["loss_spans"][index]
+    for begin, end in spans.reshape(-1, 2):
+        loss_mask[begin:end] = True
+    return SentenceRow(int(batch.row_ids[index]), input_ids, loss_mask)
+
+
+def _responses(batch: _Batch, index: int) -> ResponsesRow:
+    columns = batch.columns
+    return ResponsesRow(
+        int(batch.row_ids[index]), columns["prompt_ids"][index], columns["response_ids"].lists(index)
+    )
+
+
+def _prompt(batch: _Batch, index: int) -> PromptRow:
+    columns = batch.columns
+    reference = columns["reference"][index].as_py()
+    return PromptRow(
+        row_id=int(batch.row_ids[index]),
+        flipped_prompt_ids=columns["flipped_prompt_ids"][index],
+        prompt_text=columns["prompt_text"][index].as_py(),
+        reference=None if reference is None else json.loads(reference),
+    )
+
+
+def _block(batch: _Batch, index: int) -> TextBlock:
+    return TextBlock(int(batch.row_ids[index]), batch.columns["input_ids"][index])
+
+
+_FROM_BATCH: dict[type, Any] = {
+    SentenceRow: _sentence,
+    ResponsesRow: _responses,
+    PromptRow: _prompt,
+    TextBlock: _block,
+}

@@ -1,0 +1,190 @@
+"""Texts become ids, so that a prompt has the same ids in every phase and masks need lengths alone.
+
+A prompt and its responses are tokenized so that the prompt's ids are a prefix of every sentence made of it,
+as they are when a model answers the prompt. One end-of-conversation token ends each response, in all
+phases. Knows nothing of rows, files or phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.run.errors import ThreestepError
+
+Ids = list[int]
+
+
+class TextTokenizer:
+    """A tokenizer as the data room uses it: what it puts before a prompt, and the token that ends a
+    response.
+    """
+
+    def __init__(self, tokenizer: Any, end_of_conversation_token: str | None) -> None:
+        self._tokenizer = tokenizer
+        self.prefix_ids: Ids = _ids_before_text(tokenizer)
+        self.end_id: int = end_of_conversation_id(tokenizer, end_of_conversation_token)
+        # Tokenizers of the SentencePiece family put a space of their own before any text; a response has to
+        # be tokenized behind its prompt there.
+        prompt, response = "Human: a Assistant:", " a b"
+        together, alone = self._encode([prompt + response])[0], self._encode([prompt, response])
+        self._responses_stand_alone = together == alone[0] + alone[1]
+
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of the texts themselves, with no special tokens around them."""
+        if not texts:
+            return []
+        return self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+
+    def encode_prompts(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of prompts, with what the tokenizer puts before a text (a beginning-of-sequence token, say)."""
+        return [self.prefix_ids + ids for ids in self._encode(texts)]
+
+    def encode_texts(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of texts that follow no prompt, the same way, with nothing behind them."""
+        return self.encode_prompts(texts)
+
+    def encode_responses(
+        self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]
+    ) -> list[Ids]:
+        """Ids of responses, each to the prompt at its place, each ended by the end-of-conversation token,
+        once.
+        """
+        if self._responses_stand_alone:
+            encoded = self._encode(responses)
+        else:
+            encoded = self._encode_behind(prompts, prompt_ids, responses)
+        return [ids if ids and ids[-1] == self.end_id else [*ids, self.end_id] for ids in encoded]
+
+    def _encode_behind(
+        self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]
+    ) -> list[Ids]:
+        sentences = self._encode(
+            [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        )
+        skip = len(self.prefix_ids)
+        encoded: list[Ids | None] = []
+        for ids, sentence in zip(prompt_ids, sentences, strict=True):
+            own = ids[skip:]
+            encoded.append(sentence[len(own) :] if sentence[: len(own)] == own else None)
+        # Where a token spans the seam, the prompt's ids win and the response stands alone.
+        apart = [index for index, ids in enumerate(encoded) if ids is None]
+        for index, ids in zip(apart, self._encode([responses[index] for index in apart]), strict=True):
+            encoded[index] = ids
+        return [ids for ids in encoded if ids is not None]
+
+
+def _ids_before_text(tokenizer: Any) -> Ids:
+    """The special ids that the tokenizer puts before a text; what it puts behind one is left out."""
+    for probe in ("a", "Human:", "1"):
+        own = tokenizer(probe, add_special_tokens=False)["input_ids"]
+        whole = tokenizer(probe, add_special_tokens=True)["input_ids"]
+        for begin in range(len(whole) - len(own) + 1):
+            if own and whole[begin : begin + len(own)] == own:
+                return list(whole[:begin])
+    return []
+
+
+def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
+    """The id of the one token that ends a response: `token`, or the tokenizer's eos where it is None.
+
+    Raises ThreestepError where the tokenizer has no such token, or makes several tokens of it.
+    """
+    if token is None:
+        if tokenizer.eos_token_id is None:
+            raise ThreestepError(
+                "the tokenizer has no eos token to end a response with; name a token of its vocabulary with "
+                "--end_of_conversation_token"
+            )
+        return int(tokenizer.eos_token_id)
+    ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        found = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
+        raise ThreestepError(
+            "end_of_conversation_token: expected one token of the tokenizer's vocabulary, and "
+            f"'{token}' is {found}; "
+            "choose one of its special tokens, or leave the flag out to use its eos token"
+        )
+    return int(ids[0])
+
+
+def require_pad_token(tokenizer: Any, what_for: str) -> None:
+    """Raise ThreestepError where the tokenizer has no pad token."""
+    if tokenizer.pad_token_id is None:
+        raise ThreestepError(
+            f"the tokenizer has no pad token, which {what_for} needs: give it one and save it, for instance "
+            "tokenizer.pad_token = tokenizer.eos_token (masks come from lengths, so eos may serve)"
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A prompt and its responses within a length, or why not: `dropped` is the reason, "" where they fit."""
+
+    prompt_ids: Ids
+    response_ids: tuple[Ids, ...]
+    truncated: bool = False
+    dropped: str = ""
+
+
+class TooLong(Exception):
+    """Raised for `truncation: error`; carries the length in tokens."""
+
+    def __init__(self, length_tokens: int) -> None:
+        super().__init__(length_tokens)
+        self.length_tokens = length_tokens
+
+
+def fit_sentences(
+    prompt_ids: Ids, response_ids: Sequence[Ids], most: int, truncation: str, end_id: int | None
+) -> Fitted:
+    """Make a prompt with each of its responses at most `most` tokens long.
+
+    `right` cuts the end of the responses; with `end_id` a cut response still ends with it, with None it
+    ends where it was cut. `left` cuts the prompt's beginning and `middle` its middle, both leave responses
+    whole. `drop` drops. Dropped too: a response that is cut to nothing, a prompt of which no token would be
+    left. `error` raises TooLong.
+    """
+    longest = max(len(ids) for ids in response_ids)
+    fitted = Fitted(prompt_ids, tuple(response_ids))
+    if len(prompt_ids) + longest <= most:
+        return fitted
+    if truncation == "error":
+        raise TooLong(len(prompt_ids) + longest)
+    if truncation == "drop":
+        return Fitted(prompt_ids, (), dropped="too_long")
+    if truncation == "right":
+        room = most - len(prompt_ids)
+        if room < (1 if end_id is None else 2):
+            return Fitted(prompt_ids, (), dropped="response_cut_to_nothing")
+        cut = tuple(_cut_response(ids, room, end_id) for ids in response_ids)
+        return Fitted(prompt_ids, cut, truncated=True)
+    room = most - longest
+    if room < 1:
+        return Fitted(prompt_ids, (), dropped="no_room_for_the_prompt")
+    return Fitted(cut_prompt(prompt_ids, room, truncation), tuple(response_ids), truncated=True)
+
+
+def _cut_response(ids: Ids, room: int, end_id: int | None) -> Ids:
+    if len(ids) <= room:
+        return ids
+    return ids[:room] if end_id is None else [*ids[: room - 1], end_id]
+
+
+def cut_prompt(prompt_ids: Ids, most: int, truncation: str) -> Ids:
+    """At most `most` ids of a prompt: the last (`left`), the first (`right`), or both ends (`middle`)."""
+    if len(prompt_ids) <= most:
+        return prompt_ids
+    if truncation == "right":
+        return prompt_ids[:most]
+    head = most // 2 if truncation == "middle" else 0
+    return prompt_ids[:head] + prompt_ids[len(prompt_ids) - (most - head) :]
