@@ -1,0 +1,192 @@
+"""The shell scripts, with a stand-in for Python: what they call, from where, how often, how they fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])
+PROGRAMS = [path for path in SCRIPTS if not path.name.startswith("_")]
+
+# Notes each call in $CALLS, a line of words in brackets; `-` (a program on stdin) and `-c` run for real.
+STAND_IN = f"""#!/usr/bin/env bash
+case "$1" in
+    -|-c) exec {sys.executable} "$@" ;;
+    --version) echo "Python 3.99"; exit 0 ;;
+esac
+line=""
+for word in "$@"; do line="$line[$word]"; done
+echo "$line" >>"$CALLS"
+if [ "$1" = -m ] && [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi
+case "$line" in *"${{FAIL_ON:-nothing fails}}"*) exit 9 ;; esac
+exit 0
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what the set-up reads, with a stand-in for the Python that makes environments."""
+    root = tmp_path / "a checkout"  # a space, because people have them
+    shutil.copytree(ROOT / "scripts", root / "scripts")
+    for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, root / name)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").write_text(STAND_IN)
+    (programs / "python3").chmod(0o755)
+    (programs / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    return root
+
+
+def run(checkout, script, *flags, cwd=None, **variables):
+    """Run a script of the copied checkout; return (the finished process, the calls of Python in order)."""
+    calls = checkout.parent / "calls"
+    calls.write_text("")
+    ours = ("THREESTEP_", "SEED", "CXX")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment = {
+        **kept,
+        "PATH": f"{checkout.parent / 'programs'}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(calls),
+        **variables,
+    }
+    done = subprocess.run(
+        ["bash", str(checkout / "scripts" / script), *flags],
+        env=environment, cwd=cwd or checkout, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done, calls.read_text().splitlines()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_bash_can_read_it(path):
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_it_stops_at_the_first_error(path):
+    text = path.read_text()
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in text
+    assert os.access(path, os.X_OK)
+
+
+def test_the_first_run_installs_and_the_second_does_not(checkout):
+    done, calls = run(checkout, "test.sh")
+    assert done.returncode == 0, done.stderr
+    venv = checkout / ".venv"
+    assert calls[0] == f"[-m][venv][{venv}]"
+    installs = [call for call in calls if "[pip][install]" in call]
+    assert len(installs) == 2
+    assert all(f"[--constraint][{checkout}/constraints.txt]" in call for call in installs)
+    assert installs[0].endswith("[setuptools][wheel][torch==2.13.0]")  # torch alone, first
+    assert installs[1].endswith(f"[--no-build-isolation][--editable][{checkout}[test]]")
+    assert "ready after" in done.stderr
+
+    done, calls = run(checkout, "test.sh")
+    assert [call for call in calls if "install" in call] == []
+    assert calls[-2:] == ["[-m][ruff][check][.]", "[-m][pytest][--durations=15]"]
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "setup.py"])
+def test_a_changed_pin_installs_again(checkout, name):
+    run(checkout, "test.sh")
+    with open(checkout / name, "a") as file:
+        file.write("# changed\n")
+    _, calls = run(checkout, "test.sh")
+    assert len([call for call in calls if "[pip][install]" in call]) == 2
+
+
+def test_a_failed_install_is_no_finished_one(checkout):
+    done, calls = run(checkout, "quickstart.sh", FAIL_ON="--editable")
+    assert done.returncode == 9
+    assert not any("training.all_steps" in call for call in calls)
+    _, calls = run(checkout, "quickstart.sh")
+    assert any("--editable" in call for call in calls)
+    assert "[training.all_steps]" in calls[-1]
+
+
+def test_a_machine_with_a_gpu_gets_the_registrys_torch(checkout):
+    (checkout.parent / "programs" / "nvidia-smi").write_text("#!/bin/sh\nexit 0\n")
+    done, calls = run(checkout, "test.sh")
+    assert any(call.endswith("[torch===2.13.0]") for call in calls)
+    assert "an NVIDIA GPU is here" in done.stderr
+
+
+@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
+def test_a_step_is_launched_with_its_flags_from_where_the_user_is(checkout, tmp_path, step):
+    (tmp_path / "elsewhere").mkdir()
+    flags = ["--config", "a b.yaml", "--output_dir", ""]
+    done, calls = run(checkout, f"{step}.sh", *flags, cwd=tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+    launched = "[-m][training.utils.run.launch]"
+    assert calls[-1] == f"{launched}[training.{step}.main][--config][a b.yaml][--output_dir][]"
+
+
+def test_all_steps_works_in_the_checkout(checkout, tmp_path):
+    _, calls = run(checkout, "all_steps.sh", "--config", "examples/gsm8k.yaml", cwd=tmp_path)
+    assert calls[-1] == f"[-m][training.all_steps][--work_dir][{checkout}][--config][examples/gsm8k.yaml]"
+
+
+def test_quickstart_takes_no_arguments_and_perhaps_a_seed(checkout, tmp_path):
+    config = f"[--work_dir][{checkout}][--config][training/configs/quickstart.yaml]"
+    _, calls = run(checkout, "quickstart.sh", cwd=tmp_path)
+    assert calls[-1] == f"[-m][training.all_steps]{config}"
+    _, calls = run(checkout, "quickstart.sh", cwd=tmp_path, SEED="2")
+    assert calls[-1] == f"[-m][training.all_steps]{config}[--seed][2]"
+
+
+def test_the_environment_may_be_elsewhere(checkout, tmp_path):
+    run(checkout, "test.sh", THREESTEP_VENV=str(tmp_path / "deep" / "venv"))
+    assert (tmp_path / "deep" / "venv" / "threestep.stamp").exists()
+    assert not (checkout / ".venv").exists()
+
+
+def test_the_environment_may_be_what_is_there(checkout):
+    _, calls = run(checkout, "test.sh", THREESTEP_VENV="none")
+    assert calls == ["[-m][ruff][check][.]", "[-m][pytest][--durations=15]"]
+    assert not (checkout / ".venv").exists()
+
+
+def test_no_compiler_is_said_in_one_line(checkout, tmp_path):
+    few = tmp_path / "few"
+    few.mkdir()
+    for name in ("bash", "dirname", "cat", "mkdir", "rm", "cp", "env", "sed"):
+        (few / name).symlink_to(shutil.which(name))
+    programs = checkout.parent / "programs"
+    done, calls = run(checkout, "quickstart.sh", PATH=f"{programs}{os.pathsep}{few}")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "C++ compiler" in line]
+    assert len(said) == 1 and "the run goes on without them" in said[0]
+    assert "[training.all_steps]" in calls[-1]
+
+    done, _ = run(checkout, "quickstart.sh", PATH=f"{programs}{os.pathsep}{few}", CXX="bash")
+    assert "C++ compiler" not in done.stderr
+
+
+def test_no_python_is_said(checkout):
+    done, _ = run(checkout, "quickstart.sh", THREESTEP_PYTHON="no-such-python")
+    assert done.returncode == 1
+    assert "expected Python 3.10 or newer as 'no-such-python', found none" in done.stderr
+
+
+def test_an_old_python_is_said(checkout):
+    old = checkout.parent / "programs" / "old"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    done, _ = run(checkout, "quickstart.sh", THREESTEP_PYTHON="old")
+    assert done.returncode == 1
+    assert "expected Python 3.10 or newer, got Python 3.9.1" in done.stderr
+
+
+def test_an_environment_that_cannot_be_made_is_said(checkout):
+    done, _ = run(checkout, "quickstart.sh", FAIL_ON="[-m][venv]")
+    assert done.returncode == 1
+    assert "cannot make a virtual environment" in done.stderr
