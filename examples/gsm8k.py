@@ -92,8 +92,11 @@ class Gsm8k(PromptRawDataset):
         if self._folder is None:
             hub = load_by_name("openai/gsm8k", "main")
             return hub["train"], hub["test"], []
-        needed = {"train.jsonl": ("question", "answer"), "test.jsonl": ("question", "answer")}
-        needed["model_solutions.jsonl"] = ("question", "ground_truth", *MODELS)
+        needed: dict[str, tuple[str, ...]] = {
+            "train.jsonl": ("question", "answer"),
+            "test.jsonl": ("question", "answer"),
+            "model_solutions.jsonl": ("question", "ground_truth", *MODELS),
+        }
         train, test, solved = (
             JsonLines(os.path.join(self._folder, name), needed[name], needed[name][:2]) for name in FILES
         )

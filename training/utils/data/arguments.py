@@ -142,9 +142,9 @@ class DataArguments:
         )
         for name in [*self.data_path, *self.sft_only_data_path]:
             note(find_dataset, name)
-        name = self.unsupervised_dataset_name
-        if name is not None and name.startswith("jsonl:") and not os.path.isfile(name[len("jsonl:") :]):
-            mistakes.add(f"unsupervised_dataset_name: there is no file '{name[len('jsonl:') :]}'")
+        reader, _, path = (self.unsupervised_dataset_name or "").partition(":")
+        if reader == "jsonl" and not os.path.isfile(path):
+            mistakes.add(f"unsupervised_dataset_name: there is no file '{path}'")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
             mistakes.add(f"dataset_dir: there is no folder '{self.dataset_dir}'")
 

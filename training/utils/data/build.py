@@ -85,11 +85,12 @@ class PhaseData:
 
 @dataclass(frozen=True)
 class _Source:
-    """One `data_path` entry. `data_split` is the flag's, or all into phase 1 for `sft_only_data_path`."""
+    """One entry of `data_path`, or of `sft_only_data_path`, whose `data_split` is all into phase 1."""
 
     name: str
     raw: PromptRawDataset
     data_split: str
+    sft_only: bool = False
 
 
 def build_phase(
@@ -115,7 +116,7 @@ def build_phase(
     ]
     if phase == 1:
         sources += [
-            _Source(name, create_raw_dataset(name, data, seed), _WHOLE_INTO_PHASE_1)
+            _Source(name, create_raw_dataset(name, data, seed), _WHOLE_INTO_PHASE_1, sft_only=True)
             for name in data.sft_only_data_path
         ]
     if not sources:
@@ -149,7 +150,7 @@ def _parts_of_phase(
 ) -> dict[str, str]:
     """Everything that the rows of a phase depend on, in clear; the values that would be long are hashes."""
     parts = {
-        "datasets": json.dumps([(source.name, source.data_split == data.data_split) for source in sources]),
+        "datasets": json.dumps([(source.name, source.sft_only) for source in sources]),
         "phase": str(phase),
         "data_split": ",".join(str(weight) for weight in parse_data_split(data.data_split)),
         "seed": str(seed),
@@ -190,12 +191,13 @@ def _build_splits(
         if len(train) == 0:
             raise ThreestepError(f"dataset '{source.name}' is empty: it has no training rows")
         source.raw.check_phase(phase)
-        eval_rows, eval_first_id = own_eval, first_row_id + len(train)
-        if own_eval is None or len(own_eval) == 0:
+        own_rows = 0 if own_eval is None else len(own_eval)
+        if own_eval is None or own_rows == 0:
             kept, eval_indices = carve_eval(len(train), data.eval_fraction, seed)
             eval_rows, eval_first_id = train, first_row_id
         else:
-            kept, eval_indices = np.arange(len(train)), np.arange(len(own_eval))
+            kept, eval_indices = np.arange(len(train)), np.arange(own_rows)
+            eval_rows, eval_first_id = own_eval, first_row_id + len(train)
         phases_of_kept = _phases_of(source, train, kept)
         phases_of_eval = _phases_of(source, eval_rows, eval_indices)
         if phases_of_eval is not None:
@@ -203,7 +205,6 @@ def _build_splits(
         mine = kept[split_indices(len(kept), source.data_split, seed, phase, phases_of_kept)]
         chosen["train"].append((source, train, mine, first_row_id))
         chosen["eval"].append((source, eval_rows, eval_indices, eval_first_id))
-        own_rows = 0 if own_eval is None else len(own_eval)
         described.append(
             {
                 "name": source.name,
@@ -277,16 +278,17 @@ class _RowMaker:
         self._source = source
         self._raw = source.raw
         self._counts = counts
-        self._read: Callable[[Any, str], Any] = {
+        self._read: Callable[[Any, str, str], Any] = {
             1: self._read_chosen,
             2: self._read_responses,
             3: self._read_prompt,
         }[phase]
-        self._make: Callable[..., Iterator[Row]] = {
+        makers: dict[int, Callable[..., Iterator[Row]]] = {
             1: self._make_sentences,
             2: self._make_responses,
             3: self._make_prompts,
-        }[phase]
+        }
+        self._make = makers[phase]
 
     def rows(self, rows: Sequence[Any], indices: Iterable[int], first_id: int) -> Iterator[Row]:
         waiting: list[tuple[int, str, Any]] = []
@@ -296,7 +298,7 @@ class _RowMaker:
             if prompt is None:
                 self._drop("no_prompt")
                 continue
-            read = self._read(sample, prompt, where)  # type: ignore[call-arg]
+            read = self._read(sample, prompt, where)
             if isinstance(read, _Dropped):
                 self._drop(read.reason)
                 continue

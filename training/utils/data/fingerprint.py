@@ -58,8 +58,8 @@ def digest_file(path: str, memo_dir: str | None) -> str:
     state = os.stat(path)
     key = os.path.realpath(path)
     stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-    memo_path = os.path.join(memo_dir, _MEMO_NAME) if memo_dir else None
-    remembers = memo_path is not None and state.st_size > _ALWAYS_HASHED_BYTES
+    remembers = memo_dir is not None and state.st_size > _ALWAYS_HASHED_BYTES
+    memo_path = os.path.join(memo_dir or "", _MEMO_NAME)
     memo = _read_memo(memo_path) if remembers else {}
     if key in memo and memo[key][:4] == stamp:
         return memo[key][4]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,7 +166,7 @@ def _names(columns: Sequence[str] | dict[str, Any] | set[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(columns)) or "no columns"
 
 
-READERS = {"jsonl": JsonLines, "json": JsonList}
+READERS: dict[str, Callable[..., JsonLines | JsonList]] = {"jsonl": JsonLines, "json": JsonList}
 
 
 class LocalFileDataset(PromptRawDataset):

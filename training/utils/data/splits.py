@@ -68,7 +68,7 @@ def split_indices(
     """
     weights = parse_data_split(data_split)
     if phases_of_rows is None:
-        groups = {PHASES: np.arange(rows)}
+        groups: dict[tuple[int, ...], np.ndarray] = {PHASES: np.arange(rows)}
     else:
         members: dict[tuple[int, ...], list[int]] = {}
         for row, phases in enumerate(phases_of_rows):
