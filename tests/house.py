@@ -282,7 +282,8 @@ def masks_come_from_lengths(module: str, source: str) -> list[str]:
         pads = [name for name in names if re.search(r"pad(_token)?(_id)?$", name)]
         ids = [name for name in names if re.search(r"(ids|tokens|sequences?|seqs?|labels)(_[A-Z]+)?$", name)]
         if pads and ids:
-            problems.append(f"{module}:{node.lineno} compares {ids[0]} with {pads[0]}; masks come from lengths")
+            what = f"{ids[0]} with {pads[0]}"
+            problems.append(f"{module}:{node.lineno} compares {what}; masks come from lengths")
     return problems
 
 
