@@ -66,7 +66,8 @@ def _where(dataset_class: type) -> str:
 def registered_names() -> list[str]:
     """Every name known now, the built-in ones among them."""
     for module in _BUILT_IN_MODULES:
-        importlib.import_module(module)
+        if importlib.util.find_spec(module):
+            importlib.import_module(module)
     return sorted(_classes)
 
 
