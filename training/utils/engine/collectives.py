@@ -1,0 +1,41 @@
+"""Sums and gathers over all ranks. With one process each returns what it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def summed(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of `values` over all ranks; the argument keeps its values."""
+    total = values.detach().clone()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    return total
+
+
+def summed_numbers(numbers: dict[str, float], device: torch.device) -> dict[str, float]:
+    """Return each number summed over all ranks in one collective. Every rank passes the same names.
+
+    In float64: counts and sums stay exact up to 2**53.
+    """
+    names = sorted(numbers)
+    total = summed(torch.tensor([float(numbers[name]) for name in names], dtype=torch.float64, device=device))
+    return dict(zip(names, total.tolist(), strict=True))
+
+
+def gathered(item: Any) -> list[Any]:
+    """Return every rank's `item`, in the order of ranks, on every rank. For small things only."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [item]
+    items: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(items, item)
+    return items
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()

@@ -1,0 +1,149 @@
+"""The DeepSpeed configuration: built from flags, or the user's JSON with the missing keys filled in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+
+_DTYPE_SECTIONS = {"bf16": "bf16", "fp16": "fp16"}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How one model is trained. learning_rate: peak, per optimizer step. max_grad_norm: 0 turns clipping off."""
+
+    dtype: str = "fp32"
+    zero_stage: int = 0
+    offload: bool = False
+    deepspeed_config: str | None = None
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    lr_scheduler_type: str = "cosine"
+    num_warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+
+
+def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
+    """Return the configuration for `deepspeed.initialize`.
+
+    Batch sizes are Threestep's own business (the planner's), so DeepSpeed is told of one sequence a rank and of
+    accumulation that the caller ends by calling step().
+    """
+    ours = _from_flags(settings, ranks, trainable_elements, on_gpu)
+    if settings.deepspeed_config is None:
+        return ours
+    theirs = _read_json(settings.deepspeed_config)
+    _check_users_config(theirs, settings)
+    return _filled_in(theirs, ours)
+
+
+def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted keys that `final` has and `theirs` had not."""
+    names: list[str] = []
+    for key, value in final.items():
+        if key not in theirs:
+            names.append(prefix + key)
+        elif isinstance(value, dict) and isinstance(theirs[key], dict):
+            names += filled_in_keys(theirs[key], value, f"{prefix}{key}.")
+    return names
+
+
+def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
+    stage = settings.zero_stage
+    # DeepSpeed's default buckets (5e8 elements) are allocated in full: 2 GB for a model of any size.
+    bucket = max(1, min(500_000_000, trainable_elements))
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": on_gpu and stage >= 2,  # with caller-owned accumulation DeepSpeed allows it from stage 2
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
+    if stage == 3:
+        # DeepSpeed-Chat's values: parameters below 1e4 elements stay whole, 3e7 may be live or prefetched.
+        zero["stage3_param_persistence_threshold"] = 10_000
+        zero["stage3_max_live_parameters"] = 30_000_000
+        zero["stage3_prefetch_bucket_size"] = 30_000_000
+    if settings.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": on_gpu}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": ranks,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": settings.max_grad_norm,
+        "steps_per_print": 2**31 - 1,
+        "wall_clock_breakdown": False,
+    }
+    if settings.dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+        if stage > 0:  # stage 0 refuses it; its gradients accumulate in bfloat16
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if settings.dtype == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale_window": 100}
+    return config
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ThreestepError(f"cannot read --deepspeed_config {path}: {problem.strerror}") from problem
+    except json.JSONDecodeError as problem:
+        raise ThreestepError(f"--deepspeed_config {path} is not valid JSON: {problem}") from problem
+    if not isinstance(values, dict):
+        raise ThreestepError(f"--deepspeed_config {path}: expected an object, got a {type(values).__name__}")
+    return values
+
+
+def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> None:
+    """Refuse what contradicts the flags, what the planner owns, and keys that DeepSpeed would drop in silence."""
+    where = settings.deepspeed_config
+    mistakes = Mistakes()
+    known = _known_keys()
+    for key in theirs:
+        if key not in known:
+            mistakes.add(f"{where}: DeepSpeed knows no key '{key}'{nearest_names(key, known)}")
+    owned = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "scheduler")
+    for key in owned:
+        if theirs.get(key, "auto") != "auto":
+            mistakes.add(f"{where}: '{key}' is set by Threestep's own flags; remove it or write \"auto\"")
+    stage = theirs.get("zero_optimization", {}).get("stage", settings.zero_stage)
+    if stage != settings.zero_stage:
+        mistakes.add(f"{where} asks for ZeRO stage {stage} and --zero_stage for {settings.zero_stage}; let them agree")
+    for dtype, section in _DTYPE_SECTIONS.items():
+        if theirs.get(section, {}).get("enabled") is True and settings.dtype != dtype:
+            mistakes.add(f"{where} enables {section} and --dtype is {settings.dtype}; let them agree")
+    mistakes.raise_if_any()
+
+
+def _known_keys() -> set[str]:
+    from deepspeed.runtime import constants
+
+    spelled = {value for value in vars(constants).values() if isinstance(value, str) and value.islower()}
+    # Sections that live outside that module (deepspeed 0.19, runtime/config.py).
+    return spelled | {
+        "zero_optimization", "bf16", "fp16", "flops_profiler", "aio", "comms_logger", "activation_checkpointing",
+        "data_efficiency", "curriculum_learning", "compression_training", "elasticity", "tensorboard", "wandb",
+        "csv_monitor", "autotuning", "compile", "hybrid_engine", "checkpoint", "data_types", "amp",
+        "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "tensor_parallel", "torch_autocast",
+    }  # fmt: skip
+
+
+def _filled_in(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    final = dict(theirs)
+    for key, value in ours.items():
+        if key not in final or final[key] == "auto":
+            final[key] = value
+        elif isinstance(value, dict) and isinstance(final[key], dict):
+            final[key] = _filled_in(final[key], value)
+    return final

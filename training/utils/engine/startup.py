@@ -1,0 +1,115 @@
+"""Start and end of a DeepSpeed process: ranks, device, process group. A single process needs no launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training.utils.run.errors import ThreestepError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all: rank in [0, world_size), and the device it computes on."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+@contextlib.contextmanager
+def started_process_group() -> Iterator[Ranks]:
+    """Join the process group that the launcher describes, or make one of a single process; leave it at the end.
+
+    A group that is not destroyed lets a finished run exit with an error (`terminate called without an active
+    exception`, seen with gloo on two ranks).
+    """
+    _quiet_libraries()
+    alone = "WORLD_SIZE" not in os.environ
+    if alone:
+        # deepspeed.init_distributed looks for mpi4py where these are missing (deepspeed 0.19, comm/comm.py).
+        os.environ.update(
+            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port())
+        )
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    # On a CPU deepspeed compiles a shared-memory collective at start-up; only inference_all_reduce uses it
+    # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend=get_accelerator().communication_backend_name(), auto_mpi_discovery=False, verbose=False
+    )
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+    else:
+        device = torch.device("cpu")
+    ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
+    try:
+        yield ranks
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        if alone:
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
+    """Inside, transformers' from_pretrained creates ZeRO-3 models in shards; other stages change nothing."""
+    if zero_stage != 3:
+        yield
+        return
+    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    alive = HfDeepSpeedConfig(config)  # transformers keeps a weak reference only
+    try:
+        yield
+    finally:
+        del alive
+        unset_hf_deepspeed_config()
+
+
+def check_dtype(dtype: str) -> torch.dtype:
+    """Return the torch dtype for "fp32", "bf16" or "fp16"; ThreestepError where this machine cannot train in it."""
+    if dtype not in DTYPES:
+        raise ThreestepError(f"--dtype expects one of {', '.join(DTYPES)}, got '{dtype}'")
+    if dtype == "fp16" and not torch.cuda.is_available():
+        raise ThreestepError("--dtype fp16 needs a GPU: DeepSpeed refuses it on a CPU; use bf16 or fp32")
+    return DTYPES[dtype]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _quiet_libraries() -> None:
+    """Leave a run's output to the run: warnings and errors of the libraries still come through."""
+    for name in ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # deepspeed 0.19 calls collectives by names that torch 2.13 is renaming.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,187 @@
+"""One model under DeepSpeed: forward, exact backward, step, and its full weights read back out.
+
+A loss here is a sum divided by a count over the whole optimizer step on all ranks. DeepSpeed averages over ranks
+and over accumulation; `TrainingEngine.backward` undoes both, in that one place. Knows no task and no loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.utils.engine.config import EngineSettings, deepspeed_config
+from training.utils.engine.startup import Ranks
+from training.utils.run.errors import ThreestepError
+
+_GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at a time when all are read: 200 MB in float32
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """learning_rate: of the step just taken. grad_norm: before clipping, over all ranks, NaN where DeepSpeed keeps
+    none. skipped: float16 overflow, nothing was updated."""
+
+    learning_rate: float
+    grad_norm: float
+    skipped: bool
+
+
+class TrainingEngine:
+    """A module that DeepSpeed trains. `settings` say how; `total_steps` is what the LR schedule spans."""
+
+    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks, total_steps: int) -> None:
+        import deepspeed
+
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not trainable:
+            raise ThreestepError("nothing to train: every weight of the model is frozen")
+        elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainable)
+        config = deepspeed_config(settings, ranks.world_size, elements, ranks.device.type == "cuda")
+        optimizer = _optimizer(module, settings, ranks.device)
+        self.settings = settings
+        self.ranks = ranks
+        self.engine, _, _, self.scheduler = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            lr_scheduler=_scheduler(optimizer, settings, total_steps),
+            config=config,
+            dist_init_required=False,
+        )
+        self._check_taken(config)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.engine.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.engine(*args, **kwargs)
+
+    def train(self) -> None:
+        self.engine.train()
+
+    def eval(self) -> None:
+        self.engine.eval()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss` to the step's. `loss` is this micro-batch's part of the step's loss: its sum
+        over tokens (or sequences) divided by the count over all ranks and micro-batches.
+
+        DeepSpeed divides the sum over ranks by their number, which is undone by multiplying here, and divides by
+        the accumulation count unless told not to (deepspeed 0.19: engine.backward, scale_wrt_gas).
+        """
+        self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
+
+    def step(self) -> StepReport:
+        """Reduce, clip and apply the gradients accumulated since the last step."""
+        learning_rate = self.optimizer_learning_rate()
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return StepReport(
+            learning_rate=learning_rate,
+            grad_norm=float("nan") if norm is None else float(norm),
+            skipped=not self.engine.was_step_applied(),
+        )
+
+    def optimizer_learning_rate(self) -> float:
+        return float(self.engine.optimizer.param_groups[0]["lr"])
+
+    def full_tensors(self, model: nn.Module, names: Callable[[str], bool] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, whole weight) for every weight of `model`, the module or a part of it, LoRA merged, under the
+        plain model's names. A collective under ZeRO-3; a yielded tensor is valid until the next is asked for."""
+        yield from full_tensors(model, self.settings.zero_stage)
+
+    def full_state(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Return copies of all weights of `model` on the CPU, on rank 0; an empty dict elsewhere."""
+        state = {}
+        for name, tensor in self.full_tensors(model):
+            if self.ranks.is_main:
+                state[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        return state
+
+    def _check_taken(self, asked: dict[str, Any]) -> None:
+        """DeepSpeed drops what it does not understand in silence: compare what it runs with what was asked."""
+        engine = self.engine
+        taken = {
+            "ZeRO stage": (engine.zero_optimization_stage(), asked["zero_optimization"]["stage"]),
+            "gradient clipping": (engine.gradient_clipping(), asked["gradient_clipping"]),
+            "bf16": (engine.bfloat16_enabled(), asked.get("bf16", {}).get("enabled", False)),
+            "fp16": (engine.fp16_enabled(), asked.get("fp16", {}).get("enabled", False)),
+            "managed accumulation": (engine.managed_gradient_accumulation(), False),
+        }
+        for what, (ran, wanted) in taken.items():
+            if ran != wanted:
+                raise ThreestepError(f"DeepSpeed runs with {what} = {ran} where {wanted} was asked for; this version differs")
+
+
+def full_tensors(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """See TrainingEngine.full_tensors."""
+    from training.utils.models.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
+
+    names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
+    for bucket in _buckets(model, names):
+        parameters = [part for name in bucket for part in layer_parameters(model, name)]
+        with _gathered(parameters, zero_stage), torch.no_grad():
+            for name in bucket:
+                tensor = model.get_parameter(name).detach()
+                delta = lora_delta(model, name)
+                yield merged_name(name), tensor if delta is None else tensor + delta.to(tensor.dtype)
+    parameter_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in model.state_dict().items():
+        if name not in parameter_names and not is_adapter_tensor(name):
+            yield merged_name(name), tensor
+
+
+def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
+    bucket: list[str] = []
+    elements = 0
+    for name in names:
+        parameter = model.get_parameter(name)
+        bucket.append(name)
+        elements += getattr(parameter, "ds_numel", parameter.numel())
+        if elements >= _GATHER_ELEMENTS:
+            yield bucket
+            bucket, elements = [], 0
+    if bucket:
+        yield bucket
+
+
+@contextlib.contextmanager
+def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> Iterator[None]:
+    if zero_stage != 3:
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(parameters):
+        yield
+
+
+def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW without decay on vectors (biases, norms), as GPT-3 and its successors train."""
+    decayed, plain = [], []
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
+            (decayed if dimensions >= 2 else plain).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    # torch's fused AdamW is vectorised on the CPU and one kernel on the GPU, and nothing has to be compiled.
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.adam_betas, fused=True
+    )
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:
+    from transformers import get_scheduler
+
+    try:
+        return get_scheduler(settings.lr_scheduler_type, optimizer, settings.num_warmup_steps, total_steps)
+    except ValueError as problem:
+        raise ThreestepError(f"--lr_scheduler_type: {problem}") from problem

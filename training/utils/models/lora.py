@@ -1,0 +1,97 @@
+"""LoRA by PEFT: adapters put into a model in place, and the merged weights read back out.
+
+A model with adapters keeps its class, so every other room treats it as the model it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from training.utils.models.loading import ModelSettings
+
+_ADAPTER = "default"
+
+
+def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
+    """Put adapters of rank `lora_dim` into `model` in place (nothing where it is 0) and return it.
+
+    `lora_module_name` is "all-linear" (every linear layer but the head) or a part of the names of the layers to
+    adapt. Unless `only_optimize_lora` is off, all other weights are frozen; a scalar head always trains.
+    """
+    if settings.lora_dim == 0:
+        return model
+    from peft import LoraConfig
+
+    targets: str | list[str] = settings.lora_module_name
+    if targets != "all-linear":
+        targets = _linear_layers_named(model, settings.lora_module_name)
+    model.add_adapter(
+        LoraConfig(
+            r=settings.lora_dim,
+            lora_alpha=settings.lora_alpha,
+            lora_dropout=settings.lora_dropout,
+            target_modules=targets,
+            exclude_modules=["score"],
+        ),
+        adapter_name=_ADAPTER,
+    )
+    for name, parameter in model.named_parameters():
+        if not settings.only_optimize_lora or name.startswith("score."):
+            parameter.requires_grad_(True)
+    if settings.gradient_checkpointing:
+        model.enable_input_require_grads()  # checkpointed blocks need an input that carries gradients
+    return model
+
+
+def is_adapter_tensor(name: str) -> bool:
+    """True for the name of a tensor that LoRA added."""
+    return ".lora_" in name
+
+
+def merged_name(name: str) -> str:
+    """The name a weight has in the plain model."""
+    return name.replace(".base_layer.", ".")
+
+
+def lora_delta(model: PreTrainedModel, name: str) -> torch.Tensor | None:
+    """What LoRA adds to the weight called `name`, or None where it adds nothing.
+
+    Under ZeRO-3 the layer's own parameters must be gathered by the caller (`layer_parameters`).
+    """
+    if not name.endswith(".base_layer.weight"):
+        return None
+    layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
+    return layer.get_delta_weight(_ADAPTER)
+
+
+def layer_parameters(model: PreTrainedModel, name: str) -> list[torch.nn.Parameter]:
+    """The parameters that make up the merged weight called `name`: itself, and its adapters'."""
+    own = model.get_parameter(name)
+    if not name.endswith(".base_layer.weight"):
+        return [own]
+    layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
+    adapters = [part for part_name, part in layer.named_parameters() if is_adapter_tensor("." + part_name)]
+    return [own, *adapters]
+
+
+def _linear_layers_named(model: PreTrainedModel, part: str) -> list[str]:
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and part in name and not name.endswith(("lm_head", "score"))
+    ]
+    if not found:
+        raise ThreestepError(
+            f"--lora_module_name '{part}' is part of no linear layer's name in {type(model).__name__}; "
+            "use 'all-linear' or a part of a name such as 'layers.'"
+        )
+    return found

@@ -1,0 +1,49 @@
+"""A model folder that plain transformers loads: safetensors, configuration, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def save_model(
+    folder: str | Path,
+    model: PreTrainedModel,
+    tensors: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
+
+    Written beside its place and renamed, so that a folder that exists is whole. Call on rank 0 alone.
+    """
+    folder = Path(folder)
+    beside = folder.parent / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    plain = plain_skeleton(model)
+    # Weights that are tied share one tensor and are saved once; the skeleton knows which.
+    plain.load_state_dict(tensors, strict=False, assign=True)
+    plain.tie_weights()
+    plain.save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(beside, folder)
+
+
+def plain_skeleton(model: PreTrainedModel) -> PreTrainedModel:
+    """The same architecture without weights (meta device) and without adapters."""
+    import copy
+
+    import torch
+
+    config = copy.deepcopy(model.config)
+    with torch.device("meta"):
+        skeleton = type(model)(config)
+    skeleton.to(model.dtype)
+    skeleton.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+    return skeleton

@@ -1,0 +1,86 @@
+"""The two ways a step reads a model: log-probabilities of given tokens, and scalars at given positions.
+
+Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers every weight where it is used: the head
+is called as a module, inside a forward. Logits are computed at the predicting positions only.
+
+N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from training.utils.layout.rows import TokenRows
+
+# Families that scale or cap their logits after the head say so under these names; None or 1.0 means they do not.
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class TokenLogprobs(NamedTuple):
+    """logprobs_M: float32, log p(target | what it may see). entropies_M: float32 in nats, or None."""
+
+    logprobs_M: torch.Tensor
+    entropies_M: torch.Tensor | None
+
+
+class PolicyModel(nn.Module):
+    """A causal language model read as log-probabilities of the tokens that carry a loss."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        text_config = model.config.get_text_config()
+        self._plain_head = all(getattr(text_config, name, None) in (None, 1.0) for name in _LOGIT_CHANGES)
+
+    def forward(self, rows: TokenRows, temperature: float = 1.0, with_entropy: bool = False) -> TokenLogprobs:
+        if self._plain_head:
+            hidden_PH = _hidden_at(self.model, rows, rows.predictor_M)
+            logits_MV = self.model.get_output_embeddings()(hidden_PH)
+        else:
+            logits_NTV = self.model(**_inputs(rows)).logits
+            logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
+        return read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
+
+
+class ScalarModel(nn.Module):
+    """A sequence-classification model with one label, read as a score a sequence or a value a position."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: TokenRows, at: str = "end") -> torch.Tensor:
+        """Return float32 scalars: `at="end"` gives [B], one at each sequence's last token; `at="targets"` gives
+        [M], one at the position that predicts each target (the state in which the token is chosen)."""
+        positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
+        return self.model.score(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
+
+
+def read_logits(
+    logits_MV: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
+) -> TokenLogprobs:
+    """Log-probabilities of the targets, and entropies where asked, in float32 after division by temperature."""
+    logits_MV = logits_MV.float()
+    if temperature != 1.0:
+        logits_MV = logits_MV / temperature
+    log_norm_M = torch.logsumexp(logits_MV, dim=-1)
+    logprobs_M = logits_MV.gather(-1, target_ids_M.unsqueeze(-1)).squeeze(-1) - log_norm_M
+    if not with_entropy:
+        return TokenLogprobs(logprobs_M, None)
+    # H = log Z - sum p * logit
+    expected_logit_M = (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
+    return TokenLogprobs(logprobs_M, log_norm_M - expected_logit_M)
+
+
+def _inputs(rows: TokenRows) -> dict[str, torch.Tensor | bool]:
+    # No attention mask: padding sits to the right of every real token, where causal attention never looks.
+    return {"input_ids": rows.input_ids_NT, "position_ids": rows.position_ids_NT, "use_cache": False}
+
+
+def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:
+    hidden_NTH = model.base_model(**_inputs(rows))[0]
+    return hidden_NTH.flatten(0, 1).index_select(0, positions)
