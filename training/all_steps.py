@@ -211,7 +211,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     sections = "\n".join(f"  {name:<20} {text}" for name, text in TOP_LEVEL.items())
     parser = argparse.ArgumentParser(
         prog="python -m training.all_steps",
-        description=__doc__,
+        description="Runs the three steps one after the other from one YAML file.",
         epilog=f"what the YAML file may hold:\n{sections}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -220,7 +220,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
-    return parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        names = ("config", "output_dir", "seed", "work_dir")
+        near = nearest_names(unknown[0].lstrip("-").split("=")[0], names)
+        raise ThreestepError(
+            f"python -m training.all_steps has no flag {unknown[0]}{near}"
+        )
+    return options
 
 
 def _find_config(name: str, work_dir: str | None) -> Path:

@@ -140,6 +140,11 @@ def test_without_a_checker_the_table_has_no_such_row(steps, monkeypatch, capsys)
     assert "checker" not in capsys.readouterr().out
 
 
+def test_an_unknown_flag_is_told_with_its_nearest_name():
+    with pytest.raises(ThreestepError, match=r"has no flag --sead=3; did you mean 'seed'\?"):
+        all_steps.main(["--config", "run.yaml", "--sead=3"])
+
+
 def test_the_first_failure_ends_the_run(steps, tmp_path, capsys):
     calls, codes = steps
     codes["training.step2_reward.main"] = 3
