@@ -323,7 +323,9 @@ def unmirrored(unit_tests: Path, package: Path) -> list[str]:
     """
     problems = []
     for test in sorted(unit_tests.rglob("test_*.py")):
-        place = package / test.parent.relative_to(unit_tests)
+        folder = test.parent.relative_to(unit_tests)
+        # tests/unit/examples stands for examples/, beside the package
+        place = package / folder if (package / folder).is_dir() else package.parent / folder
         name = test.stem.removeprefix("test_")
         stems = [path.stem for path in place.glob("*.py")] + [path.name for path in place.glob("*/")]
         stems += [place.name] if place != package else ["scripts"]

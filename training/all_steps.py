@@ -4,7 +4,8 @@
 
 The file has a section for each step, `shared` for settings that all three take, and at the top what
 concerns the whole run (`TOP_LEVEL`). Each step is a program of its own; this one knows their names, where
-they leave their models, and which figures their summary.json holds. It knows nothing of how they train.
+they leave their models, which dataclasses hold their flags, and which figures their summary.json holds. It
+knows nothing of how they train.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -22,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from training.utils.run.arguments import read_yaml
+from training.utils.run.arguments import parse_arguments, read_yaml
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
@@ -79,6 +81,7 @@ def main(argv: Sequence[str]) -> None:
         os.chdir(options.work_dir)
     plan = read_plan(read_yaml(config), str(config), options.output_dir, options.seed)
     config_files = write_settings(plan)
+    check_settings(config_files)
     seconds = run_plan(plan, config_files)
     summary = summarize(plan.output_dir, seconds)
     path = plan.output_dir / "summary.json"
@@ -149,6 +152,20 @@ def write_settings(plan: Plan) -> dict[str, Path]:
     return files
 
 
+def check_settings(config_files: Mapping[str, Path]) -> None:
+    """Raise a ThreestepError with the mistakes in all steps' settings, before anything is started.
+
+    Each step's own parser reads its file, so that a slip in step 3's settings is not found after two steps.
+    """
+    mistakes = Mistakes()
+    for step, path in config_files.items():
+        try:
+            parse_arguments(_argument_groups(step), ["--config", str(path)], "")
+        except ThreestepError as problem:
+            mistakes.add(f"{step}: {problem}")
+    mistakes.raise_if_any()
+
+
 def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
     """Run the programs in order; return each step's seconds. The first that fails ends this program."""
     for earlier in (plan.output_dir, *(plan.output_dir / step for step in STEPS)):
@@ -207,6 +224,11 @@ def format_table(summary: Mapping[str, float | None]) -> str:
     return "\n".join(lines)
 
 
+def _argument_groups(step: str) -> tuple[type, ...]:
+    """The dataclasses that hold a step's flags: GROUPS in its main module, which is cheap to import."""
+    return importlib.import_module(f"training.{step}.main").GROUPS
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     sections = "\n".join(f"  {name:<20} {text}" for name, text in TOP_LEVEL.items())
     parser = argparse.ArgumentParser(
@@ -224,9 +246,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         names = ("config", "output_dir", "seed", "work_dir")
         near = nearest_names(unknown[0].lstrip("-").split("=")[0], names)
-        raise ThreestepError(
-            f"python -m training.all_steps has no flag {unknown[0]}{near}"
-        )
+        raise ThreestepError(f"python -m training.all_steps has no flag {unknown[0]}{near}")
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -30,6 +31,21 @@ FIGURES = {
 }  # fmt: skip
 
 
+@dataclasses.dataclass
+class Flags:
+    """What the stand-ins for the steps take."""
+
+    output_dir: str = ""
+    seed: int = 1234
+    data_path: list[str] = dataclasses.field(default_factory=list)
+    dataset_module: list[str] = dataclasses.field(default_factory=list)
+    max_seq_len: int = 512
+    ppo_epochs: int = 1
+    model_name_or_path: str = ""
+    actor_model_name_or_path: str = ""
+    critic_model_name_or_path: str = ""
+
+
 @pytest.fixture
 def steps(monkeypatch, tmp_path):
     """Stand-ins for the launched programs: they note the call, and leave the figures of a step."""
@@ -48,6 +64,7 @@ def steps(monkeypatch, tmp_path):
         return codes.get(module, 0)
 
     monkeypatch.setattr(all_steps, "launch", launch)
+    monkeypatch.setattr(all_steps, "_argument_groups", lambda step: (Flags,))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(VALUES))
     return calls, codes
 
@@ -138,6 +155,19 @@ def test_without_a_checker_the_table_has_no_such_row(steps, monkeypatch, capsys)
     monkeypatch.setitem(FIGURES, "step3_ppo", figures)
     all_steps.main(["--config", "run.yaml"])
     assert "checker" not in capsys.readouterr().out
+
+
+def test_a_slip_in_any_steps_settings_is_told_before_anything_starts(steps, tmp_path):
+    calls, _ = steps
+    values = {**VALUES, "step1_sft": {"max_seq_len": "long"}, "step3_ppo": {"ppo_epoch": 2}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ThreestepError) as told:
+        all_steps.main(["--config", "run.yaml"])
+    assert "2 mistakes" in str(told.value)
+    assert "step1_sft: " in str(told.value) and "'long'" in str(told.value)
+    assert "step3_ppo: " in str(told.value)
+    assert "unknown setting 'ppo_epoch'; did you mean 'ppo_epochs'" in str(told.value)
+    assert calls == []
 
 
 def test_an_unknown_flag_is_told_with_its_nearest_name():
