@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.utils.engine.settings import EngineSettings
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
 _DTYPE_SECTIONS = {"bf16": "bf16", "fp16": "fp16"}
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How one model is trained. learning_rate: peak, per optimizer step. max_grad_norm: 0 turns clipping off."""
-
-    dtype: str = "fp32"
-    zero_stage: int = 0
-    offload: bool = False
-    deepspeed_config: str | None = None
-    learning_rate: float = 1e-5
-    weight_decay: float = 0.0
-    adam_betas: tuple[float, float] = (0.9, 0.95)
-    lr_scheduler_type: str = "cosine"
-    num_warmup_steps: int = 0
-    max_grad_norm: float = 1.0
 
 
 def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:

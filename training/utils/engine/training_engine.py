@@ -7,14 +7,16 @@ and over accumulation; `TrainingEngine.backward` undoes both, in that one place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.utils.engine.config import EngineSettings, deepspeed_config
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.run.errors import ThreestepError
 
@@ -29,6 +31,13 @@ class StepReport:
     learning_rate: float
     grad_norm: float
     skipped: bool
+
+    def figures(self, group: str) -> dict[str, float]:
+        """As metrics named `group`/...; a norm that DeepSpeed does not keep (float32 at stage 0) is left out."""
+        figures = {f"{group}/learning_rate": self.learning_rate, f"{group}/skipped": float(self.skipped)}
+        if not math.isnan(self.grad_norm):
+            figures[f"{group}/grad_norm"] = self.grad_norm
+        return figures
 
 
 class TrainingEngine:
@@ -90,7 +99,7 @@ class TrainingEngine:
     def optimizer_learning_rate(self) -> float:
         return float(self.engine.optimizer.param_groups[0]["lr"])
 
-    def full_tensors(self, model: nn.Module, names: Callable[[str], bool] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def full_tensors(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole weight) for every weight of `model`, the module or a part of it, LoRA merged, under the
         plain model's names. A collective under ZeRO-3; a yielded tensor is valid until the next is asked for."""
         yield from full_tensors(model, self.settings.zero_stage)

@@ -7,10 +7,11 @@ caller's context (`training.utils.engine.startup.born_sharded`).
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.utils.models.lora import add_lora
+from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
 if TYPE_CHECKING:
@@ -20,21 +21,6 @@ if TYPE_CHECKING:
 _DROPOUT_NAMES = (
     "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """name_or_path: folder or hub name. dropout: every dropout rate of the model, None keeps the model's own.
-    lora: see training.utils.models.lora. gradient_checkpointing: recompute activations in backward."""
-
-    name_or_path: str
-    dropout: float | None = None
-    gradient_checkpointing: bool = False
-    lora_dim: int = 0
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    lora_module_name: str = "all-linear"
-    only_optimize_lora: bool = True
 
 
 def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTrainedTokenizerBase:
@@ -61,6 +47,17 @@ def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTraine
     return tokenizer
 
 
+def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> PreTrainedTokenizerBase:
+    """Return `tokenizer` with a pad token that never ends a response.
+
+    Plain transformers reads a score at the last token that is not the pad token. Where pad is the token that ends
+    a response, it would read the token before: such a tokenizer gets a pad token of its own, `<|pad|>`.
+    """
+    if tokenizer.pad_token == (end_token or tokenizer.eos_token):
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    return tokenizer
+
+
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """True where both turn every text into the same ids: pad tokens may differ, they carry no text."""
 
@@ -79,15 +76,18 @@ def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int) -> 
     from transformers import AutoModelForCausalLM
 
     model = _load(AutoModelForCausalLM, settings, dtype)
-    return _prepared(model, settings, tokenizer_size)
+    _check_vocabulary(model, settings, tokenizer_size)
+    return _prepared(model, settings)
 
 
 def load_scalar_model(
-    settings: ModelSettings, dtype: Any, tokenizer_size: int, pad_token_id: int, must_have_head: bool
+    settings: ModelSettings, dtype: Any, tokenizer: PreTrainedTokenizerBase, must_have_head: bool
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label: a reward model or a critic.
 
-    must_have_head: refuse a folder whose scalar head would be made up (a language model's, say).
+    Its configuration takes the tokenizer's pad token: plain transformers reads the score at the last token that
+    is not it. must_have_head: refuse a folder whose scalar head would be made up (a language model's, say); where
+    it may be made up, the embeddings grow to a tokenizer that has gained a pad token.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -99,10 +99,13 @@ def load_scalar_model(
                 f"'{settings.name_or_path}' holds {', '.join(architectures) or 'no architecture'}, and a model for "
                 "sequence classification was expected: train one with step 2 and give its model folder"
             )
-    model = _load(AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=pad_token_id)
+    model = _load(AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=tokenizer.pad_token_id)
     if not hasattr(model, "score"):
         raise ThreestepError(f"{type(model).__name__} keeps its scalar head elsewhere than in 'score'; use another family")
-    return _prepared(model, settings, tokenizer_size)
+    if not must_have_head and len(tokenizer) > model.config.get_text_config().vocab_size:
+        model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=8)
+    _check_vocabulary(model, settings, len(tokenizer))
+    return _prepared(model, settings)
 
 
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
@@ -119,18 +122,31 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -
         report.setLevel(level)
 
 
-def _prepared(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> PreTrainedModel:
-    if settings.dropout is not None:
-        set_dropout(model, settings.dropout)
+def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:
     rows = model.config.get_text_config().vocab_size
     if tokenizer_size > rows:
         raise ThreestepError(
             f"the tokenizer of '{settings.name_or_path}' has {tokenizer_size} tokens and its model embeds {rows}; "
             "resize the model's embeddings or give the tokenizer that belongs to it"
         )
+
+
+def check_positions(model: PreTrainedModel, longest_tokens: int, flags: str) -> None:
+    """ThreestepError where `longest_tokens`, what `flags` allow, is more than the model has positions for."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and longest_tokens > positions:
+        raise ThreestepError(
+            f"{flags} allow sequences of {longest_tokens} tokens and {type(model).__name__} has {positions} positions; "
+            "lower them or use a model with more positions"
+        )
+
+
+def _prepared(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
+    if settings.dropout is not None:
+        set_dropout(model, settings.dropout)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
+    return add_lora(model, settings)
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from training.utils.models.loading import ModelSettings
+    from training.utils.models.settings import ModelSettings
 
 _ADAPTER = "default"
 

@@ -71,6 +71,12 @@ def progress_bar(total_steps: int, name: str, is_main_rank: bool) -> tqdm:
     )
 
 
+def show(bar: tqdm, figures: str) -> None:
+    """Count one step done and show `figures` at the end of the bar."""
+    bar.set_postfix_str(figures, refresh=False)
+    bar.update()
+
+
 def say(sentence: str, is_main_rank: bool = True) -> None:
     """Print one line of a run's story on rank 0, beside the progress bar."""
     if is_main_rank:

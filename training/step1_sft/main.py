@@ -1,0 +1,76 @@
+"""Step 1: supervised fine-tuning on chosen responses.
+
+    python -m training.step1_sft.main --model_name_or_path DIR --data_path jsonl:chosen.jsonl --output_dir OUT
+
+One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.step1_sft.arguments import SftArguments
+from training.utils.data.arguments import DataArguments
+from training.utils.engine.arguments import EngineArguments
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load data and model, train, save."""
+    groups = parse_arguments((RunArguments, DataArguments, ModelArguments, EngineArguments, SftArguments), argv, __doc__ or "")
+    run, data, model, engine, sft = groups
+
+    from training.step1_sft.trainer import SftSettings, SftTrainer
+    from training.utils.data.build import build_phase
+    from training.utils.engine.setup import load_under, plan_settings, start_run, whole_steps
+    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.loading import check_positions, load_causal_lm, load_tokenizer
+    from training.utils.models.saving import save_model
+    from training.utils.models.token_model import PolicyModel
+    from training.utils.run.metrics import MetricsWriter, say
+
+    settings = engine.settings(sft.learning_rate)
+    with started_process_group() as ranks:
+        folder = start_run(run, resolved_settings(groups), ranks)
+        tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
+        phase = build_phase(1, data, tokenizer, run.seed, ranks.is_main, say)
+        total_steps, sequences_per_step = whole_steps(engine, len(phase.train), ranks)
+
+        causal_lm = load_under(settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer)))
+        check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
+        trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, total_steps)
+
+        with MetricsWriter(folder.path, ranks.is_main) as metrics:
+            result = SftTrainer(
+                trained,
+                phase.train,
+                phase.eval,
+                SftSettings(
+                    total_steps=total_steps,
+                    sequences_per_step=sequences_per_step,
+                    train_plan=plan_settings(engine, engine.per_device_train_batch_size, ranks),
+                    eval_plan=plan_settings(engine, engine.per_device_eval_batch_size, ranks),
+                    eval_interval=engine.eval_interval,
+                    pad_token_id=tokenizer.pad_token_id,
+                    seed=run.seed,
+                ),
+                metrics,
+            ).train()
+
+        tensors = trained.full_state(causal_lm)
+        if ranks.is_main:
+            save_model(folder.model, causal_lm, tensors, tokenizer)
+        folder.write_summary(vars(result))
+        say(
+            f"step 1: evaluation loss {result.eval_loss_before:.3f} -> {result.eval_loss_after:.3f} nats a token in "
+            f"{result.seconds:.0f} s; the model is in {folder.model}",
+            ranks.is_main,
+        )
+
+
+if __name__ == "__main__":
+    run_program(main)

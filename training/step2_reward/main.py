@@ -1,0 +1,94 @@
+"""Step 2: a reward model from pairs of chosen and rejected responses.
+
+    python -m training.step2_reward.main --model_name_or_path SFT_MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
+
+One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.step2_reward.arguments import RewardArguments
+from training.utils.data.arguments import DataArguments
+from training.utils.engine.arguments import EngineArguments
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load data and model, train, save."""
+    groups = parse_arguments(
+        (RunArguments, DataArguments, ModelArguments, EngineArguments, RewardArguments), argv, __doc__ or ""
+    )
+    run, data, model, engine, reward = groups
+
+    from training.step2_reward.trainer import RewardSettings, RewardTrainer
+    from training.utils.data.build import build_phase
+    from training.utils.engine.setup import load_under, plan_settings, start_run, whole_steps
+    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.loading import (
+        check_positions,
+        load_scalar_model,
+        load_tokenizer,
+        with_pad_apart,
+    )
+    from training.utils.models.saving import save_model
+    from training.utils.models.token_model import ScalarModel
+    from training.utils.run.metrics import MetricsWriter, say
+
+    settings = engine.settings(reward.learning_rate)
+    with started_process_group() as ranks:
+        folder = start_run(run, resolved_settings(groups), ranks)
+        tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
+        tokenizer = with_pad_apart(tokenizer, data.end_of_conversation_token)
+        phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
+        total_steps, prompts_per_step = whole_steps(engine, len(phase.train), ranks)
+
+        scorer = load_under(
+            settings, ranks, lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False)
+        )
+        check_positions(scorer, data.max_seq_len, "--max_seq_len")
+        trained = TrainingEngine(ScalarModel(scorer), settings, ranks, total_steps)
+
+        with MetricsWriter(folder.path, ranks.is_main) as metrics:
+            result = RewardTrainer(
+                trained,
+                phase.train,
+                phase.eval,
+                RewardSettings(
+                    total_steps=total_steps,
+                    prompts_per_step=prompts_per_step,
+                    train_plan=plan_settings(engine, engine.per_device_train_batch_size, ranks),
+                    eval_plan=plan_settings(engine, engine.per_device_eval_batch_size, ranks),
+                    eval_interval=engine.eval_interval,
+                    pad_token_id=tokenizer.pad_token_id,
+                    seed=run.seed,
+                ),
+                metrics,
+            ).train()
+
+        tensors = trained.full_state(scorer)
+        if ranks.is_main:
+            save_model(folder.model, scorer, tensors, tokenizer)
+        folder.write_summary(
+            {
+                "eval_accuracy_before": result.before.accuracy,
+                "eval_accuracy": result.after.accuracy,
+                "eval_score_gap": result.after.score_gap,
+                "eval_loss": result.after.loss,
+                "seconds": result.seconds,
+            }
+        )
+        say(
+            f"step 2: pair accuracy {result.before.accuracy:.3f} -> {result.after.accuracy:.3f}, score gap "
+            f"{result.after.score_gap:.2f}, in {result.seconds:.0f} s; the model is in {folder.model}",
+            ranks.is_main,
+        )
+
+
+if __name__ == "__main__":
+    run_program(main)

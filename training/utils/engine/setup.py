@@ -1,0 +1,61 @@
+"""What every program does between its flags and its loop: run folder, seeds, step counts, loading under ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from training.utils.engine.arguments import EngineArguments
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.startup import Ranks, born_sharded, check_dtype
+from training.utils.layout.order import steps_in
+from training.utils.layout.planner import PlanSettings
+from training.utils.run.errors import ThreestepError
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_folder import RunFolder
+from training.utils.run.seeds import seed_everything
+
+
+def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
+    """Make the run's folder, write every setting to it, seed this rank."""
+    folder = RunFolder(run.output_dir, ranks.is_main)
+    folder.write_config({**settings, "ranks": ranks.world_size})
+    seed_everything(run.seed, ranks.rank)
+    return folder
+
+
+def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, int]:
+    """Return (optimizer steps, sequences of each). ThreestepError where the rows do not fill one step."""
+    sequences = engine.per_device_train_batch_size * ranks.world_size * engine.gradient_accumulation_steps
+    steps = steps_in(rows, engine.num_train_epochs, sequences)
+    if steps == 0:
+        raise ThreestepError(
+            f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
+            f"{engine.per_device_train_batch_size} x {ranks.world_size} ranks x --gradient_accumulation_steps "
+            f"{engine.gradient_accumulation_steps}) and {engine.num_train_epochs:g} epochs of {rows} training rows do "
+            "not fill one; lower the batch or add rows or epochs"
+        )
+    if engine.max_train_steps is not None:
+        steps = min(steps, engine.max_train_steps)
+    return steps, sequences
+
+
+def plan_settings(engine: EngineArguments, sequences_per_micro_batch: int, ranks: Ranks) -> PlanSettings:
+    """How this run's sequences are dealt to ranks and micro-batches."""
+    return PlanSettings(
+        ranks=ranks.world_size,
+        sequences_per_micro_batch=sequences_per_micro_batch,
+        max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
+    )
+
+
+def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dtype], Any]) -> Any:
+    """Call `load(dtype)` so that a ZeRO-3 model is born sharded; other stages get it on this rank's device."""
+    dtype = check_dtype(settings.dtype)
+    config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
+    with born_sharded(config, settings.zero_stage):
+        model = load(dtype)
+    return model if settings.zero_stage == 3 else model.to(ranks.device)

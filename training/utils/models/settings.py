@@ -1,0 +1,20 @@
+"""How one model is loaded and which of its weights train, as one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """name_or_path: folder or hub name. dropout: every dropout rate of the model, None keeps the model's own.
+    lora_*: see training.utils.models.lora. gradient_checkpointing: recompute activations in backward."""
+
+    name_or_path: str
+    dropout: float | None = None
+    gradient_checkpointing: bool = False
+    lora_dim: int = 0
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    lora_module_name: str = "all-linear"
+    only_optimize_lora: bool = True
