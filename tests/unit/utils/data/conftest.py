@@ -1,0 +1,59 @@
+"""Small files and flags for the tests of the data room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.utils.data import registry
+from training.utils.data.arguments import DataArguments
+
+
+def pair_rows(count: int) -> list[dict[str, str]]:
+    """Rows of different lengths, no two alike."""
+    return [
+        {
+            "prompt": f"Human: What is {i} + {i % 7}? Assistant:",
+            "chosen": f" {i} + {i % 7} is {i + i % 7}." + " Sure." * (i % 3),
+            "rejected": f" It is {i}.",
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., str]:
+    """Write rows (objects, or lines as they are) to a JSON-lines file; returns its path."""
+
+    def write(rows: list[Any], name: str = "rows.jsonl") -> str:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        path = tmp_path / name
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def flags(tmp_path: Path, write_rows: Callable[..., str]) -> Callable[..., DataArguments]:
+    """Data flags that read forty pairs and cache below tmp_path, with whatever is given instead."""
+
+    def make(rows: list[Any] | None = None, **given: Any) -> DataArguments:
+        if "data_path" not in given:
+            given["data_path"] = [f"jsonl:{write_rows(pair_rows(40) if rows is None else rows)}"]
+        return DataArguments(**{"data_output_path": str(tmp_path / "cache"), **given})
+
+    return make
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Classes and modules that a test registers are forgotten after it."""
+    registry.registered_names()
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    monkeypatch.setattr(registry, "_loaded_modules", {})
+    yield

@@ -1,0 +1,92 @@
+"""All mistakes in the data flags are found at once, before data is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from transformers import HfArgumentParser
+
+from training.utils.data.arguments import DataArguments
+from training.utils.run.errors import Mistakes, ThreestepError
+
+
+def sentences_of(arguments: DataArguments) -> list[str]:
+    mistakes = Mistakes()
+    arguments.validate(mistakes)
+    return mistakes.sentences
+
+
+def test_flags_by_deepspeed_chats_names():
+    (arguments,) = HfArgumentParser(DataArguments).parse_args_into_dataclasses(
+        "--data_path a b --data_split 6,2,2 --sft_only_data_path c --max_seq_len 99 --max_prompt_seq_len 33 "
+        "--data_output_path out --unsupervised_dataset_name d --unsupervised_dataset_config_name e "
+        "--max_eval_rows 7 --rebuild_cache".split()
+    )
+    assert arguments.data_path == ["a", "b"] and arguments.sft_only_data_path == ["c"]
+    assert (arguments.data_split, arguments.max_seq_len, arguments.max_prompt_seq_len) == ("6,2,2", 99, 33)
+    assert arguments.rebuild_cache is True and arguments.max_eval_rows == 7
+    assert arguments.unsupervised_dataset_config_name == "e"
+
+
+def test_the_defaults_are_sound(flags):
+    assert sentences_of(flags()) == []
+    assert DataArguments().data_split == "2,4,4"
+    assert "~" not in DataArguments().cache_dir and not DataArguments().cache_dir.startswith("/tmp")
+
+
+def test_every_mistake_at_once(flags, tmp_path):
+    wrong = flags(
+        data_path=["jsonl:missing.jsonl", "embeded"],
+        data_split="1,2",
+        sft_only_data_path=["Dahoas/rm-statik"],
+        dataset_module=["no_such_file.py"],
+        dataset_dir=str(tmp_path / "nowhere"),
+        truncation="rigth",
+        prompt_truncation="none",
+        loss_on="prompt",
+        eval_fraction=1.0,
+        max_seq_len=1,
+        max_prompt_seq_len=0,
+        max_train_rows=0,
+        max_eval_rows=-1,
+        unsupervised_dataset_name="jsonl:missing.jsonl",
+    )
+    found = sentences_of(wrong)
+    for fragment in (
+        "names a file that does not exist",
+        "no dataset is registered as 'embeded'; did you mean 'embedded'",
+        "did you mean 'Dahoas/rm-static'",
+        "expected three numbers",
+        "expected a Python file, got 'no_such_file.py'",
+        "there is no folder",
+        "truncation: expected one of right, left, middle, error, drop, got 'rigth'; did you mean 'right'",
+        "prompt_truncation: expected one of",
+        "loss_on: expected one of response, conversation",
+        "eval_fraction: expected a share",
+        "max_seq_len: expected at least 2 tokens, got 1",
+        "max_prompt_seq_len: expected at least 1 tokens, got 0",
+        "max_train_rows: expected at least 1 row, got 0",
+        "max_eval_rows: expected at least 1 row, got -1",
+        "unsupervised_dataset_name: there is no file 'missing.jsonl'",
+    ):
+        assert any(fragment in sentence for sentence in found), fragment
+    assert len(found) == 15
+
+
+def test_no_dataset_at_all(flags):
+    assert any("expected at least one dataset" in sentence for sentence in sentences_of(flags(data_path=[])))
+    with pytest.raises(ThreestepError, match="--data_path embedded"):
+        mistakes = Mistakes()
+        flags(data_path=[]).validate(mistakes)
+        mistakes.raise_if_any()
+
+
+def test_importing_the_flags_is_cheap():
+    program = (
+        "import sys; import training.utils.data.arguments, training.utils.data.registry;"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow') if m in sys.modules])"
+    )
+    got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == "[]"
