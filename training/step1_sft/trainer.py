@@ -116,7 +116,9 @@ class SftTrainer:
         """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
         mine = plan_step([len(row.input_ids) for row in batch], plan).micro_batches[self.ranks.rank]
         return [
-            padded_rows([_sequence(batch[index]) for index in micro_batch], self.settings.pad_token_id).to(self.ranks.device)
+            padded_rows([_sequence(batch[index]) for index in micro_batch], self.settings.pad_token_id).to(
+                self.ranks.device
+            )
             for micro_batch in mine
         ]
 

@@ -12,7 +12,8 @@ class RewardArguments:
     """The reward model."""
 
     learning_rate: float = field(
-        default=1e-5, metadata={"help": "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023)."}
+        default=1e-5,
+        metadata={"help": "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023)."},
     )
 
     def validate(self, mistakes: Mistakes) -> None:

@@ -17,12 +17,12 @@ from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
+GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, RewardArguments)
+
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
-    groups = parse_arguments(
-        (RunArguments, DataArguments, ModelArguments, EngineArguments, RewardArguments), argv, __doc__ or ""
-    )
+    groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, model, engine, reward = groups
 
     from training.step2_reward.trainer import RewardSettings, RewardTrainer

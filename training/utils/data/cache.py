@@ -156,7 +156,7 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     manifest = _read_manifest(final)
     if manifest is None:
         raise Damaged("no readable manifest")
-    if manifest.get("fingerprint") != fingerprint or hash_parts(manifest.get("parts", {})) != fingerprint:
+    if hash_parts(manifest.get("parts", {})) != fingerprint:
         raise Damaged("its manifest belongs to something else")
     splits = {}
     for key, entry in manifest["splits"].items():

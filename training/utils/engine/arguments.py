@@ -52,7 +52,9 @@ class EngineArguments:
         for flag in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
             got = getattr(self, flag)
             mistakes.require(got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
-        mistakes.require(self.num_train_epochs > 0, f"--num_train_epochs expects more than 0, got {self.num_train_epochs}")
+        mistakes.require(
+            self.num_train_epochs > 0, f"--num_train_epochs expects more than 0, got {self.num_train_epochs}"
+        )
         check_engine_choices(mistakes, self.dtype, {"--zero_stage": self.zero_stage}, self.offload)
 
     def settings(self, learning_rate: float) -> EngineSettings:

@@ -39,3 +39,12 @@ def barrier() -> None:
     """Wait until every rank is here."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.barrier()
+
+
+def largest(number: int, device: torch.device) -> int:
+    """Return the largest `number` of all ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return number
+    value = torch.tensor(number, dtype=torch.int64, device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return int(value)

@@ -97,7 +97,13 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
     for key in theirs:
         if key not in known:
             mistakes.add(f"{where}: DeepSpeed knows no key '{key}'{nearest_names(key, known)}")
-    owned = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "scheduler")
+    owned = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "optimizer",
+        "scheduler",
+    )
     for key in owned:
         if theirs.get(key, "auto") != "auto":
             mistakes.add(f"{where}: '{key}' is set by Threestep's own flags; remove it or write \"auto\"")

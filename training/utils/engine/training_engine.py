@@ -124,7 +124,9 @@ class TrainingEngine:
         }
         for what, (ran, wanted) in taken.items():
             if ran != wanted:
-                raise ThreestepError(f"DeepSpeed runs with {what} = {ran} where {wanted} was asked for; this version differs")
+                raise ThreestepError(
+                    f"DeepSpeed runs with {what} = {ran} where {wanted} was asked for; this version differs"
+                )
 
 
 def full_tensors(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, torch.Tensor]]:

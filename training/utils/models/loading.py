@@ -37,7 +37,9 @@ def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTraine
             raise ThreestepError(f"--pad_token '{pad_token}' is no token of the tokenizer in '{name_or_path}'")
         tokenizer.pad_token = pad_token
     if tokenizer.eos_token_id is None:
-        raise ThreestepError(f"the tokenizer in '{name_or_path}' has no end-of-sequence token; set eos_token in its files")
+        raise ThreestepError(
+            f"the tokenizer in '{name_or_path}' has no end-of-sequence token; set eos_token in its files"
+        )
     if tokenizer.pad_token_id is None:
         raise ThreestepError(
             f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
@@ -99,9 +101,13 @@ def load_scalar_model(
                 f"'{settings.name_or_path}' holds {', '.join(architectures) or 'no architecture'}, and a model for "
                 "sequence classification was expected: train one with step 2 and give its model folder"
             )
-    model = _load(AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=tokenizer.pad_token_id)
+    model = _load(
+        AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=tokenizer.pad_token_id
+    )
     if not hasattr(model, "score"):
-        raise ThreestepError(f"{type(model).__name__} keeps its scalar head elsewhere than in 'score'; use another family")
+        raise ThreestepError(
+            f"{type(model).__name__} keeps its scalar head elsewhere than in 'score'; use another family"
+        )
     if not must_have_head and len(tokenizer) > model.config.get_text_config().vocab_size:
         model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
@@ -117,7 +123,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -
     try:
         return auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
     except (OSError, ValueError) as problem:
-        raise ThreestepError(f"no model could be loaded from '{settings.name_or_path}': {_first_line(problem)}") from problem
+        raise ThreestepError(
+            f"no model could be loaded from '{settings.name_or_path}': {_first_line(problem)}"
+        ) from problem
     finally:
         report.setLevel(level)
 

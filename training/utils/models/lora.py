@@ -5,6 +5,8 @@ A model with adapters keeps its class, so every other room treats it as the mode
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from training.utils.run.errors import ThreestepError
@@ -95,3 +97,22 @@ def _linear_layers_named(model: PreTrainedModel, part: str) -> list[str]:
             "use 'all-linear' or a part of a name such as 'layers.'"
         )
     return found
+
+
+@contextlib.contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, `model` computes as if it had no adapters.
+
+    PEFT's own switch also turns requires_grad off and on, which the hooks that DeepSpeed puts on parameters do not
+    survive; the flag it sets is enough (peft 0.21, tuners_utils.BaseTunerLayer).
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

@@ -30,7 +30,10 @@ def parse_arguments(groups: Sequence[type], argv: Sequence[str], description: st
             raise ThreestepError(f"in the command line or the configuration: {message}")
 
     parser = StrictParser(
-        list(groups), description=description, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        list(groups),
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--config", default=None, metavar="FILE", help="YAML file of settings; flags override it")
     # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.

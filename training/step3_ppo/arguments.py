@@ -1,0 +1,173 @@
+"""The flags of step 3. Cheap to import: `--help` reaches this module. Defaults' sources: docs/ppo.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.utils.engine.arguments import check_engine_choices
+from training.utils.engine.settings import EngineSettings
+from training.utils.models.arguments import check_dropout, check_lora
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import Mistakes
+
+
+@dataclass
+class RolesArguments:
+    """The four models: actor (and reference, its start), critic (and reward model, its start)."""
+
+    actor_model_name_or_path: str = field(default="", metadata={"help": "Step 1's model: actor and reference."})
+    critic_model_name_or_path: str = field(default="", metadata={"help": "Step 2's model: critic and reward model."})
+    pad_token: str | None = field(
+        default=None, metadata={"help": "A token of the tokenizer to pad with, where it names none itself."}
+    )
+    actor_learning_rate: float = field(default=9.65e-6, metadata={"help": "Peak learning rate of the actor."})
+    critic_learning_rate: float = field(default=5e-6, metadata={"help": "Peak learning rate of the critic."})
+    actor_weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay on the actor's matrices."})
+    critic_weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay on the critic's matrices."})
+    actor_zero_stage: int = field(default=0, metadata={"help": "ZeRO stage of the actor; 3 shards the reference too."})
+    critic_zero_stage: int = field(
+        default=0, metadata={"help": "ZeRO stage of the critic; 3 shards the reward model too."}
+    )
+    actor_gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute the actor's activations."})
+    critic_gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute the critic's activations."})
+    actor_dropout: float | None = field(
+        default=0.0, metadata={"help": "Dropout of the actor; with any, the first ratio of an update is not 1."}
+    )
+    critic_dropout: float | None = field(default=0.0, metadata={"help": "Dropout of the critic."})
+    actor_lora_dim: int = field(
+        default=0, metadata={"help": "LoRA rank of the actor; its reference is the adapter off."}
+    )
+    critic_lora_dim: int = field(default=0, metadata={"help": "LoRA rank of the critic."})
+    actor_lora_module_name: str = field(default="all-linear", metadata={"help": "As step 1's --lora_module_name."})
+    critic_lora_module_name: str = field(default="all-linear", metadata={"help": "As step 1's --lora_module_name."})
+    lora_alpha: float = field(default=16.0, metadata={"help": "LoRA's scale is alpha / rank."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the adapters."})
+    only_optimize_lora: bool = field(default=True, metadata={"help": "With LoRA: freeze every other weight."})
+    dtype: str = field(default="bf16", metadata={"help": "fp32, bf16 or fp16 (GPU only)."})
+    offload: bool = field(default=False, metadata={"help": "Keep actor's and critic's optimizer state in CPU memory."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "A schedule of transformers.get_scheduler."})
+    num_warmup_steps: int = field(default=0, metadata={"help": "Optimizer steps of linear warm-up."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Clip gradients to this norm; 0 does not clip."})
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        for flag in ("actor_model_name_or_path", "critic_model_name_or_path"):
+            mistakes.require(bool(getattr(self, flag)), f"--{flag} expects a model folder or hub name, got nothing")
+        for flag in ("actor_learning_rate", "critic_learning_rate"):
+            got = getattr(self, flag)
+            mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
+        check_engine_choices(
+            mistakes,
+            self.dtype,
+            {"--actor_zero_stage": self.actor_zero_stage, "--critic_zero_stage": self.critic_zero_stage},
+            self.offload,
+        )
+        check_dropout(mistakes, "--actor_dropout", self.actor_dropout)
+        check_dropout(mistakes, "--critic_dropout", self.critic_dropout)
+        check_lora(mistakes, self.actor_lora_dim, self.lora_dropout)
+        check_lora(mistakes, self.critic_lora_dim, self.lora_dropout)
+
+    def actor_model(self) -> ModelSettings:
+        return self._model("actor", self.actor_model_name_or_path)
+
+    def critic_model(self) -> ModelSettings:
+        return self._model("critic", self.critic_model_name_or_path)
+
+    def actor_engine(self) -> EngineSettings:
+        return self._engine("actor")
+
+    def critic_engine(self) -> EngineSettings:
+        return self._engine("critic")
+
+    def _model(self, role: str, path: str) -> ModelSettings:
+        return ModelSettings(
+            name_or_path=path,
+            dropout=getattr(self, f"{role}_dropout"),
+            gradient_checkpointing=getattr(self, f"{role}_gradient_checkpointing"),
+            lora_dim=getattr(self, f"{role}_lora_dim"),
+            lora_alpha=self.lora_alpha,
+            lora_dropout=self.lora_dropout,
+            lora_module_name=getattr(self, f"{role}_lora_module_name"),
+            only_optimize_lora=self.only_optimize_lora,
+        )
+
+    def _engine(self, role: str) -> EngineSettings:
+        return EngineSettings(
+            dtype=self.dtype,
+            zero_stage=getattr(self, f"{role}_zero_stage"),
+            offload=self.offload,
+            learning_rate=getattr(self, f"{role}_learning_rate"),
+            weight_decay=getattr(self, f"{role}_weight_decay"),
+            lr_scheduler_type=self.lr_scheduler_type,
+            num_warmup_steps=self.num_warmup_steps,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+
+@dataclass
+class PpoArguments:
+    """Rollouts, rewards and updates."""
+
+    per_device_generation_batch_size: int = field(default=16, metadata={"help": "Prompts of one rollout of one rank."})
+    generation_batches: int = field(default=1, metadata={"help": "Rollouts of one rank between two updates."})
+    per_device_training_batch_size: int = field(
+        default=16, metadata={"help": "Most sequences in one forward of a rank."}
+    )
+    gradient_accumulation_steps: int = field(
+        default=1, metadata={"help": "A minibatch is training batch size x ranks x this many sequences, exactly."}
+    )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None, metadata={"help": "Most tokens in one forward, padding included; default: no bound."}
+    )
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the prompts."})
+    max_train_steps: int | None = field(
+        default=None, metadata={"help": "Stop after so many rollouts with their updates."}
+    )
+    ppo_epochs: int = field(default=1, metadata={"help": "Passes over each rollout's minibatches."})
+    max_answer_seq_len: int = field(default=256, metadata={"help": "Most tokens of a response."})
+    rollout_engine: str = field(default="hf", metadata={"help": "What draws the responses."})
+    temperature: float = field(default=1.0, metadata={"help": "Of rollouts, and of the policy that is trained."})
+    top_k: int = field(default=0, metadata={"help": "Draw from the k likeliest tokens; 0 from all."})
+    top_p: float = field(default=1.0, metadata={"help": "Draw from the likeliest tokens of this mass; 1 from all."})
+    advantage: str = field(default="gae", metadata={"help": "Advantage estimator."})
+    kl_coef: float = field(default=0.1, metadata={"help": "Weight of the KL to the reference in the reward."})
+    clip_reward: float = field(default=5.0, metadata={"help": "Scores are clipped to +- this."})
+    clip_range: float = field(default=0.2, metadata={"help": "PPO's clip of the probability ratio."})
+    clip_range_value: float = field(default=0.2, metadata={"help": "Clip of the value's change."})
+    gamma: float = field(default=1.0, metadata={"help": "Discount."})
+    lam: float = field(default=0.95, metadata={"help": "GAE's lambda."})
+    whiten_advantages: bool = field(default=True, metadata={"help": "Mean 0 and variance 1 over all ranks' tokens."})
+    unsup_coef: float = field(default=27.8, metadata={"help": "Weight of the pretraining loss, where text is given."})
+    eval_interval: int = field(
+        default=0, metadata={"help": "Evaluate every so many rollouts; always before and after training."}
+    )
+    per_device_eval_batch_size: int = field(
+        default=64, metadata={"help": "Prompts of one evaluation rollout of a rank."}
+    )
+    checker: str | None = field(
+        default=None, metadata={"help": "A rule that scores held-out responses and trains nothing: embedded, gsm8k."}
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        whole = (
+            "per_device_generation_batch_size", "generation_batches", "per_device_training_batch_size",
+            "gradient_accumulation_steps", "ppo_epochs", "max_answer_seq_len", "per_device_eval_batch_size",
+        )  # fmt: skip
+        for flag in whole:
+            got = getattr(self, flag)
+            mistakes.require(got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
+        rolled_out = self.per_device_generation_batch_size * self.generation_batches
+        minibatch = self.per_device_training_batch_size * self.gradient_accumulation_steps
+        mistakes.require(
+            minibatch >= 1 and rolled_out % max(minibatch, 1) == 0,
+            f"each rank rolls out {rolled_out} sequences (--per_device_generation_batch_size x --generation_batches), "
+            f"which does not divide into minibatches of {minibatch} (--per_device_training_batch_size x "
+            "--gradient_accumulation_steps); make the first a multiple of the second",
+        )
+        mistakes.require(self.temperature > 0, f"--temperature expects more than 0, got {self.temperature}")
+        mistakes.require(self.top_k >= 0, f"--top_k expects 0 (all tokens) or more, got {self.top_k}")
+        mistakes.require(0 < self.top_p <= 1, f"--top_p expects more than 0 and at most 1, got {self.top_p}")
+        for flag in ("gamma", "lam"):
+            got = getattr(self, flag)
+            mistakes.require(0 <= got <= 1, f"--{flag} expects a number from 0 to 1, got {got}")

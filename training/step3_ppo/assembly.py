@@ -1,0 +1,187 @@
+"""Builds the parts of step 3 from its flags, so that main stays a table of contents and the trainer knows no flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.arguments import PpoArguments, RolesArguments
+from training.step3_ppo.evaluation import Evaluator, standard_error_of_gain
+from training.step3_ppo.experience import ExperienceSettings
+from training.step3_ppo.rewards import RULES, Rule
+from training.step3_ppo.roles import Roles, Tokenizers
+from training.step3_ppo.rollout import ENGINES
+from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.trainer import PpoResult, PpoSettings, PpoTrainer
+from training.utils.data.arguments import DataArguments
+from training.utils.data.build import build_phase, build_unsupervised
+from training.utils.data.phases import PromptRow, TextBlock
+from training.utils.data.tokenize import end_of_conversation_id
+from training.utils.engine.startup import Ranks
+from training.utils.layout.order import steps_in
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
+from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_folder import RunFolder
+
+
+class Names(NamedTuple):
+    """What the flags' names stand for."""
+
+    rollout_engine: type[RolloutEngine]
+    checker: Rule | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the trainer reads, and how long it will."""
+
+    train: Sequence[PromptRow]
+    eval: Sequence[PromptRow]
+    texts: Sequence[TextBlock] | None
+    total_rollouts: int
+    optimizer_steps: int
+    ranks: Ranks
+
+
+def checked_names(ppo: PpoArguments) -> Names:
+    """Look every name up before a model loads; ThreestepError with near names for those that nothing has."""
+    mistakes = Mistakes()
+    for flag, name, table in (
+        ("--advantage", ppo.advantage, ESTIMATORS),
+        ("--rollout_engine", ppo.rollout_engine, ENGINES),
+        ("--checker", ppo.checker, RULES),
+    ):
+        if name is not None and name not in table:
+            mistakes.add(f"{flag} expects one of {', '.join(table)}, got '{name}'{nearest_names(name, table)}")
+    mistakes.raise_if_any()
+    return Names(ENGINES[ppo.rollout_engine], RULES[ppo.checker] if ppo.checker else None)
+
+
+def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
+    """Load both; ThreestepError where actor and reward model would read different texts from the same ids."""
+    actor = load_tokenizer(roles.actor_model_name_or_path, roles.pad_token)
+    critic = load_tokenizer(roles.critic_model_name_or_path, roles.pad_token)
+    if not same_tokenizer(actor, critic):
+        raise ThreestepError(
+            f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) and "
+            f"--critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the reward "
+            "model would read other words than the actor wrote; train step 2 from a model with the actor's tokenizer"
+        )
+    return Tokenizers(actor, critic)
+
+
+def load_prompts(
+    run: RunArguments,
+    data: DataArguments,
+    ppo: PpoArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    ranks: Ranks,
+    say: Callable[..., None],
+) -> Inputs:
+    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make."""
+    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, say)
+    texts = None
+    if data.unsupervised_dataset_name is not None:
+        block_length = data.max_prompt_seq_len + ppo.max_answer_seq_len
+        texts = build_unsupervised(data, tokenizer, block_length, run.seed, ranks.is_main, say)
+    per_rank = ppo.per_device_generation_batch_size * ppo.generation_batches
+    rollouts = steps_in(len(phase.train), ppo.num_train_epochs, per_rank * ranks.world_size)
+    if rollouts == 0:
+        raise ThreestepError(
+            f"one rollout takes {per_rank * ranks.world_size} prompts (--per_device_generation_batch_size x "
+            f"--generation_batches x {ranks.world_size} ranks) and {ppo.num_train_epochs:g} epochs of {len(phase.train)} "
+            "prompts do not fill one; lower the batch or add prompts or epochs"
+        )
+    if ppo.max_train_steps is not None:
+        rollouts = min(rollouts, ppo.max_train_steps)
+    minibatches = per_rank // (ppo.per_device_training_batch_size * ppo.gradient_accumulation_steps)
+    return Inputs(phase.train, phase.eval, texts, rollouts, rollouts * minibatches * ppo.ppo_epochs, ranks)
+
+
+def make_trainer(
+    roles: Roles,
+    names: Names,
+    inputs: Inputs,
+    tokenizers: Tokenizers,
+    run: RunArguments,
+    data: DataArguments,
+    ppo: PpoArguments,
+    metrics: MetricsWriter,
+    folder: RunFolder,
+) -> PpoTrainer:
+    """Put the trainer together."""
+    longest = data.max_prompt_seq_len + ppo.max_answer_seq_len
+    for model in (roles.actor_model, roles.critic_model):
+        check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
+    tokenizer = tokenizers.actor
+    sampling = Sampling(
+        max_new_tokens=ppo.max_answer_seq_len,
+        temperature=ppo.temperature,
+        top_k=ppo.top_k,
+        top_p=ppo.top_p,
+        end_token_id=end_of_conversation_id(tokenizer, data.end_of_conversation_token),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    experience = ExperienceSettings(
+        temperature=ppo.temperature,
+        clip_reward=ppo.clip_reward,
+        kl_coef=ppo.kl_coef,
+        advantage=ppo.advantage,
+        gamma=ppo.gamma,
+        lam=ppo.lam,
+        whiten_advantages=ppo.whiten_advantages,
+        plan=PlanSettings(1, ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    folder.start_samples()
+    engine = names.rollout_engine()
+    evaluator = Evaluator(
+        roles=roles,
+        rollout_engine=engine,
+        prompts=inputs.eval,
+        tokenizer=tokenizer,
+        checker=names.checker,
+        sampling=sampling,
+        experience=experience,
+        prompts_per_batch=ppo.per_device_eval_batch_size,
+        seed=run.seed,
+        metrics=metrics,
+        folder=folder,
+    )
+    settings = PpoSettings(
+        total_rollouts=inputs.total_rollouts,
+        prompts_per_batch=ppo.per_device_generation_batch_size,
+        generation_batches=ppo.generation_batches,
+        sequences_per_minibatch=ppo.per_device_training_batch_size * ppo.gradient_accumulation_steps,
+        ppo_epochs=ppo.ppo_epochs,
+        clip_range=ppo.clip_range,
+        clip_range_value=ppo.clip_range_value,
+        unsup_coef=ppo.unsup_coef,
+        eval_interval=ppo.eval_interval,
+        seed=run.seed,
+        sampling=sampling,
+        experience=experience,
+    )
+    return PpoTrainer(roles, engine, inputs.train, inputs.texts, evaluator, settings, metrics)
+
+
+def summary_of(result: PpoResult) -> dict[str, Any]:
+    """The run's closing figures; the checker's are absent where there was none."""
+    before, after = result.before, result.after
+    summary: dict[str, Any] = {
+        "reward_before": before.reward,
+        "reward_after": after.reward,
+        "reward_standard_error": standard_error_of_gain(before.scores, after.scores),
+    }
+    if before.checks is not None and after.checks is not None:
+        summary["checker_before"] = before.check
+        summary["checker_after"] = after.check
+        summary["checker_standard_error"] = standard_error_of_gain(before.checks, after.checks)
+    return {**summary, "held_out_prompts": len(before.scores), "seconds": result.seconds}

@@ -1,0 +1,136 @@
+"""How good the actor's responses to held-out prompts are: before, during and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from training.step3_ppo.experience import ExperienceSettings, score
+from training.step3_ppo.records import Rollout
+from training.step3_ppo.rewards import Rule
+from training.step3_ppo.roles import Roles
+from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.utils.data.collate import collate_prompts
+from training.utils.data.phases import PromptRow
+from training.utils.engine.collectives import gathered
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_folder import RunFolder
+from training.utils.run.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One number a held-out prompt, in the prompts' order. checks: of the rule, None where there is no rule."""
+
+    scores: list[float]
+    checks: list[float] | None
+
+    @property
+    def reward(self) -> float:
+        return sum(self.scores) / len(self.scores)
+
+    @property
+    def check(self) -> float | None:
+        return None if self.checks is None else sum(self.checks) / len(self.checks)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Samples one response a held-out prompt, each from a seed of its own that stays the same in every evaluation."""
+
+    roles: Roles
+    rollout_engine: RolloutEngine
+    prompts: Sequence[PromptRow]
+    tokenizer: PreTrainedTokenizerBase
+    checker: Rule | None
+    sampling: Sampling
+    experience: ExperienceSettings
+    prompts_per_batch: int
+    seed: int
+    metrics: MetricsWriter
+    folder: RunFolder
+
+    def evaluate(self, step: int) -> Evaluation:
+        """Return every prompt's score and check; record their means and every sample."""
+        ranks = self.roles.actor.ranks
+        mine = list(range(ranks.rank, len(self.prompts), ranks.world_size))
+        # Ranks may differ by one prompt: the shorter ones repeat their last and drop the copy, so that all ranks
+        # run the same number of batches.
+        per_rank = -(-len(self.prompts) // ranks.world_size)
+        padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
+        samples: dict[int, dict[str, Any]] = {}
+        for start in range(0, per_rank, self.prompts_per_batch):
+            for sample in self._samples(padded[start : start + self.prompts_per_batch]):
+                samples[sample["prompt_index"]] = sample
+        everyone = {index: sample for part in gathered(samples) for index, sample in part.items()}
+        ordered = [{"step": step, **everyone[index]} for index in sorted(everyone)]
+        self._record(step, ordered)
+        return Evaluation(
+            scores=[sample["reward"] for sample in ordered],
+            checks=[sample["check"] for sample in ordered] if self.checker else None,
+        )
+
+    def _samples(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        rows = [self.prompts[index] for index in indices]
+        batch = collate_prompts(rows, self.sampling.pad_token_id)
+        device = self.roles.actor.ranks.device
+        seeds = [derived_seed(self.seed, "evaluation", index) for index in indices]
+        with self.roles.reading(), torch.no_grad():
+            with self.roles.whole_actor.lent() as model:
+                rollout = self.rollout_engine.roll_out(
+                    model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), self.sampling, seeds
+                )
+            scores = score(rollout, self.roles, self.experience).tolist()
+        responses = self._texts(rollout)
+        samples = [
+            {
+                "prompt_index": index,
+                "prompt": row.prompt_text,
+                "response": response,
+                "reward": reward,
+                "response_tokens": int(tokens),
+                "ended": bool(ended),
+            }
+            for index, row, response, reward, tokens, ended in zip(
+                indices, rows, responses, scores, rollout.response_lengths_B, rollout.ended_B, strict=True
+            )
+        ]
+        if self.checker is not None:
+            checks = self.checker([row.prompt_text for row in rows], responses, [row.reference for row in rows])
+            for sample, check in zip(samples, checks, strict=True):
+                sample["check"] = check
+        return samples
+
+    def _texts(self, rollout: Rollout) -> list[str]:
+        """The responses as text, without the end-of-conversation token."""
+        lengths_B = rollout.response_lengths_B - rollout.ended_B.long()
+        return [
+            self.tokenizer.decode(rollout.response_ids_BR[index, : int(length)])
+            for index, length in enumerate(lengths_B)
+        ]
+
+    def _record(self, step: int, samples: list[dict[str, Any]]) -> None:
+        def mean(name: str) -> float:
+            return sum(float(sample[name]) for sample in samples) / len(samples)
+
+        figures = {
+            "eval/reward": mean("reward"),
+            "eval/response_tokens": mean("response_tokens"),
+            "eval/ended_share": mean("ended"),
+        }
+        if self.checker is not None:
+            figures["eval/check"] = mean("check")
+        self.metrics.write(step, figures)
+        self.folder.append_samples(samples)
+
+
+def standard_error_of_gain(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the standard error of mean(after - before), both on the same prompts in the same order."""
+    gains = [new - old for old, new in zip(before, after, strict=True)]
+    mean = sum(gains) / len(gains)
+    variance = sum((gain - mean) ** 2 for gain in gains) / max(len(gains) - 1, 1)
+    return (variance / len(gains)) ** 0.5

@@ -1,0 +1,71 @@
+"""Step 3: PPO against the reward model.
+
+    python -m training.step3_ppo.main --actor_model_name_or_path SFT_MODEL --critic_model_name_or_path REWARD_MODEL \\
+        --data_path jsonl:prompts.jsonl --output_dir OUT
+
+One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.step3_ppo.arguments import PpoArguments, RolesArguments
+from training.utils.data.arguments import DataArguments
+from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+
+GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load prompts and models, train, save."""
+    groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    run, data, roles_arguments, ppo = groups
+
+    from training.step3_ppo.assembly import checked_names, load_prompts, load_tokenizers, make_trainer, summary_of
+    from training.step3_ppo.roles import RoleSettings, load_roles
+    from training.utils.engine.setup import start_run
+    from training.utils.engine.startup import started_process_group
+    from training.utils.models.saving import save_model
+    from training.utils.run.metrics import MetricsWriter, say
+
+    names = checked_names(ppo)
+    with started_process_group() as ranks:
+        folder = start_run(run, resolved_settings(groups), ranks)
+        tokenizers = load_tokenizers(roles_arguments, data)
+        inputs = load_prompts(run, data, ppo, tokenizers.actor, ranks, say)
+        roles = load_roles(
+            RoleSettings(
+                roles_arguments.actor_model(),
+                roles_arguments.actor_engine(),
+                roles_arguments.critic_model(),
+                roles_arguments.critic_engine(),
+            ),
+            tokenizers,
+            ranks,
+            total_steps=inputs.optimizer_steps,
+        )
+        with MetricsWriter(folder.path, ranks.is_main) as metrics:
+            result = make_trainer(roles, names, inputs, tokenizers, run, data, ppo, metrics, folder).train()
+
+        for name, engine, model, tokenizer in (
+            ("model", roles.actor, roles.actor_model, tokenizers.actor),
+            ("critic", roles.critic, roles.critic_model, tokenizers.critic),
+        ):
+            tensors = engine.full_state(model)
+            if ranks.is_main:
+                save_model(folder.path / name, model, tensors, tokenizer)
+        summary = summary_of(result)
+        folder.write_summary(summary)
+        say(
+            f"step 3: mean reward on held-out prompts {summary['reward_before']:.3f} -> {summary['reward_after']:.3f} "
+            f"(standard error of the gain {summary['reward_standard_error']:.3f}) in {result.seconds:.0f} s; the "
+            f"model is in {folder.model}",
+            ranks.is_main,
+        )
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,72 @@
+"""What passes between the numbered parts of step 3, every field with its shape.
+
+B sequences (of this rank), P prompt tokens, R response tokens (the longest response of the batch).
+
+Worked example, B = 2, P = 3, R = 3, pad id 0, end-of-conversation token 9. Prompts [5 6 7] and [8]; the first
+response is [4 9] (ended), the second [3 3 3] (cut by max_answer_seq_len):
+    prompt_ids_BP [[5 6 7], [0 0 8]]      response_ids_BR [[4 9 0], [3 3 3]]
+    response_lengths_B [2 3]              response_mask_BR [[T T F], [T T T]]      ended_B [T F]
+Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: its
+    rewards_BR[0] = [-0.1 d_0, 1.5 - 0.1 d_1, 0]: the score lands on the end token, the last real one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Prompts and the responses sampled for them.
+
+    prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
+    response_ids_BR: int64; the end-of-conversation token belongs to the response; pad after it.
+    response_lengths_B: int64, from 1 to R.
+    sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before top-k and top-p;
+        0 outside the response.
+    ended_B: bool, True where the end-of-conversation token was drawn.
+    """
+
+    prompt_ids_BP: torch.Tensor
+    prompt_mask_BP: torch.Tensor
+    response_ids_BR: torch.Tensor
+    response_lengths_B: torch.Tensor
+    sampled_logprobs_BR: torch.Tensor
+    ended_B: torch.Tensor
+
+    @cached_property
+    def response_mask_BR(self) -> torch.Tensor:
+        """bool, True on response tokens; made from lengths, never from ids."""
+        columns_R = torch.arange(self.response_ids_BR.shape[1], device=self.response_lengths_B.device)
+        return columns_R < self.response_lengths_B.unsqueeze(1)
+
+    def prompt_of(self, index: int) -> torch.Tensor:
+        """int64 [prompt length], without padding."""
+        return self.prompt_ids_BP[index][self.prompt_mask_BP[index]]
+
+    def response_of(self, index: int) -> torch.Tensor:
+        """int64 [response length], without padding."""
+        return self.response_ids_BR[index, : int(self.response_lengths_B[index])]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A rollout with everything that learning needs. All [B, R] are float32 and 0 outside the response.
+
+    scores_B: reward model, clipped.                     rewards_BR: score at the last token, minus KL at each.
+    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature.
+    ref_logprobs_BR: of the reference.                   values_BR: critic, in the state that chooses the token.
+    advantages_BR: whitened over all ranks.              returns_BR: advantages before whitening + values.
+    """
+
+    rollout: Rollout
+    scores_B: torch.Tensor
+    old_logprobs_BR: torch.Tensor
+    ref_logprobs_BR: torch.Tensor
+    values_BR: torch.Tensor
+    rewards_BR: torch.Tensor
+    advantages_BR: torch.Tensor
+    returns_BR: torch.Tensor

@@ -1,0 +1,36 @@
+"""GSM8K: is the final answer right?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+
+def gsm8k_reward(prompts: Sequence[str], responses: Sequence[str], references: Sequence[Any]) -> list[float]:
+    """Return 1.0 where the response's answer equals the reference as a number, else 0.0.
+
+    The answer is the first number after the last "####"; a response without the mark has none
+    (Cobbe et al. 2021: solutions end with "#### ANSWER").
+    """
+    return [
+        float(_equal(_answer(response), reference)) for response, reference in zip(responses, references, strict=True)
+    ]
+
+
+def _answer(response: str) -> str | None:
+    _, mark, tail = response.rpartition("####")
+    found = _NUMBER.search(tail) if mark else None
+    return found.group() if found else None
+
+
+def _equal(answer: str | None, reference: Any) -> bool:
+    if answer is None or reference is None:
+        return False
+    try:
+        return Decimal(answer.replace(",", "")) == Decimal(str(reference).replace(",", ""))
+    except InvalidOperation:
+        return False

@@ -1,0 +1,115 @@
+"""The four models of PPO: actor and critic are trained, reference and reward model only read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from training.utils.engine.frozen import FrozenModel
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.setup import load_under
+from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.whole_model import WholeModel
+from training.utils.layout.rows import TokenRows
+from training.utils.models.loading import load_causal_lm, load_scalar_model
+from training.utils.models.lora import adapters_off
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
+
+
+class Reference:
+    """The policy as it started: a frozen copy, or the actor with its LoRA adapters off."""
+
+    def __init__(self, frozen: FrozenModel | None, actor: TrainingEngine, actor_model: PreTrainedModel) -> None:
+        self._frozen = frozen
+        self._actor = actor
+        self._actor_model = actor_model
+
+    def __call__(self, rows: TokenRows, temperature: float) -> TokenLogprobs:
+        if self._frozen is not None:
+            return self._frozen(rows, temperature)
+        with adapters_off(self._actor_model):
+            return self._actor(rows, temperature)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """actor_model and critic_model are the transformers models inside the engines; `whole_actor` lends the actor's
+    whole weights to a rollout."""
+
+    actor: TrainingEngine
+    actor_model: PreTrainedModel
+    critic: TrainingEngine
+    critic_model: PreTrainedModel
+    reference: Reference
+    reward_model: FrozenModel
+    whole_actor: WholeModel
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Actor and critic in eval mode inside, in train mode after."""
+        self.actor.eval()
+        self.critic.eval()
+        yield
+        self.actor.train()
+        self.critic.train()
+
+
+class Tokenizers(NamedTuple):
+    """One vocabulary; only the pad tokens may differ."""
+
+    actor: PreTrainedTokenizerBase
+    critic: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class RoleSettings:
+    """How each trained model is loaded and trained; its frozen twin starts from the same weights."""
+
+    actor_model: ModelSettings
+    actor_engine: EngineSettings
+    critic_model: ModelSettings
+    critic_engine: EngineSettings
+
+
+def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, total_steps: int) -> Roles:
+    """Load all four. `total_steps`: optimizer steps of the whole run, which the LR schedules span."""
+
+    def language_model(model: ModelSettings) -> PreTrainedModel:
+        return load_under(
+            settings.actor_engine, ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor))
+        )
+
+    def scalar_model(model: ModelSettings) -> PreTrainedModel:
+        return load_under(
+            settings.critic_engine,
+            ranks,
+            lambda dtype: load_scalar_model(model, dtype, tokenizers.critic, must_have_head=True),
+        )
+
+    frozen_critic = ModelSettings(settings.critic_model.name_or_path)
+    reward_model = FrozenModel(ScalarModel(scalar_model(frozen_critic)), settings.critic_engine, ranks)
+    adapter_is_all = settings.actor_model.lora_dim > 0 and settings.actor_model.only_optimize_lora
+    frozen_actor = None
+    if not adapter_is_all:
+        plain = ModelSettings(settings.actor_model.name_or_path)
+        frozen_actor = FrozenModel(PolicyModel(language_model(plain)), settings.actor_engine, ranks)
+
+    actor_model = language_model(settings.actor_model)
+    critic_model = scalar_model(settings.critic_model)
+    actor = TrainingEngine(PolicyModel(actor_model), settings.actor_engine, ranks, total_steps)
+    critic = TrainingEngine(ScalarModel(critic_model), settings.critic_engine, ranks, total_steps)
+    return Roles(
+        actor=actor,
+        actor_model=actor_model,
+        critic=critic,
+        critic_model=critic_model,
+        reference=Reference(frozen_actor, actor, actor_model),
+        reward_model=reward_model,
+        whole_actor=WholeModel(actor, actor_model),
+    )

@@ -1,0 +1,32 @@
+"""A model that is only read: whole on every rank, or under ZeRO-3 in shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.startup import Ranks
+
+
+class FrozenModel:
+    """Calls a module without gradients. With ZeRO-3 settings its weights stay sharded between calls."""
+
+    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
+        module.requires_grad_(False)
+        module.eval()
+        self._module = module
+        if settings.zero_stage == 3:
+            import deepspeed
+
+            config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
+            config["zero_optimization"].pop("offload_optimizer", None)
+            self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
+            self._module.eval()
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module(*args, **kwargs)

@@ -1,0 +1,68 @@
+"""A model's whole weights in one plain module, for code that runs many forwards on one rank: rollouts.
+
+Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy on this rank, filled by one gather of the
+weights and emptied afterwards: one gather a rollout, not one a token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from training.utils.engine.training_engine import TrainingEngine
+
+
+class WholeModel:
+    """Lends `model`, which `engine` trains, with whole weights in eval mode."""
+
+    def __init__(self, engine: TrainingEngine, model: PreTrainedModel) -> None:
+        self._engine = engine
+        self._model = model
+        self._copy = _empty_copy(model, engine) if engine.settings.zero_stage == 3 else None
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[PreTrainedModel]:
+        """Every rank must enter together: under ZeRO-3 filling the copy is a collective."""
+        if self._copy is None:
+            was_training = self._model.training
+            self._model.eval()
+            try:
+                yield self._model
+            finally:
+                self._model.train(was_training)
+            return
+        self._fill(self._copy)
+        try:
+            yield self._copy
+        finally:
+            _release(self._copy)
+
+    def _fill(self, plain: PreTrainedModel) -> None:
+        targets = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+        for name, tensor in self._engine.full_tensors(self._model):
+            target = targets[name]
+            if isinstance(target, torch.nn.Parameter):
+                target.data = tensor.detach().clone()
+            else:
+                target.copy_(tensor)
+        plain.tie_weights()
+
+
+def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
+    """The same architecture without adapters, whose weights take no memory until they are lent."""
+    with no_init_weights():
+        plain = type(model)(copy.deepcopy(model.config)).to(dtype=model.dtype, device=engine.ranks.device)
+    plain.eval()
+    plain.requires_grad_(False)
+    _release(plain)
+    return plain
+
+
+def _release(plain: PreTrainedModel) -> None:
+    for parameter in plain.parameters():
+        parameter.data = parameter.data.new_empty(0)
