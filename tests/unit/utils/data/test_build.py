@@ -79,9 +79,7 @@ def test_phase_3_is_a_flipped_prompt(flags, tiny_tokenizer):
 
 
 def test_prompt_ids_are_the_same_in_all_phases(flags, tiny_tokenizer):
-    rows = [
-        {**PAIR, "prompt": f"{prompt}"} for prompt in ("Human: a Assistant:", "no space", "ends in one ")
-    ] * 4
+    rows = [{**PAIR, "prompt": f"{prompt}"} for prompt in ("Human: a Assistant:", "no space", "ends in one ")] * 4
     seen: dict[int, set[tuple[int, ...]]] = {}
     for split in ("1,0,0", "0,1,0", "0,0,1"):
         phase = split.split(",").index("1") + 1
@@ -100,9 +98,7 @@ def test_one_end_token_in_all_phases(flags, tiny_tokenizer, token):
     end_id = tiny_tokenizer.eos_token_id if token is None else tiny_tokenizer.pad_token_id
     data = flags(end_of_conversation_token=token)
     sentences = all_rows(build_phase(1, data, tiny_tokenizer, seed=1))
-    responses = [
-        ids for row in all_rows(build_phase(2, data, tiny_tokenizer, seed=1)) for ids in row.response_ids
-    ]
+    responses = [ids for row in all_rows(build_phase(2, data, tiny_tokenizer, seed=1)) for ids in row.response_ids]
     for ids in [row.input_ids for row in sentences] + responses:
         assert ids[-1] == end_id and (ids == end_id).sum() == 1
 
@@ -181,9 +177,7 @@ def test_rows_without_rejected_leave_phase_2_alone(flags, tiny_tokenizer):
 )
 def test_what_cannot_serve_is_dropped_and_counted(flags, tiny_tokenizer, phase, row, reason):
     split = ["1,0,0", "0,1,0", "0,0,1"][phase - 1]
-    data = flags(
-        [PAIR, {**PAIR, **row}], data_split=split, eval_fraction=0.0, max_seq_len=60, max_prompt_seq_len=60
-    )
+    data = flags([PAIR, {**PAIR, **row}], data_split=split, eval_fraction=0.0, max_seq_len=60, max_prompt_seq_len=60)
     built = build_phase(phase, data, tiny_tokenizer, seed=1)
     assert len(built.train) == 1 and built.report.train.dropped == {reason: 1}
 
@@ -228,9 +222,7 @@ def test_truncation_error_names_the_row(flags, tiny_tokenizer):
         max_prompt_seq_len=40,
         prompt_truncation="error",
     )
-    with pytest.raises(
-        ThreestepError, match=r"row id 1: a prompt of \d+ tokens, and max_prompt_seq_len is 40"
-    ):
+    with pytest.raises(ThreestepError, match=r"row id 1: a prompt of \d+ tokens, and max_prompt_seq_len is 40"):
         build_phase(3, data, tiny_tokenizer, seed=1)
 
 
@@ -283,9 +275,7 @@ OTHER_TOKENIZER = [*SENTENCES, "so very many other words to merge, so very many"
         ("code", (1, 2, 3)),
     ],
 )
-def test_what_changes_rows_rebuilds_and_what_does_not_resumes(
-    flags, tiny_tokenizer, monkeypatch, what, phases
-):
+def test_what_changes_rows_rebuilds_and_what_does_not_resumes(flags, tiny_tokenizer, monkeypatch, what, phases):
     data, tokenizer, seed = flags(), tiny_tokenizer, 1
     for phase in (1, 2, 3):
         build_phase(phase, data, tokenizer, seed)
@@ -378,14 +368,10 @@ print(json.dumps([rows, resumed]))
             "PYTHONHASHSEED": rank,
         }
         ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         )
     (rows_0, resumed_0), (rows_1, resumed_1) = (json.loads(rank.communicate(timeout=60)[0]) for rank in ranks)
-    alone = [
-        [row.row_id for row in build_phase(phase, data, tiny_tokenizer, seed=1).train] for phase in (1, 2, 3)
-    ]
+    alone = [[row.row_id for row in build_phase(phase, data, tiny_tokenizer, seed=1).train] for phase in (1, 2, 3)]
     assert rows_0 == rows_1 == alone
     assert [one + other for one, other in zip(resumed_0, resumed_1, strict=True)] == [1, 1, 1]
 
@@ -431,6 +417,16 @@ def test_own_evaluation_rows_are_used_and_none_are_carved(own, tiny_tokenizer):
     built = [build_phase(phase, data, tiny_tokenizer, 1) for phase in (1, 2, 3)]
     assert sum(len(phase.train) for phase in built) == 20
     assert [[row.row_id for row in phase.eval] for phase in built] == [[20, 21, 22]] * 3
+
+
+def test_row_ids_number_all_rows_of_all_sources(own, flags, tiny_tokenizer):
+    held_out = [{"p": "Human: x Assistant:", "c": " y", "r": " z"}] * 3
+    data = own(get_eval_data=lambda self: held_out)
+    data = dataclasses.replace(data, data_path=["own", *flags().data_path], data_split="1,0,0", eval_fraction=0.0)
+    built = build_phase(1, data, tiny_tokenizer, 1)
+    # 20 training rows, 3 evaluation rows, then 40 of the file.
+    assert [row.row_id for row in built.eval] == [20, 21, 22]
+    assert sorted(row.row_id for row in built.train) == [*range(20), *range(23, 63)]
 
 
 def test_a_changed_row_of_a_class_rebuilds(own, tiny_tokenizer):
@@ -524,9 +520,7 @@ def test_a_malformed_row_stops_every_phase(flags, tiny_tokenizer):
     """Also the phases that would not get that row: it is found in step 1, not after hours."""
     data = flags([*many(PAIR, 9), '{"prompt": "x", "chosen": 5}'])
     for phase in (1, 2, 3):
-        with pytest.raises(
-            ThreestepError, match=r"rows.jsonl, line 10: column 'chosen': expected text, got a number"
-        ):
+        with pytest.raises(ThreestepError, match=r"rows.jsonl, line 10: column 'chosen': expected text, got a number"):
             build_phase(phase, data, tiny_tokenizer, 1)
 
 
@@ -543,9 +537,7 @@ def test_a_wrong_split(flags, tiny_tokenizer, split):
 
 def test_no_pairs_at_all_names_the_flag(flags, tiny_tokenizer):
     rows = [{key: row[key] for key in ("prompt", "chosen")} for row in many(PAIR)]
-    with pytest.raises(
-        ThreestepError, match=r"all 7 rows .* were dropped \(7 no_rejected\).*--rejected_column"
-    ):
+    with pytest.raises(ThreestepError, match=r"all 7 rows .* were dropped \(7 no_rejected\).*--rejected_column"):
         build_phase(2, flags(rows), tiny_tokenizer, 1)
 
 
@@ -615,12 +607,8 @@ def test_text_from_a_folder(flags, tiny_tokenizer, tmp_path):
     datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "texts"))
     data = flags(unsupervised_dataset_name=str(tmp_path / "texts"))
     assert len(build_unsupervised(data, tiny_tokenizer, 8, seed=1)) > 10
-    with pytest.raises(
-        ThreestepError, match="no column 'body', its columns are text.*--unsupervised_text_column"
-    ):
-        build_unsupervised(
-            dataclasses.replace(data, unsupervised_text_column="body"), tiny_tokenizer, 8, seed=1
-        )
+    with pytest.raises(ThreestepError, match="no column 'body', its columns are text.*--unsupervised_text_column"):
+        build_unsupervised(dataclasses.replace(data, unsupervised_text_column="body"), tiny_tokenizer, 8, seed=1)
 
 
 def test_mistakes_in_unsupervised_text(flags, text_flags, tiny_tokenizer, write_rows):
@@ -631,7 +619,5 @@ def test_mistakes_in_unsupervised_text(flags, text_flags, tiny_tokenizer, write_
     with pytest.raises(ThreestepError, match="fewer than one block of 500"):
         build_unsupervised(text_flags(["short"]), tiny_tokenizer, 500, seed=1)
     path = write_rows([{"text": "a"}, {"body": "b"}], "mixed.jsonl")
-    with pytest.raises(
-        ThreestepError, match="mixed.jsonl, line 2: no column 'text'.*--unsupervised_text_column"
-    ):
+    with pytest.raises(ThreestepError, match="mixed.jsonl, line 2: no column 'text'.*--unsupervised_text_column"):
         build_unsupervised(flags(unsupervised_dataset_name=f"jsonl:{path}"), tiny_tokenizer, 8, seed=1)

@@ -53,7 +53,5 @@ def test_what_cannot_be_loaded_is_one_error(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ThreestepError, match="could not be loaded from the folder"):
         load_by_name(str(tmp_path / "empty"))
-    with pytest.raises(
-        ThreestepError, match="'no-such/name' could not be loaded from the hub.*check the name"
-    ):
+    with pytest.raises(ThreestepError, match="'no-such/name' could not be loaded from the hub.*check the name"):
         load_by_name("no-such/name")

@@ -129,9 +129,7 @@ def test_a_missing_column_names_the_flag(write_rows):
     raw = reader(write_rows([{"prompt": "a", "answer": " b"}]))
     raw.check_phase(3)
     for phase in (1, 2):
-        with pytest.raises(
-            ThreestepError, match=f"phase {phase} needs the column 'chosen'.*'answer', 'prompt'"
-        ) as e:
+        with pytest.raises(ThreestepError, match=f"phase {phase} needs the column 'chosen'.*'answer', 'prompt'") as e:
             raw.check_phase(phase)
         assert "--chosen_column" in str(e.value)
 
@@ -146,6 +144,4 @@ def test_a_rejected_column_that_was_asked_for_must_be_there(write_rows):
 def test_the_fingerprint_is_the_files_content(write_rows):
     first, same = write_rows([GOOD], "first.jsonl"), write_rows([GOOD], "moved.jsonl")
     other = write_rows([{**GOOD, "chosen": " yas"}], "other.jsonl")
-    assert (
-        reader(first).get_fingerprint() == reader(same).get_fingerprint() != reader(other).get_fingerprint()
-    )
+    assert reader(first).get_fingerprint() == reader(same).get_fingerprint() != reader(other).get_fingerprint()

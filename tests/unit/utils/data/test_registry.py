@@ -60,9 +60,7 @@ def test_the_folder_flag_is_there_before_the_constructor_runs(own_module, flags,
 
 
 def test_an_unknown_name_and_the_near_ones():
-    with pytest.raises(
-        ThreestepError, match="no dataset is registered as 'stanfordnlp/SHPP'; did you mean"
-    ) as e:
+    with pytest.raises(ThreestepError, match="no dataset is registered as 'stanfordnlp/SHPP'; did you mean") as e:
         find_dataset("stanfordnlp/SHPP")
     assert "'stanfordnlp/SHP'" in str(e.value) and "--dataset_module" in str(e.value)
 
@@ -80,9 +78,7 @@ def test_a_path_that_ends_in_a_registered_name(tmp_path):
 
 
 def test_a_path_that_ends_in_a_registered_name_and_is_not_there():
-    with pytest.raises(
-        ThreestepError, match="ends in the registered name 'Dahoas/rm-static', but nothing is there"
-    ):
+    with pytest.raises(ThreestepError, match="ends in the registered name 'Dahoas/rm-static', but nothing is there"):
         find_dataset("/nowhere/Dahoas/rm-static")
 
 

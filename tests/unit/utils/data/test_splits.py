@@ -64,10 +64,7 @@ FROZEN_EVAL = [1, 3, 8]
 
 
 def test_the_same_rows_in_another_process_and_at_any_world_size():
-    program = (
-        "from training.utils.data.splits import split_indices;"
-        "print(split_indices(200, '2,4,4', 7, 2).tolist())"
-    )
+    program = "from training.utils.data.splits import split_indices;print(split_indices(200, '2,4,4', 7, 2).tolist())"
     expected = str(split_indices(200, "2,4,4", 7, 2).tolist())
     for rank, world_size, hash_seed in (("0", "1", "1"), ("3", "4", "2")):
         environment = {"RANK": rank, "WORLD_SIZE": world_size, "PYTHONHASHSEED": hash_seed}

@@ -40,9 +40,7 @@ def with_bos_and_eos() -> PreTrainedTokenizerFast:
 def with_a_space_of_its_own() -> PreTrainedTokenizerFast:
     """Puts a space before any text, as Llama 2's does: a response alone gets one too many."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
     trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"])
@@ -124,8 +122,11 @@ def test_an_end_token_that_is_several_tokens(tiny_tokenizer):
 
 
 def test_an_end_token_that_is_unknown():
-    with pytest.raises(ThreestepError, match="'é' is unknown to it"):
-        end_of_conversation_id(with_a_space_of_its_own(), "é")
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    assert end_of_conversation_id(tokenizer, "</s>") == 1
+    with pytest.raises(ThreestepError, match="'<end>' is unknown to it"):
+        end_of_conversation_id(tokenizer, "<end>")
 
 
 def test_a_tokenizer_without_eos(tiny_tokenizer):
