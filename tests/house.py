@@ -27,7 +27,9 @@ ROOMS_BELOW = {
     "engine": ("layout", "run"),
     "data": ("layout", "run"),
 }
-SIDEWAYS: dict[tuple[str, str], str] = {}
+SIDEWAYS: dict[tuple[str, str], str] = {
+    ("engine", "models"): "reading a sharded model's weights out needs both: the engine gathers, LoRA merges",
+}
 
 # Third parties that live in a few places only.
 ONLY_IN = {

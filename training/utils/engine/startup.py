@@ -49,6 +49,7 @@ def started_process_group() -> Iterator[Ranks]:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # after the import, which sets it to WARNING
     # On a CPU deepspeed compiles a shared-memory collective at start-up; only inference_all_reduce uses it
     # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
