@@ -16,7 +16,7 @@ from training.step3_ppo.rewards import RULES, Rule
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.rollout import ENGINES
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
-from training.step3_ppo.trainer import PpoResult, PpoSettings, PpoTrainer
+from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase, build_unsupervised
 from training.utils.data.phases import PromptRow, TextBlock
@@ -105,22 +105,42 @@ def load_prompts(
     return Inputs(phase.train, phase.eval, texts, rollouts, rollouts * minibatches * ppo.ppo_epochs, ranks)
 
 
-def make_trainer(
+def make_parts(
     roles: Roles,
     names: Names,
     inputs: Inputs,
-    tokenizers: Tokenizers,
+    tokenizer: PreTrainedTokenizerBase,
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
     metrics: MetricsWriter,
     folder: RunFolder,
-) -> PpoTrainer:
-    """Put the trainer together."""
+) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
+    """Return what the trainer works with besides the models and the data."""
     longest = data.max_prompt_seq_len + ppo.max_answer_seq_len
     for model in (roles.actor_model, roles.critic_model):
         check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
-    tokenizer = tokenizers.actor
+    settings = _settings(inputs, tokenizer, run, data, ppo)
+    engine = names.rollout_engine()
+    evaluator = Evaluator(
+        roles=roles,
+        rollout_engine=engine,
+        prompts=inputs.eval,
+        tokenizer=tokenizer,
+        checker=names.checker,
+        sampling=settings.sampling,
+        experience=settings.experience,
+        prompts_per_batch=ppo.per_device_eval_batch_size,
+        seed=run.seed,
+        metrics=metrics,
+        folder=folder,
+    )
+    return engine, evaluator, settings
+
+
+def _settings(
+    inputs: Inputs, tokenizer: PreTrainedTokenizerBase, run: RunArguments, data: DataArguments, ppo: PpoArguments
+) -> PpoSettings:
     sampling = Sampling(
         max_new_tokens=ppo.max_answer_seq_len,
         temperature=ppo.temperature,
@@ -140,22 +160,7 @@ def make_trainer(
         plan=PlanSettings(1, ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch),
         pad_token_id=tokenizer.pad_token_id,
     )
-    folder.start_samples()
-    engine = names.rollout_engine()
-    evaluator = Evaluator(
-        roles=roles,
-        rollout_engine=engine,
-        prompts=inputs.eval,
-        tokenizer=tokenizer,
-        checker=names.checker,
-        sampling=sampling,
-        experience=experience,
-        prompts_per_batch=ppo.per_device_eval_batch_size,
-        seed=run.seed,
-        metrics=metrics,
-        folder=folder,
-    )
-    settings = PpoSettings(
+    return PpoSettings(
         total_rollouts=inputs.total_rollouts,
         prompts_per_batch=ppo.per_device_generation_batch_size,
         generation_batches=ppo.generation_batches,
@@ -169,7 +174,6 @@ def make_trainer(
         sampling=sampling,
         experience=experience,
     )
-    return PpoTrainer(roles, engine, inputs.train, inputs.texts, evaluator, settings, metrics)
 
 
 def summary_of(result: PpoResult) -> dict[str, Any]:

@@ -24,8 +24,9 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, roles_arguments, ppo = groups
 
-    from training.step3_ppo.assembly import checked_names, load_prompts, load_tokenizers, make_trainer, summary_of
+    from training.step3_ppo.assembly import checked_names, load_prompts, load_tokenizers, make_parts, summary_of
     from training.step3_ppo.roles import RoleSettings, load_roles
+    from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
     from training.utils.models.saving import save_model
@@ -48,7 +49,10 @@ def main(argv: Sequence[str]) -> None:
             total_steps=inputs.optimizer_steps,
         )
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            result = make_trainer(roles, names, inputs, tokenizers, run, data, ppo, metrics, folder).train()
+            folder.start_samples()
+            parts = make_parts(roles, names, inputs, tokenizers.actor, run, data, ppo, metrics, folder)
+            rollout_engine, evaluator, settings = parts
+            result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
 
         for name, engine, model, tokenizer in (
             ("model", roles.actor, roles.actor_model, tokenizers.actor),

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.evaluation import Evaluation, Evaluator
-from training.step3_ppo.experience import ExperienceSettings, laid_out, make_experience, sequences_of
+from training.step3_ppo.evaluation import Evaluator
+from training.step3_ppo.experience import laid_out, make_experience, sequences_of
 from training.step3_ppo.losses import policy_loss, pretraining_loss, value_loss
 from training.step3_ppo.records import Experience, Rollout
 from training.step3_ppo.roles import Roles
-from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.rollout.base import RolloutEngine
+from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.engine.collectives import summed_numbers
@@ -27,33 +28,6 @@ from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rows import TokenSequence
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
 from training.utils.run.seeds import derived_seed
-
-
-@dataclass(frozen=True)
-class PpoSettings:
-    """Counts are of one rank. total_rollouts: of the run; each is followed by ppo_epochs passes over minibatches."""
-
-    total_rollouts: int
-    prompts_per_batch: int
-    generation_batches: int
-    sequences_per_minibatch: int
-    ppo_epochs: int
-    clip_range: float
-    clip_range_value: float
-    unsup_coef: float
-    eval_interval: int
-    seed: int
-    sampling: Sampling
-    experience: ExperienceSettings
-
-
-@dataclass(frozen=True)
-class PpoResult:
-    """The evaluations on held-out prompts before and after training."""
-
-    before: Evaluation
-    after: Evaluation
-    seconds: float
 
 
 class PpoTrainer:
