@@ -103,11 +103,11 @@ class SftTrainer:
             self.engine.backward(loss)
             sums["loss"] += float(loss.detach())
         report = self.engine.step()
-        loss = summed_numbers(sums, self.ranks.device)["loss"]
+        total_loss = summed_numbers(sums, self.ranks.device)["loss"]
         seconds = time.monotonic() - started
         tokens = sum(len(row.input_ids) for row in batch)
         return {
-            "train/loss": loss,
+            "train/loss": total_loss,
             "train/tokens_per_second": tokens / seconds,
             **report.figures("train"),
         }

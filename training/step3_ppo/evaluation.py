@@ -109,7 +109,7 @@ class Evaluator:
         """The responses as text, without the end-of-conversation token."""
         lengths_B = rollout.response_lengths_B - rollout.ended_B.long()
         return [
-            self.tokenizer.decode(rollout.response_ids_BR[index, : int(length)])
+            str(self.tokenizer.decode(rollout.response_ids_BR[index, : int(length)]))
             for index, length in enumerate(lengths_B)
         ]
 

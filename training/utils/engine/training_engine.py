@@ -174,7 +174,8 @@ def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> Iterator[None]
 
 def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device) -> torch.optim.Optimizer:
     """AdamW without decay on vectors (biases, norms), as GPT-3 and its successors train."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for parameter in module.parameters():
         if parameter.requires_grad:
             dimensions = len(getattr(parameter, "ds_shape", parameter.shape))

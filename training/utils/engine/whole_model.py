@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -56,7 +57,8 @@ class WholeModel:
 def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
     """The same architecture without adapters, whose weights take no memory until they are lent."""
     with no_init_weights():
-        plain = type(model)(copy.deepcopy(model.config)).to(dtype=model.dtype, device=engine.ranks.device)
+        plain: Any = type(model)(copy.deepcopy(model.config))
+    plain.to(dtype=model.dtype, device=engine.ranks.device)
     plain.eval()
     plain.requires_grad_(False)
     _release(plain)

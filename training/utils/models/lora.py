@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.run.errors import ThreestepError
 
@@ -36,7 +36,7 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     model.add_adapter(
         LoraConfig(
             r=settings.lora_dim,
-            lora_alpha=settings.lora_alpha,
+            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
             lora_dropout=settings.lora_dropout,
             target_modules=targets,
             exclude_modules=["score"],
@@ -61,18 +61,18 @@ def merged_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def lora_delta(model: PreTrainedModel, name: str) -> torch.Tensor | None:
+def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
     """What LoRA adds to the weight called `name`, or None where it adds nothing.
 
     Under ZeRO-3 the layer's own parameters must be gathered by the caller (`layer_parameters`).
     """
     if not name.endswith(".base_layer.weight"):
         return None
-    layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
+    layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
     return layer.get_delta_weight(_ADAPTER)
 
 
-def layer_parameters(model: PreTrainedModel, name: str) -> list[torch.nn.Parameter]:
+def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:
     """The parameters that make up the merged weight called `name`: itself, and its adapters'."""
     own = model.get_parameter(name)
     if not name.endswith(".base_layer.weight"):

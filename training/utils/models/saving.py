@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,8 @@ def plain_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 
     config = copy.deepcopy(model.config)
     with torch.device("meta"):
-        skeleton = type(model)(config)
-    skeleton.to(model.dtype)
-    skeleton.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+        skeleton: Any = type(model)(config)
+    skeleton.to(dtype=model.dtype)
+    if getattr(model, "generation_config", None) is not None:
+        skeleton.generation_config = copy.deepcopy(model.generation_config)
     return skeleton

@@ -57,7 +57,8 @@ class ScalarModel(nn.Module):
         """Return float32 scalars: `at="end"` gives [B], one at each sequence's last token; `at="targets"` gives
         [M], one at the position that predicts each target (the state in which the token is chosen)."""
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
-        return self.model.score(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
+        head: nn.Module = self.model.score  # type: ignore[assignment]
+        return head(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
 
 
 def read_logits(

@@ -30,7 +30,7 @@ def parse_arguments(groups: Sequence[type], argv: Sequence[str], description: st
             raise ThreestepError(f"in the command line or the configuration: {message}")
 
     parser = StrictParser(
-        list(groups),
+        list[Any](groups),
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
