@@ -131,7 +131,7 @@ def test_a_mistake_raised_while_a_module_loads_stays_itself(tmp_path):
     path = tmp_path / "clash.py"
     path.write_text(OWN_MODULE.replace('"custom"', '"embedded"'))
     registered_names()
-    with pytest.raises(ThreestepError, match="two dataset classes are registered as 'embedded'"):
+    with pytest.raises(ThreestepError, match="^two dataset classes are registered as 'embedded'"):
         load_dataset_module(str(path))
 
 
