@@ -70,9 +70,10 @@ def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
     critic = load_tokenizer(roles.critic_model_name_or_path, roles.pad_token)
     if not same_tokenizer(actor, critic):
         raise ThreestepError(
-            f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) and "
-            f"--critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the reward "
-            "model would read other words than the actor wrote; train step 2 from a model with the actor's tokenizer"
+            f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
+            f"and --critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the "
+            "reward model would read other words than the actor wrote; train step 2 from a model with the actor's "
+            "tokenizer"
         )
     return Tokenizers(actor, critic)
 
@@ -96,8 +97,8 @@ def load_prompts(
     if rollouts == 0:
         raise ThreestepError(
             f"one rollout takes {per_rank * ranks.world_size} prompts (--per_device_generation_batch_size x "
-            f"--generation_batches x {ranks.world_size} ranks) and {ppo.num_train_epochs:g} epochs of {len(phase.train)} "
-            "prompts do not fill one; lower the batch or add prompts or epochs"
+            f"--generation_batches x {ranks.world_size} ranks) and {ppo.num_train_epochs:g} epochs of "
+            f"{len(phase.train)} prompts do not fill one; lower the batch or add prompts or epochs"
         )
     if ppo.max_train_steps is not None:
         rollouts = min(rollouts, ppo.max_train_steps)
