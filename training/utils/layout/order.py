@@ -39,4 +39,4 @@ class ShuffledStream:
 
 def steps_in(rows: int, epochs: float, sequences_per_step: int) -> int:
     """Whole optimizer steps in `epochs` passes over `rows` rows."""
-    return int(rows * epochs) // sequences_per_step
+    return int(rows * epochs + 1e-6) // sequences_per_step  # 100 rows x 0.29 epochs is 28.999999999999996 in binary

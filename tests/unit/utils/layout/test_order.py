@@ -1,0 +1,74 @@
+"""The order of rows: whole epochs, the same however it is cut."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.utils.layout.order import ShuffledStream, steps_in
+
+rows = st.integers(1, 40)
+seeds = st.integers(0, 2**63 - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, seeds, st.lists(st.integers(0, 30), max_size=8))
+def test_the_stream_is_the_same_however_it_is_cut(rows, seed, cuts):
+    whole = ShuffledStream(rows, seed).take(0, sum(cuts))
+    stream, pieces = ShuffledStream(rows, seed), []
+    for count in cuts:
+        pieces += stream.take(len(pieces), count)
+    assert pieces == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, seeds, st.integers(0, 200), st.integers(0, 60))
+def test_a_run_that_starts_in_the_middle_goes_on_alike(rows, seed, start, count):
+    assert ShuffledStream(rows, seed).take(start, count) == ShuffledStream(rows, seed).take(0, start + count)[start:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, seeds, st.integers(0, 5))
+def test_every_epoch_is_a_permutation(rows, seed, epoch):
+    assert sorted(ShuffledStream(rows, seed).take(epoch * rows, rows)) == list(range(rows))
+
+
+def test_epochs_and_seeds_differ():
+    """DeepSpeed-Chat never calls set_epoch: every epoch has the first one's order."""
+    stream = ShuffledStream(100, 1)
+    assert stream.take(0, 100) != stream.take(100, 100)
+    assert stream.take(0, 100) != ShuffledStream(100, 2).take(0, 100)
+    assert stream.take(0, 100) == ShuffledStream(100, 1).take(0, 100)
+
+
+def test_unshuffled():
+    assert ShuffledStream(3, 1, shuffle=False).take(1, 5) == [1, 2, 0, 1, 2]
+
+
+def test_another_process_takes_the_same_order():
+    program = "from training.utils.layout.order import ShuffledStream; print(ShuffledStream(50, 7).take(30, 60))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert said == str(ShuffledStream(50, 7).take(30, 60))
+
+
+def test_an_empty_stream_is_refused():
+    with pytest.raises(AssertionError, match="at least one row"):
+        ShuffledStream(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "sequences", "steps"),
+    [
+        (100, 1, 16, 6),
+        (100, 2, 16, 12),  # 200 rows: epochs follow each other without a gap
+        (15, 1, 16, 0),
+        (100, 0.5, 10, 5),
+        (100, 0.29, 29, 1),  # 100 * 0.29 is 28.999999999999996 in binary
+    ],
+)
+def test_whole_steps(rows, epochs, sequences, steps):
+    assert steps_in(rows, epochs, sequences) == steps

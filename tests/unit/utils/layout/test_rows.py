@@ -1,0 +1,153 @@
+"""Padded rows: what stands where, and that padding is never seen by a loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tiny_models import VOCABULARY, tiny_causal_lm
+from training.utils.layout.rows import PAD_SEGMENT, TokenRows, TokenSequence, join, padded_rows
+from training.utils.models.token_model import PolicyModel
+
+PAD, EOS = 0, 2
+
+
+def sequence(ids: list[int], targets: list[int]) -> TokenSequence:
+    is_target = torch.zeros(len(ids), dtype=torch.bool)
+    is_target[targets] = True
+    return TokenSequence(torch.tensor(ids), is_target)
+
+
+def random_sequences(lengths: list[int]) -> list[TokenSequence]:
+    """Prompts of about a third, then responses that end with eos."""
+    generator = torch.Generator().manual_seed(5)
+    rows = []
+    for length in lengths:
+        ids = torch.randint(3, VOCABULARY, (length,), generator=generator)
+        ids[-1] = EOS
+        rows.append(join(ids[: length // 3], ids[length // 3 :]))
+    return rows
+
+
+def test_the_worked_example_of_the_record():
+    rows = padded_rows([sequence([5, 6, 7], [2]), sequence([8, 9], [1])], pad_token_id=0)
+    assert rows.input_ids_NT.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert rows.position_ids_NT.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert rows.segment_ids_NT.tolist() == [[0, 0, 0], [0, 0, PAD_SEGMENT]]
+    assert rows.target_ids_M.tolist() == [7, 9]
+    assert rows.predictor_M.tolist() == [1, 3]
+    assert rows.sequence_M.tolist() == [0, 1]
+    assert rows.end_B.tolist() == [2, 4]
+    assert rows.real_tokens == 5
+    assert all(field.dtype == torch.int64 for field in vars(rows).values())
+
+
+def test_targets_come_in_the_order_of_the_sequences():
+    rows = padded_rows([sequence([5, 6, 7, 8], [1, 3]), sequence([9, 4, 3], [1, 2])], 0, min_width=6)
+    assert rows.target_ids_M.tolist() == [6, 8, 4, 3]
+    assert rows.predictor_M.tolist() == [0, 2, 6, 7]
+    assert rows.sequence_M.tolist() == [0, 0, 1, 1]
+    assert rows.end_B.tolist() == [3, 8]
+    assert rows.input_ids_NT.shape == (2, 6)
+
+
+def test_no_sequences_give_a_row_of_padding_without_targets():
+    rows = padded_rows([], pad_token_id=7)
+    assert rows.input_ids_NT.tolist() == [[7]]
+    assert rows.segment_ids_NT.tolist() == [[PAD_SEGMENT]]
+    assert rows.real_tokens == 0
+    for name in ("target_ids_M", "predictor_M", "sequence_M", "end_B"):
+        assert getattr(rows, name).shape == (0,)
+        assert getattr(rows, name).dtype == torch.int64
+
+
+def test_the_first_token_cannot_be_a_target():
+    with pytest.raises(AssertionError, match="the first token of a sequence has no predecessor"):
+        padded_rows([sequence([5, 6], [0, 1])], 0)
+
+
+def test_a_response_without_a_prompt_is_refused():
+    with pytest.raises(AssertionError, match="no predecessor"):
+        padded_rows([join(torch.empty(0, dtype=torch.int64), torch.tensor([4, 5]))], 0)
+
+
+def test_join_targets_the_response_and_nothing_else():
+    joined = join(torch.tensor([5, 6]), torch.tensor([7, EOS]))
+    assert joined.input_ids.tolist() == [5, 6, 7, EOS]
+    assert joined.is_target.tolist() == [False, False, True, True]
+    assert len(joined) == 4
+
+
+def test_rows_move_whole():
+    rows = padded_rows([sequence([5, 6, 7], [2])], 0).to("meta")
+    assert isinstance(rows, TokenRows)
+    assert all(field.device.type == "meta" for field in vars(rows).values())
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])
+def test_padding_changes_no_log_probability(family):
+    policy = PolicyModel(tiny_causal_lm(family, torch.float64))
+    sequences = random_sequences([19, 5, 12, 3])
+    with torch.no_grad():
+        together = policy(padded_rows(sequences, PAD)).logprobs_M
+        wider = policy(padded_rows(sequences, PAD, min_width=40)).logprobs_M
+        other_pad = policy(padded_rows(sequences, EOS, min_width=23)).logprobs_M
+        alone = torch.cat([policy(padded_rows([one], PAD)).logprobs_M for one in sequences])
+    # The forward is float64; a log-probability leaves the model as float32: relative steps of 6e-8.
+    for padded in (together, wider, other_pad):
+        torch.testing.assert_close(padded, alone, rtol=3e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])
+def test_padded_rows_equal_the_models_own_logits_padded_on_either_side(family):
+    """Against transformers with an attention mask, right- and left-padded: log_softmax of the logits before."""
+    model = tiny_causal_lm(family, torch.float64)
+    sequences = random_sequences([19, 5, 12, 3])
+    with torch.no_grad():
+        ours = PolicyModel(model)(padded_rows(sequences, PAD)).logprobs_M
+        for left in (False, True):
+            expected = torch.cat(own_logprobs(model, sequences, left))
+            torch.testing.assert_close(ours.double(), expected, rtol=3e-7, atol=1e-7)
+
+
+def own_logprobs(model, sequences: list[TokenSequence], left: bool) -> list[torch.Tensor]:
+    width = max(len(one) for one in sequences) + 3
+    ids, mask = torch.full((len(sequences), width), PAD), torch.zeros(len(sequences), width, dtype=torch.int64)
+    places = []
+    for row, one in enumerate(sequences):
+        first = width - len(one) if left else 0
+        places.append(slice(first, first + len(one)))
+        ids[row, places[row]] = one.input_ids
+        mask[row, places[row]] = 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    result = []
+    for row, one in enumerate(sequences):
+        logprobs = torch.log_softmax(logits[row, places[row]][:-1], -1)
+        chosen = logprobs.gather(-1, one.input_ids[1:, None])[:, 0]
+        result.append(chosen[one.is_target[1:]])
+    return result
+
+
+def test_eos_is_trained_where_pad_is_eos():
+    """DeepSpeed-Chat's mask, ids != pad, leaves the end of every response out of the loss."""
+    rows = padded_rows([join(torch.tensor([5, 6]), torch.tensor([7, EOS])), sequence([8, EOS], [1])], pad_token_id=EOS)
+    assert rows.target_ids_M.tolist() == [7, EOS, EOS]  # no padding among them, every real eos there
+    assert rows.end_B.tolist() == [3, 5]
+    assert rows.real_tokens == 6
+    logits_MV = torch.zeros(3, VOCABULARY, requires_grad=True)
+    torch.log_softmax(logits_MV, -1).gather(-1, rows.target_ids_M[:, None]).sum().backward()
+    # d log p(eos) / d logit(eos) = 1 - p = 63/64 where eos is the target
+    torch.testing.assert_close(logits_MV.grad[:, EOS], torch.tensor([-1 / 64, 63 / 64, 63 / 64]))
+
+
+def test_the_weights_get_the_gradient_of_eos_where_pad_is_eos():
+    model = tiny_causal_lm("llama", torch.float64, tie_word_embeddings=False, pad_token_id=EOS)
+    sequences = random_sequences([7, 4])
+    gradients = []
+    for pad in (EOS, PAD):
+        model.zero_grad()
+        PolicyModel(model)(padded_rows(sequences, pad, min_width=9)).logprobs_M.sum().backward()
+        gradients.append(model.get_output_embeddings().weight.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-6, atol=1e-8)
+    assert gradients[0][EOS].abs().max() > 0.1
