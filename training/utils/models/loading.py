@@ -33,7 +33,8 @@ def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTraine
     except Exception as problem:  # transformers raises many kinds; every one means that this name gives no tokenizer
         raise ThreestepError(f"no tokenizer could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
     if pad_token is not None:
-        if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
+        unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
+        if unknown and pad_token != tokenizer.unk_token:
             raise ThreestepError(f"--pad_token '{pad_token}' is no token of the tokenizer in '{name_or_path}'")
         tokenizer.pad_token = pad_token
     if tokenizer.eos_token_id is None:
@@ -100,6 +101,11 @@ def load_scalar_model(
             raise ThreestepError(
                 f"'{settings.name_or_path}' holds {', '.join(architectures) or 'no architecture'}, and a model for "
                 "sequence classification was expected: train one with step 2 and give its model folder"
+            )
+        if config.num_labels != 1:
+            raise ThreestepError(
+                f"'{settings.name_or_path}' scores {config.num_labels} labels, and a reward model scores one: train "
+                "one with step 2 and give its model folder"
             )
     # A pad token that the tokenizer has just gained lies outside the embeddings until they grow below, where
     # transformers refuses it; left at the model's own, which may be eos, the embedding of eos would not train.

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.tiny_models import FAMILIES, tiny_causal_lm, tiny_scalar_model
+from tests.tiny_models import FAMILIES, tiny_causal_lm
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.rows import TokenSequence, padded_rows
 from training.utils.models.loading import load_scalar_model, load_tokenizer, with_pad_apart
