@@ -148,7 +148,7 @@ class RewardTrainer:
 
     def _micro_batches(self, batch: Sequence[ResponsesRow], plan: PlanSettings) -> list[RankedRows]:
         """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
-        mine = plan_step([_sentence_tokens(row) for row in batch], plan).micro_batches[self.ranks.rank]
+        mine = plan_step([padded_tokens(row) for row in batch], plan).micro_batches[self.ranks.rank]
         return [
             ranked_rows([batch[index] for index in micro_batch], self.settings.pad_token_id, self.ranks.device)
             for micro_batch in mine
@@ -181,6 +181,11 @@ def _sentence(row: ResponsesRow, index: int) -> TokenSequence:
     return TokenSequence(torch.tensor(ids, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.bool))
 
 
+def padded_tokens(row: ResponsesRow) -> int:
+    """Tokens that a row of its own sentences takes, each padded to the longest: what the planner bounds."""
+    return len(row.response_ids) * (len(row.prompt_ids) + max(len(ids) for ids in row.response_ids))
+
+
 def _sentence_tokens(row: ResponsesRow) -> int:
-    """Tokens of all sentences, the prompt counted in each: what the padded form computes."""
+    """Tokens of all sentences, the prompt counted in each."""
     return len(row.response_ids) * len(row.prompt_ids) + sum(len(ids) for ids in row.response_ids)
