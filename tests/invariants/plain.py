@@ -29,7 +29,7 @@ class Recipe:
 
     learning_rate: float = 1e-2
     weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 6.6
     num_warmup_steps: int = 1
     total_steps: int = 4
     betas: tuple[float, float] = (0.9, 0.95)
@@ -51,8 +51,9 @@ class Trained:
     weights: dict[str, torch.Tensor]
 
 
-def train(model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor],
-          recipe: Recipe) -> Trained:
+def train(
+    model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
+) -> Trained:
     """One AdamW step a batch; vectors are not decayed."""
     parameters = dict(model.named_parameters())
     groups = [
@@ -109,8 +110,9 @@ def ranking_loss(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
     return torch.stack(per_prompt).mean()
 
 
-def train_mixed(model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor],
-                recipe: Recipe) -> Trained:
+def train_mixed(
+    model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
+) -> Trained:
     """The same in bfloat16 with float32 master weights and float32 gradients."""
     work = {name: p for name, p in model.to(torch.bfloat16).named_parameters()}
     master = {name: nn.Parameter(p.detach().float().clone()) for name, p in work.items()}

@@ -22,12 +22,15 @@ END, PAD = 0, 1
 
 @dataclass(frozen=True)
 class StandInTokenizer:
-    """All that model loading asks of a tokenizer: how many tokens it has, and which one pads."""
+    """All that these tests ask of a tokenizer: how many tokens it has, which one pads, and something readable."""
 
     pad_token_id: int = PAD
 
     def __len__(self) -> int:
         return VOCAB
+
+    def decode(self, ids: torch.Tensor) -> str:
+        return " ".join(str(int(index)) for index in ids)
 
 
 def config(**changes: object) -> LlamaConfig:
@@ -48,14 +51,26 @@ def config(**changes: object) -> LlamaConfig:
 
 
 def save_models(folder: Path) -> None:
-    """Write folder/causal (tied embeddings), folder/untied and folder/scalar."""
+    """Write folder/causal (tied embeddings), folder/untied, folder/scalar, and folder/actor, which ends its responses
+    every few tokens."""
     for name, seed, make in (
         ("causal", 0, lambda: LlamaForCausalLM(config(tie_word_embeddings=True))),
         ("untied", 1, lambda: LlamaForCausalLM(config(tie_word_embeddings=False))),
         ("scalar", 2, lambda: LlamaForSequenceClassification(config(num_labels=1))),
+        ("actor", 3, _model_that_ends),
     ):
         torch.manual_seed(seed)
         make().save_pretrained(folder / name)
+
+
+def _model_that_ends() -> LlamaForCausalLM:
+    """All embeddings share a direction, and the head reads that direction as the end token."""
+    model = LlamaForCausalLM(config(tie_word_embeddings=False))
+    direction = torch.nn.functional.normalize(torch.randn(64), dim=0)
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 4.0 * direction
+        model.lm_head.weight[END] = 1.3 * direction
+    return model
 
 
 def _ids(random: np.random.Generator, least: int, most: int) -> np.ndarray:
