@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from training.step3_ppo.rewards import RULES
-from training.step3_ppo.rewards.embedded import embedded_reward
+import pytest
+
+from training.step3_ppo.rewards import RULES, embedded
 
 
-def test_the_checkers_score_of_each_response():
-    prompts = ["Human: Leave out owl: fox owl elk Assistant:"] * 3
-    assert embedded_reward(prompts, [" fox elk", " fox", " bat"], [None] * 3) == [1.0, 0.5, 0.0]
-    assert RULES["embedded"] is embedded_reward
+def test_the_checkers_score_of_each_response(monkeypatch):
+    monkeypatch.setattr(embedded, "check", lambda prompt, response: float(len(prompt) * 10 + len(response)))
+    assert embedded.embedded_reward(["p", "pp"], ["rrr", ""], [None, None]) == [13.0, 20.0]
+    assert RULES["embedded"] is embedded.embedded_reward
+
+
+def test_every_prompt_has_a_response():
+    with pytest.raises(ValueError):
+        embedded.embedded_reward(["p", "q"], ["r"], [None, None])
