@@ -1,8 +1,8 @@
 """Training by the engine equals plain PyTorch in float64: losses, gradient norms, weights after four steps.
 
 Adam hides a gradient's scale, so the norm is compared too; DeepSpeed keeps none in float32 at stage 0, where the clip
-shows the scale: it holds in some steps and not in others. Beside the tolerance, residuals are to look like rounding: of mean
-zero, and without a part along the update, where a wrong rate, decay or bias correction would lie.
+shows the scale: it holds in some steps and not in others. Beside the tolerance, residuals are to look like rounding:
+of mean zero, and without a part along the update, where a wrong rate, decay or bias correction would lie.
 """
 
 from __future__ import annotations
