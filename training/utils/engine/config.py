@@ -30,14 +30,18 @@ def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: i
     return final
 
 
-def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted keys that `final` has and `theirs` had not."""
+def filled_in_keys(path: str, final: dict[str, Any]) -> list[str]:
+    """The dotted keys that `final` has and the user's JSON at `path` had not, or left to us as "auto"."""
+    return _missing_keys(_read_json(path), final, "")
+
+
+def _missing_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str) -> list[str]:
     names: list[str] = []
     for key, value in final.items():
-        if key not in theirs:
+        if theirs.get(key, "auto") == "auto":
             names.append(prefix + key)
-        elif isinstance(value, dict) and isinstance(theirs[key], dict):
-            names += filled_in_keys(theirs[key], value, f"{prefix}{key}.")
+        elif isinstance(value, dict):
+            names += _missing_keys(theirs[key], value, f"{prefix}{key}.")
     return names
 
 

@@ -51,7 +51,7 @@ def test_offload(config_of):
     assert zero["offload_param"] == zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
 
 
-def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of):
+def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of, tmp_path):
     theirs = {
         "gradient_clipping": 0.25,
         "train_batch_size": "auto",
@@ -64,8 +64,8 @@ def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of):
     assert final["zero_optimization"]["contiguous_gradients"] is False
     assert final["zero_optimization"]["allgather_bucket_size"] == 1000
     assert final["bf16"] == {"enabled": True}
-    named = filled_in_keys(theirs, final)
-    assert "bf16" in named and "zero_optimization.allgather_bucket_size" in named
+    named = filled_in_keys(str(tmp_path / "ds.json"), final)
+    assert "bf16" in named and "train_batch_size" in named and "zero_optimization.allgather_bucket_size" in named
     assert "gradient_clipping" not in named and "zero_optimization.reduce_bucket_size" not in named
 
 

@@ -56,7 +56,8 @@ def test_a_run_starts_with_its_settings_and_its_seed(tmp_path):
     for rank in (0, 0, 1):
         folder = start_run(run, {"seed": 7, "names": ["a"]}, ranks(2, rank))
         drawn.append((torch.rand(1).item(), random.random()))
-    assert yaml.safe_load((folder.path / "config.yaml").read_text()) == {"seed": 7, "names": ["a"], "ranks": 2}
+    text = (folder.path / "config.yaml").read_text()
+    assert yaml.safe_load(text) == {"seed": 7, "names": ["a"]} and "2 ranks" in text
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]  # ranks differ in their dropout
 
@@ -67,3 +68,28 @@ def test_loading_gives_the_dtype():
         EngineSettings(dtype="bf16"), ranks(), lambda dtype: asked.append(dtype) or torch.nn.Linear(1, 1)
     )
     assert asked == [torch.bfloat16] and isinstance(module, torch.nn.Linear)
+
+
+def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
+    (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.5}')
+    settings = EngineSettings(deepspeed_config=str(tmp_path / "ds.json"))
+    for rank in (0, 1):
+        load_under(settings, ranks(2, rank), lambda dtype: torch.nn.Linear(1, 1, dtype=dtype))
+    said = capsys.readouterr().out
+    assert said.startswith(f"filled in beside the keys of {tmp_path}/ds.json: ") and said.count("filled in") == 1
+    assert "zero_optimization" in said and "gradient_clipping" not in said
+
+
+@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
+def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
+    """`--config OUTPUT_DIR/config.yaml` is the same run again."""
+    import importlib
+
+    from training.utils.run.arguments import parse_arguments, resolved_settings
+
+    groups = importlib.import_module(f"training.{step}.main").GROUPS
+    models = ["--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
+    argv = models if step == "step3_ppo" else ["--model_name_or_path", "m"]
+    parsed = parse_arguments(groups, [*argv, "--output_dir", str(tmp_path), "--seed", "3", "--offload", "false"], "")
+    start_run(parsed[0], resolved_settings(parsed), ranks())
+    assert parse_arguments(groups, ["--config", str(tmp_path / "config.yaml")], "") == parsed

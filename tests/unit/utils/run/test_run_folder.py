@@ -11,9 +11,10 @@ from training.utils.run.run_folder import RunFolder
 
 def test_settings_and_summary(tmp_path):
     folder = RunFolder(tmp_path / "a" / "b", is_main_rank=True)
-    folder.write_config({"seed": 1, "data_path": ["x"], "limit": None, "text": "größer"})
+    folder.write_config({"seed": 1, "data_path": ["x"], "limit": None, "text": "größer"}, "A run of 2 ranks.")
     folder.write_summary({"loss": 0.5})
     folder.write_summary({"loss": 0.25})
+    assert (folder.path / "config.yaml").read_text(encoding="utf-8").startswith("# A run of 2 ranks.\n")
     assert yaml.safe_load((folder.path / "config.yaml").read_text(encoding="utf-8")) == {
         "seed": 1, "data_path": ["x"], "limit": None, "text": "größer"
     }  # fmt: skip
@@ -36,7 +37,7 @@ def test_samples_are_appended_and_begun_anew(tmp_path):
 
 def test_other_ranks_write_nothing(tmp_path):
     folder = RunFolder(tmp_path / "out", is_main_rank=False)
-    folder.write_config({})
+    folder.write_config({}, "")
     folder.write_summary({})
     folder.start_samples()
     folder.append_samples([{}])
