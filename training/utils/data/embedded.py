@@ -1,6 +1,6 @@
 """The embedded task: small jobs on words and digits, written by a generator and checked exactly.
 
-    Human: Leave out owl: fox owl elk Assistant: fox elk
+    Human: Put owl last: fox elk Assistant: fox elk owl
 
 Registered as `embedded`. It lets all three steps run from random weights in minutes, with no file of a third
 party. This module knows nothing of tokens, splits or models.
@@ -45,8 +45,8 @@ WORDS = tuple(
 )
 DIGITS = tuple("123456789")
 FEWEST_ITEMS, MOST_ITEMS = 3, 5
-CHOSEN_FLAWS = (6, 3, 1)  # weights of a chosen response with no, one and two flaws
-REJECTED_FLAWS = (2, 1, 1)  # weights of a rejected response with one, two and three flaws more
+CHOSEN_FLAWS = (5, 4, 1)  # weights of a chosen response with no, one and two flaws
+MORE_FLAWS = (2, 1, 1)  # weights of a rejected response with one, two and three flaws more than the chosen one
 
 Item = TypeVar("Item")
 
@@ -195,14 +195,12 @@ def _draw_put_last(draws: Draws) -> str:
     return f"Put {operand} last: {' '.join(words)}"
 
 
-def _draw_leave_out(draws: Draws) -> str:
-    words = _draw_words(draws)
-    operand = draws.one_of(words)
-    return f"Leave out {operand}: {' '.join(words)}"
-
-
 def _draw_largest_first(draws: Draws) -> str:
     return f"Largest first: {' '.join(_draw_digits(draws))}"
+
+
+def _draw_smallest_first(draws: Draws) -> str:
+    return f"Smallest first: {' '.join(_draw_digits(draws))}"
 
 
 KINDS = (
@@ -211,16 +209,16 @@ KINDS = (
     Kind("put first", _draw_put_first, re.compile(r"Put (\w+) first"), lambda operand, items: [operand, *items]),
     Kind("put last", _draw_put_last, re.compile(r"Put (\w+) last"), lambda operand, items: [*items, operand]),
     Kind(
-        "leave out",
-        _draw_leave_out,
-        re.compile(r"Leave out (\w+)"),
-        lambda operand, items: [item for item in items if item != operand],
-    ),
-    Kind(
         "largest first",
         _draw_largest_first,
         re.compile("Largest first"),
         lambda operand, items: sorted(items, key=int, reverse=True),
+    ),
+    Kind(
+        "smallest first",
+        _draw_smallest_first,
+        re.compile("Smallest first"),
+        lambda operand, items: sorted(items, key=int),
     ),
 )
 
@@ -232,10 +230,9 @@ def _example(draws: Draws, kind: str, prompt: str) -> Example:
     reference = solve(prompt)
     answer = reference.split()
     while True:  # flaws may undo each other
-        chosen_flaws = draws.weighted(CHOSEN_FLAWS)
-        rejected_flaws = chosen_flaws + 1 + draws.weighted(REJECTED_FLAWS)
-        chosen = " ".join(_flawed(draws, answer, chosen_flaws))
-        rejected = " ".join(_flawed(draws, answer, rejected_flaws))
+        better = _flawed(draws, answer, draws.weighted(CHOSEN_FLAWS))
+        worse = _flawed(draws, better, 1 + draws.weighted(MORE_FLAWS))
+        chosen, rejected = " ".join(better), " ".join(worse)
         if score(reference, chosen) > score(reference, rejected):
             return Example(kind, prompt, f" {chosen}", f" {rejected}", reference)
 
@@ -243,7 +240,7 @@ def _example(draws: Draws, kind: str, prompt: str) -> Example:
 def _flawed(draws: Draws, items: Sequence[str], flaws: int) -> list[str]:
     """`items` with so many flaws, one after the other."""
     for _ in range(flaws):
-        items = draws.one_of(_FLAWS)(draws, list(items))
+        items = _FLAWS[draws.weighted(_FLAW_WEIGHTS)](draws, list(items))
     return list(items)
 
 
@@ -267,14 +264,13 @@ def _double(draws: Draws, items: list[str]) -> list[str]:
 
 
 def _confuse(draws: Draws, items: list[str]) -> list[str]:
-    """One item becomes another one: of the same response, or of all there are."""
-    choices = DIGITS if items[0] in DIGITS else WORDS
-    wrong = draws.one_of(items if draws.below(2) else choices)
-    items[draws.below(len(items))] = wrong
+    """One item becomes any other."""
+    items[draws.below(len(items))] = draws.one_of(DIGITS if items[0] in DIGITS else WORDS)
     return items
 
 
 _FLAWS = (_swap, _lose, _double, _confuse)
+_FLAW_WEIGHTS = (1, 2, 2, 2)
 
 
 @register_dataset("embedded")
