@@ -60,8 +60,13 @@ def run_step(step: int, flags: Sequence[object], ranks: int = 1, environment: Ma
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
-def save_start(folder: Path, pad_is_eos: bool = False, with_weights: bool = True,
-               sentences: Sequence[str] = SENTENCES, **tokenizer_changes: object) -> Path:  # fmt: skip
+def save_start(
+    folder: Path,
+    pad_is_eos: bool = False,
+    with_weights: bool = True,
+    sentences: Sequence[str] = SENTENCES,
+    **tokenizer_changes: object,
+) -> Path:
     """A Llama shape of some hundred thousand random weights (or without any), with a tokenizer of `sentences`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -121,8 +126,15 @@ def text_file(place: Path) -> Path:
     return path
 
 
-def run_chain(place: Path, name: str, start: Path, ranks: int, shared: Sequence[object],
-              flags: Mapping[int, Sequence[object]], environment: Mapping[str, str] | None = None) -> Chain:  # fmt: skip
+def run_chain(
+    place: Path,
+    name: str,
+    start: Path,
+    ranks: int,
+    shared: Sequence[object],
+    flags: Mapping[int, Sequence[object]],
+    environment: Mapping[str, str] | None = None,
+) -> Chain:
     """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts) each."""
     folders = {step: place / name / f"step{step}" for step in (1, 2, 3)}
     models = {
@@ -146,16 +158,48 @@ def run_chain(place: Path, name: str, start: Path, ranks: int, shared: Sequence[
 def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
     """One process, float32, no ZeRO; pad is eos; step 3 with unsupervised text and two passes."""
     start = save_start(place / "start_pad_is_eos", pad_is_eos=True)
-    shared = ["--data_path", f"jsonl:{pairs_file}", "--data_split", "2,2,2", "--eval_fraction", 0.2,
-              "--max_prompt_seq_len", 64, "--max_seq_len", 100]  # fmt: skip
+    shared = [
+        "--data_path",
+        f"jsonl:{pairs_file}",
+        "--data_split",
+        "2,2,2",
+        "--eval_fraction",
+        0.2,
+        "--max_prompt_seq_len",
+        64,
+        "--max_seq_len",
+        100,
+    ]
     batches = ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2]
-    return run_chain(place, "alone", start, 1, shared, {
-        1: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
-        2: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
-        3: ["--dtype", "fp32", "--actor_learning_rate", 1e-4, "--critic_learning_rate", 1e-4, "--ppo_epochs", 2,
-            "--per_device_generation_batch_size", 4, "--per_device_training_batch_size", 2, "--max_answer_seq_len", 8,
-            "--unsupervised_dataset_name", f"jsonl:{text_file}"],
-    })  # fmt: skip
+    return run_chain(
+        place,
+        "alone",
+        start,
+        1,
+        shared,
+        {
+            1: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
+            2: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
+            3: [
+                "--dtype",
+                "fp32",
+                "--actor_learning_rate",
+                1e-4,
+                "--critic_learning_rate",
+                1e-4,
+                "--ppo_epochs",
+                2,
+                "--per_device_generation_batch_size",
+                4,
+                "--per_device_training_batch_size",
+                2,
+                "--max_answer_seq_len",
+                8,
+                "--unsupervised_dataset_name",
+                f"jsonl:{text_file}",
+            ],
+        },
+    )
 
 
 @pytest.fixture(scope="session")
@@ -170,16 +214,49 @@ def without_compiler(place: Path) -> dict[str, str]:
 def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) -> Chain:
     """Two ranks by DeepSpeed's launcher on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in bf16."""
     start = save_start(place / "start")
-    shared = ["--data_path", f"jsonl:{pairs_file}", "--data_split", "2,2,2", "--eval_fraction", 0.2,
-              "--max_prompt_seq_len", 64, "--max_seq_len", 100]  # fmt: skip
+    shared = [
+        "--data_path",
+        f"jsonl:{pairs_file}",
+        "--data_split",
+        "2,2,2",
+        "--eval_fraction",
+        0.2,
+        "--max_prompt_seq_len",
+        64,
+        "--max_seq_len",
+        100,
+    ]
     batches = ["--per_device_train_batch_size", 2]
-    return run_chain(place, "together", start, 2, shared, {
-        1: ["--dtype", "fp32", "--learning_rate", 1e-3, "--zero_stage", 2, "--offload", "true", *batches],
-        2: ["--dtype", "bf16", "--learning_rate", 1e-3, "--zero_stage", 3, *batches],
-        3: ["--dtype", "bf16", "--actor_learning_rate", 1e-4, "--critic_learning_rate", 1e-4,
-            "--actor_zero_stage", 3, "--critic_zero_stage", 3, "--max_answer_seq_len", 8,
-            "--per_device_generation_batch_size", 2, "--per_device_training_batch_size", 2],
-    }, without_compiler)  # fmt: skip
+    return run_chain(
+        place,
+        "together",
+        start,
+        2,
+        shared,
+        {
+            1: ["--dtype", "fp32", "--learning_rate", 1e-3, "--zero_stage", 2, "--offload", "true", *batches],
+            2: ["--dtype", "bf16", "--learning_rate", 1e-3, "--zero_stage", 3, *batches],
+            3: [
+                "--dtype",
+                "bf16",
+                "--actor_learning_rate",
+                1e-4,
+                "--critic_learning_rate",
+                1e-4,
+                "--actor_zero_stage",
+                3,
+                "--critic_zero_stage",
+                3,
+                "--max_answer_seq_len",
+                8,
+                "--per_device_generation_batch_size",
+                2,
+                "--per_device_training_batch_size",
+                2,
+            ],
+        },
+        without_compiler,
+    )
 
 
 @pytest.fixture(scope="session")

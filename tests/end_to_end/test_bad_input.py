@@ -27,8 +27,18 @@ class Mistake:
 
 
 ONE = ["--model_name_or_path", "{weightless}", "--data_path", "jsonl:{pairs}", "--per_device_train_batch_size", "2"]
-THREE = ["--actor_model_name_or_path", "{weightless}", "--critic_model_name_or_path", "{reward}", "--data_path",
-         "jsonl:{pairs}", "--per_device_generation_batch_size", "4", "--per_device_training_batch_size", "2"]  # fmt: skip
+THREE = [
+    "--actor_model_name_or_path",
+    "{weightless}",
+    "--critic_model_name_or_path",
+    "{reward}",
+    "--data_path",
+    "jsonl:{pairs}",
+    "--per_device_generation_batch_size",
+    "4",
+    "--per_device_training_batch_size",
+    "2",
+]
 
 MISTAKES = [
     Mistake("unknown_flag", 1, [*ONE, "--learning_rat", "1"], ["--learning_rat", "did you mean 'learning_rate'"]),
@@ -38,7 +48,6 @@ MISTAKES = [
         [*ONE, "--data_split", "0,0,0", "--zero_stage", "4", "--data_path", "enbedded"],
         ["0,0,0", "zero_stage", "enbedded", "embedded'"],
     ),
-    Mistake("malformed_row", 1, [*ONE, "--data_path", "jsonl:{malformed}"], ["{malformed}", "line 3"]),
     Mistake(
         "malformed_row_two_ranks", 1, [*ONE, "--data_path", "jsonl:{malformed}"], ["{malformed}", "line 3"], ranks=2
     ),
@@ -55,24 +64,18 @@ MISTAKES = [
         ["4 sequences", "minibatches of 3", "--per_device_training_batch_size"],
     ),
     Mistake(
-        "tokenizers_differ",
-        3,
-        [*THREE, "--critic_model_name_or_path", "{foreign}"],
-        ["--actor_model_name_or_path", "--critic_model_name_or_path", "differ"],
-    ),  # fmt: skip
-    Mistake(
         "tokenizers_differ_two_ranks",
         3,
         [*THREE, "--critic_model_name_or_path", "{foreign}"],
         ["--actor_model_name_or_path", "--critic_model_name_or_path", "differ"],
         ranks=2,
-    ),  # fmt: skip
+    ),
     Mistake(
         "language_model_as_reward_model",
         3,
         [*THREE, "--critic_model_name_or_path", "{weightless}"],
         ["LlamaForCausalLM", "sequence classification", "step 2"],
-    ),  # fmt: skip
+    ),
 ]
 
 

@@ -18,10 +18,20 @@ STEPS = pytest.mark.parametrize("step", [1, 2, 3])
 EVERY_STEP = {
     1: {"train/loss", "train/learning_rate", "train/tokens_per_second"},
     2: {"train/loss", "train/accuracy", "train/learning_rate", "train/tokens_per_second"},
-    3: {"actor/policy_loss", "actor/clip_fraction", "actor/ratio", "actor/learning_rate", "critic/value_loss",
-        "critic/learning_rate", "rollout/score", "rollout/kl", "rollout/response_tokens", "rollout/ended_share",
-        "rollout/logprob_mismatch"},
-}  # fmt: skip
+    3: {
+        "actor/policy_loss",
+        "actor/clip_fraction",
+        "actor/ratio",
+        "actor/learning_rate",
+        "critic/value_loss",
+        "critic/learning_rate",
+        "rollout/score",
+        "rollout/kl",
+        "rollout/response_tokens",
+        "rollout/ended_share",
+        "rollout/logprob_mismatch",
+    },
+}
 EVALUATION = {1: {"eval/loss"}, 2: {"eval/loss", "eval/accuracy", "eval/score_gap"}, 3: {"eval/reward"}}
 
 
@@ -129,8 +139,11 @@ def read_plainly(chain_named, place: Path) -> dict:
             ("critic", "scalar", chain.folders[3] / "critic", 3, ranked),
         ):
             wanted[f"{name} {label}"] = {
-                "kind": kind, "folder": str(folder), "dtype": dtype[chain.dtypes[step]], "rows": rows,
-            }  # fmt: skip
+                "kind": kind,
+                "folder": str(folder),
+                "dtype": dtype[chain.dtypes[step]],
+                "rows": rows,
+            }
     (place / "wanted.json").write_text(json.dumps(wanted))
     command = [sys.executable, str(Path(__file__).parent / "plain_load.py"), str(place / "wanted.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=place)

@@ -49,8 +49,9 @@ class Spread:
 def cases(world_size: int) -> list[Case]:
     """Every stage with every shape; then one of each other choice. Shapes are per rank, of PER_STEP sequences in all:
     everything at once, equal parts, one at a time, parts that do not come out even, and parts cut by tokens."""
-    shapes = {1: [(6, None), (2, None), (1, None), (4, None), (6, 30)],
-              2: [(3, None), (1, None), (2, None), (3, 24)]}[world_size]  # fmt: skip
+    shapes = {1: [(6, None), (2, None), (1, None), (4, None), (6, 30)], 2: [(3, None), (1, None), (2, None), (3, 24)]}[
+        world_size
+    ]
     found = [
         Case(f"sft_z{stage}_micro{micro}_tokens{tokens}", zero_stage=stage, micro=micro, max_tokens=tokens)
         for stage in range(4)
@@ -94,8 +95,16 @@ def main(models: Path, out: Path) -> None:
     report(results)
 
 
-def make_engine(model: str, kind: str, models: Path, ranks: Any, total_steps: int, settings: dict[str, Any],
-                checkpointing: bool = False, pad_token_id: int = PAD) -> tuple[Any, Any]:  # fmt: skip
+def make_engine(
+    model: str,
+    kind: str,
+    models: Path,
+    ranks: Any,
+    total_steps: int,
+    settings: dict[str, Any],
+    checkpointing: bool = False,
+    pad_token_id: int = PAD,
+) -> tuple[Any, Any]:
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
     from training.utils.engine.settings import EngineSettings
@@ -144,20 +153,29 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.run.metrics import MetricsWriter
 
     settings = {"dtype": case.dtype, "zero_stage": case.zero_stage, "offload": case.offload}
-    engine, model = make_engine(case.model, case.kind, models, ranks, STEPS, settings, case.checkpointing,
-                                case.pad_token_id)  # fmt: skip
+    engine, model = make_engine(
+        case.model, case.kind, models, ranks, STEPS, settings, case.checkpointing, case.pad_token_id
+    )
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
     plan = PlanSettings(ranks.world_size, case.micro, case.max_tokens)
-    common = dict(total_steps=STEPS, train_plan=plan, eval_plan=PlanSettings(ranks.world_size, 2), eval_interval=0,
-                  pad_token_id=case.pad_token_id, seed=SEED)  # fmt: skip
+    common = dict(
+        total_steps=STEPS,
+        train_plan=plan,
+        eval_plan=PlanSettings(ranks.world_size, 2),
+        eval_interval=0,
+        pad_token_id=case.pad_token_id,
+        seed=SEED,
+    )
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
         if case.kind == "sft":
-            SftTrainer(engine, train_rows, eval_rows, SftSettings(sequences_per_step=case.per_step, **common),
-                       metrics).train()  # fmt: skip
+            SftTrainer(
+                engine, train_rows, eval_rows, SftSettings(sequences_per_step=case.per_step, **common), metrics
+            ).train()
         else:
-            RewardTrainer(engine, train_rows, eval_rows, RewardSettings(prompts_per_step=case.per_step, **common),
-                          metrics).train()  # fmt: skip
+            RewardTrainer(
+                engine, train_rows, eval_rows, RewardSettings(prompts_per_step=case.per_step, **common), metrics
+            ).train()
     keep_weights(engine, model, folder)
     if not ranks.is_main:
         return {}

@@ -126,8 +126,13 @@ def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Seque
         everything = torch.cat(advantages)
         white = [(one - everything.mean()) / everything.std() for one in advantages]
 
-        sums = {"actor/policy_loss": 0.0, "critic/value_loss": 0.0, "actor/pretraining_loss": 0.0,
-                "actor/clip_fraction": 0.0, "actor/ratio": 0.0}  # fmt: skip
+        sums = {
+            "actor/policy_loss": 0.0,
+            "critic/value_loss": 0.0,
+            "actor/pretraining_loss": 0.0,
+            "actor/clip_fraction": 0.0,
+            "actor/ratio": 0.0,
+        }
         for _ in range(program.EPOCHS):
             ratio = torch.exp(torch.cat([logprobs(actor, pair) for pair in pairs]) - torch.cat(old))
             gain = torch.cat(white)

@@ -33,9 +33,20 @@ def main(models: Path, out: Path) -> None:
         report({name: section(models, out, ranks) for name, section in SECTIONS.items()})
 
 
-def make_trainer(models: Path, out: Path, ranks: Any, stage: int, *, lora_dim: int = 0, decay: float = DECAY,
-                 epochs: int = EPOCHS, micro: int = 3, max_tokens: int | None = 45, with_texts: bool = True,
-                 dtype: str = "fp32") -> Any:  # fmt: skip
+def make_trainer(
+    models: Path,
+    out: Path,
+    ranks: Any,
+    stage: int,
+    *,
+    lora_dim: int = 0,
+    decay: float = DECAY,
+    epochs: int = EPOCHS,
+    micro: int = 3,
+    max_tokens: int | None = 45,
+    with_texts: bool = True,
+    dtype: str = "fp32",
+) -> Any:
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly."""
     from tests.invariants import tiny
     from training.step3_ppo.evaluation import Evaluator
@@ -155,11 +166,15 @@ def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
                 for index in range(len(rollout.response_lengths_B))
             ]
             apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
-            everyone = gathered({
-                "pairs": pairs, "apart": float(apart), "scores": experience.scores_B.tolist(),
-                "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
-                "ended": rollout.ended_B.tolist(),
-            })  # fmt: skip
+            everyone = gathered(
+                {
+                    "pairs": pairs,
+                    "apart": float(apart),
+                    "scores": experience.scores_B.tolist(),
+                    "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
+                    "ended": rollout.ended_B.tolist(),
+                }
+            )
             told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
         after = trainer.evaluator.evaluate(ITERATIONS).scores
         for name, engine, model in (
