@@ -43,7 +43,7 @@ WORDS = tuple("ant bee cat cow dog elk fox gnu hen jay owl pig rat seal wolf yak
 DIGITS = tuple("123456789")
 FEWEST_ITEMS, MOST_ITEMS = 3, 5
 CHOSEN_FLAWS = (5, 4, 1)  # weights of a chosen response with no, one and two flaws
-MORE_FLAWS = (4, 2, 1, 1)  # weights of a rejected response with one to four flaws more than the chosen one
+MORE_FLAWS = (2, 3, 2, 1)  # weights of a rejected response with one to four flaws more than the chosen one
 
 Item = TypeVar("Item")
 
