@@ -69,7 +69,7 @@ def test_pad_may_be_eos(make):
 
 def test_the_tokenizer_loses_no_byte_adds_no_space_and_parts_digits(make):
     _, tokenizer = load(make())
-    for text in (TEXT, "", " two  spaces\n\n", "naïve 東京 \x00\x7f", "Human", " Human", "don't"):
+    for text in (TEXT, "", " two  spaces\n\n", "naïve 東京 \x00\x7f", "Human", " Human", "don't", "a , b ."):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
     assert tokenizer.tokenize(" 1999 42") == ["Ġ1", "9", "9", "9", "Ġ4", "2"]

@@ -13,7 +13,8 @@ distance on items). 1.0 is the answer itself, 0.0 has nothing of it in place. Wh
 not count.
 
 Responses are of graded quality, as in preference data that people write: the chosen one always has the
-higher score, and is itself flawed in a share of the rows (`CHOSEN_FLAWS`). So a model that imitates the chosen
+higher score, and is itself flawed in a share of the rows (`CHOSEN_FLAWS`); the rejected one is the chosen one with
+more flaws (`MORE_FLAWS`). So a model that imitates the chosen
 responses also imitates their flaws, and a policy that is trained on the preferences can do better than it. The flaws
 are those that a model makes: two items swapped, one lost, one doubled, one wrong.
 
