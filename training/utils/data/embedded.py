@@ -14,9 +14,9 @@ not count.
 
 Responses are of graded quality, as in preference data that people write: the chosen one always has the
 higher score, and is itself flawed in a share of the rows (`CHOSEN_FLAWS`); the rejected one is the chosen one with
-more flaws (`MORE_FLAWS`). So a model that imitates the chosen
-responses also imitates their flaws, and a policy that is trained on the preferences can do better than it. The flaws
-are those that a model makes: two items swapped, one lost, one doubled, one wrong.
+more flaws (`MORE_FLAWS`). So a model that imitates the chosen responses also imitates their flaws, and a policy that is
+trained on the preferences can do better than it. The flaws are those that a model makes: two items swapped, one lost,
+one doubled, one wrong.
 
 The same seed gives the same rows on every machine and Python version: of `random.Random` only `random()` is
 used, whose sequence is guaranteed for an integer seed. Whether a prompt is held out for evaluation is decided by the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.data.arguments import DataArguments
@@ -70,6 +70,7 @@ def test_the_score_is_the_share_that_needs_no_edit(response, expected):
     assert check("Human: Sort: fox owl elk Assistant:", response) == pytest.approx(expected)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(first=ITEMS, second=ITEMS)
 def test_the_score_is_symmetric_within_0_and_1_and_1_for_equals_alone(first, second):
     one, other = score(" ".join(first), " ".join(second)), score(" ".join(second), " ".join(first))
