@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from training.utils.data.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
 
@@ -51,16 +51,25 @@ def config(**changes: object) -> LlamaConfig:
 
 
 def save_models(folder: Path) -> None:
-    """Write folder/causal (tied embeddings), folder/untied, folder/scalar, and folder/actor, which ends its responses
-    every few tokens."""
+    """Write folder/causal (tied embeddings), folder/untied, folder/scalar, folder/actor, which ends its responses
+    every few tokens, and folder/absolute, a GPT-2."""
     for name, seed, make in (
         ("causal", 0, lambda: LlamaForCausalLM(config(tie_word_embeddings=True))),
         ("untied", 1, lambda: LlamaForCausalLM(config(tie_word_embeddings=False))),
         ("scalar", 2, lambda: LlamaForSequenceClassification(config(num_labels=1))),
         ("actor", 3, _model_that_ends),
+        ("absolute", 4, lambda: GPT2LMHeadModel(_gpt2())),
     ):
         torch.manual_seed(seed)
         make().save_pretrained(folder / name)
+
+
+def _gpt2() -> GPT2Config:
+    """Absolute positions: where a Llama sees distances alone, a shift by padding shows here."""
+    return GPT2Config(
+        vocab_size=VOCAB, n_positions=64, n_embd=64, n_layer=2, n_head=4, initializer_range=0.3, bos_token_id=None,
+        eos_token_id=END, pad_token_id=PAD, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
 
 
 def _model_that_ends() -> LlamaForCausalLM:
