@@ -55,7 +55,7 @@ def tiny_scalar_model(
     family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
     """A sequence-classification model with one label, in eval mode."""
-    return _made(AutoModelForSequenceClassification, tiny_config(family, num_labels=1, **changes), dtype, seed)
+    return _made(AutoModelForSequenceClassification, tiny_config(family, **{"num_labels": 1, **changes}), dtype, seed)
 
 
 def _made(auto_class: Any, config: Any, dtype: torch.dtype, seed: int) -> PreTrainedModel:

@@ -62,6 +62,7 @@ class TrainingEngine:
             dist_init_required=False,
         )
         self._check_taken(config)
+        _undo_trial_step(self.engine.optimizer)
 
     @property
     def module(self) -> nn.Module:
@@ -188,6 +189,23 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.adam_betas, fused=True
     )
+
+
+def _undo_trial_step(wrapper: Any) -> None:
+    """Take back the step with zero gradients that DeepSpeed's half-precision stage 0 makes at its start.
+
+    It is there to allocate the optimizer's state (deepspeed 0.19, FP16_UnfusedOptimizer.initialize_optimizer_states),
+    and it leaves Adam's bias correction one step ahead and the float32 weights decayed once: updates 13 % too small
+    over the first four steps.
+    """
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    if not isinstance(wrapper, FP16_UnfusedOptimizer):
+        return
+    wrapper.optimizer.state.clear()
+    for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
+        for master, weight in zip(masters, weights, strict=True):
+            master.data.copy_(weight.data)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:

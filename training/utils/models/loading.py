@@ -33,7 +33,8 @@ def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTraine
     except Exception as problem:  # transformers raises many kinds; every one means that this name gives no tokenizer
         raise ThreestepError(f"no tokenizer could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
     if pad_token is not None:
-        if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
+        unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
+        if unknown and pad_token != tokenizer.unk_token:
             raise ThreestepError(f"--pad_token '{pad_token}' is no token of the tokenizer in '{name_or_path}'")
         tokenizer.pad_token = pad_token
     if tokenizer.eos_token_id is None:
@@ -91,19 +92,26 @@ def load_scalar_model(
     is not it. must_have_head: refuse a folder whose scalar head would be made up (a language model's, say); where
     it may be made up, the embeddings grow to a tokenizer that has gained a pad token.
     """
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
-    _check_folder(settings.name_or_path)
+    config = _load_config(settings.name_or_path)
     if must_have_head:
-        architectures = getattr(AutoConfig.from_pretrained(settings.name_or_path), "architectures", None) or []
+        architectures = getattr(config, "architectures", None) or []
         if not any("SequenceClassification" in name for name in architectures):
             raise ThreestepError(
                 f"'{settings.name_or_path}' holds {', '.join(architectures) or 'no architecture'}, and a model for "
                 "sequence classification was expected: train one with step 2 and give its model folder"
             )
-    model = _load(
-        AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=tokenizer.pad_token_id
-    )
+        if config.num_labels != 1:
+            raise ThreestepError(
+                f"'{settings.name_or_path}' scores {config.num_labels} labels, and a reward model scores one: train "
+                "one with step 2 and give its model folder"
+            )
+    # A pad token that the tokenizer has just gained lies outside the embeddings until they grow below, where
+    # transformers refuses it; left at the model's own, which may be eos, the embedding of eos would not train.
+    inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
+    pad_token_id = tokenizer.pad_token_id if inside else None
+    model = _load(AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=pad_token_id)
     if not hasattr(model, "score"):
         raise ThreestepError(
             f"{type(model).__name__} keeps its scalar head elsewhere than in 'score'; use another family"
@@ -111,7 +119,18 @@ def load_scalar_model(
     if not must_have_head and len(tokenizer) > model.config.get_text_config().vocab_size:
         model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
+    model.config.pad_token_id = tokenizer.pad_token_id
     return _prepared(model, settings)
+
+
+def _load_config(name_or_path: str) -> Any:
+    from transformers import AutoConfig
+
+    _check_folder(name_or_path)
+    try:
+        return AutoConfig.from_pretrained(name_or_path)
+    except (OSError, ValueError) as problem:
+        raise ThreestepError(f"no model could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
 
 
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:

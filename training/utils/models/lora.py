@@ -39,7 +39,7 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
             lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
             lora_dropout=settings.lora_dropout,
             target_modules=targets,
-            exclude_modules=["score"],
+            exclude_modules=["score"] if hasattr(model, "score") else None,
         ),
         adapter_name=_ADAPTER,
     )

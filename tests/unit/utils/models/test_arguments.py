@@ -1,0 +1,51 @@
+"""The flags of one model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import Mistakes
+
+
+def mistakes_of(**given) -> list[str]:
+    mistakes = Mistakes()
+    ModelArguments(**{"model_name_or_path": "m", **given}).validate(mistakes)
+    return mistakes.sentences
+
+
+def test_defaults_need_only_a_model():
+    assert mistakes_of() == []
+    assert (
+        "--model_name_or_path expects the folder or hub name of a model, got nothing"
+        in mistakes_of(model_name_or_path="")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"lora_dim": -1}, "a LoRA rank is 0 (none) or more, got -1"),
+        ({"lora_dropout": 1.0}, "--lora_dropout expects a share from 0 up to below 1, got 1.0"),
+        ({"dropout": -0.1}, "--dropout expects a share from 0 up to below 1, got -0.1"),
+    ],
+)
+def test_mistakes(given, sentence):
+    assert mistakes_of(**given) == [sentence]
+
+
+def test_all_of_them_at_once():
+    assert len(mistakes_of(model_name_or_path="", lora_dim=-1, dropout=2.0, lora_dropout=-1.0)) == 4
+
+
+def test_every_setting_is_passed_on():
+    given = {
+        "dropout": 0.1, "gradient_checkpointing": True, "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2,
+        "lora_module_name": "x", "only_optimize_lora": False,
+    }  # fmt: skip
+    settings = ModelArguments(model_name_or_path="m", **given).settings()
+    assert dataclasses.asdict(settings) == {"name_or_path": "m", **given}
+    assert ModelArguments(model_name_or_path="m").settings() == ModelSettings("m")

@@ -1,0 +1,142 @@
+"""LoRA: what trains, what is merged, and what is there with the adapters off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from training.utils.engine.training_engine import full_tensors
+from training.utils.layout.rows import join, padded_rows
+from training.utils.models.lora import adapters_off, add_lora
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import PolicyModel
+from training.utils.run.errors import ThreestepError
+
+LORA = ModelSettings("unused", lora_dim=4, lora_alpha=6.0)
+IDS = torch.arange(3, 15)[None]
+
+
+def with_adapters(family: str = "llama", settings: ModelSettings = LORA, scalar: bool = False, seed: int = 1):
+    """A model whose adapters are not zero: PEFT starts them so that they change nothing."""
+    make = tiny_scalar_model if scalar else tiny_causal_lm
+    model = add_lora(make(family), settings).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])
+def test_the_merged_weights_are_the_plain_model_and_peft_own_merge(family):
+    model = with_adapters(family)
+    plain = tiny_causal_lm(family)
+    assert not torch.allclose(logits(model), logits(plain), atol=0.1)
+    merged = {name: tensor.clone() for name, tensor in full_tensors(model, zero_stage=0)}
+    named = dict(plain.named_parameters())
+    assert set(named) <= set(merged) and not any("lora" in name or "base_layer" in name for name in merged)
+
+    peft = get_peft_model(
+        tiny_causal_lm(family), LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    ours = {name.replace(".default", ""): tensor for name, tensor in model.named_parameters() if "lora_" in name}
+    theirs = {
+        name.removeprefix("base_model.model.").replace(".default", ""): tensor
+        for name, tensor in peft.named_parameters()
+        if "lora_" in name
+    }
+    assert ours.keys() == theirs.keys()
+    with torch.no_grad():
+        for name, tensor in theirs.items():
+            tensor.copy_(ours[name])
+    for name, tensor in peft.merge_and_unload().named_parameters():
+        torch.testing.assert_close(merged[name], tensor)
+
+    fresh = tiny_causal_lm(family)
+    fresh.load_state_dict(merged, strict=False)
+    torch.testing.assert_close(logits(fresh), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_off_is_the_model_as_it_was():
+    model = with_adapters()
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    adapted = logits(model)
+    with adapters_off(model):
+        assert torch.equal(logits(model), logits(tiny_causal_lm("llama")))
+        assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == flags
+    assert torch.equal(logits(model), adapted)
+
+
+def test_adapters_come_back_after_an_error():
+    model = with_adapters()
+    adapted = logits(model)
+    with pytest.raises(RuntimeError), adapters_off(model):
+        raise RuntimeError
+    assert torch.equal(logits(model), adapted)
+
+
+def test_new_adapters_change_nothing():
+    assert torch.equal(logits(add_lora(tiny_causal_lm("llama"), LORA)), logits(tiny_causal_lm("llama")))
+
+
+def test_without_a_rank_the_model_stays():
+    model = tiny_causal_lm("llama")
+    names = [name for name, _ in model.named_parameters()]
+    assert add_lora(model, ModelSettings("unused")) is model
+    assert [name for name, _ in model.named_parameters()] == names
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_only_the_adapters_train():
+    model = with_adapters()
+    PolicyModel(model)(padded_rows([join(IDS[0, :4], IDS[0, 4:])], 0)).logprobs_M.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name), name
+        assert (parameter.grad is not None) == ("lora_" in name), name
+
+
+def test_everything_may_train_beside_the_adapters():
+    model = with_adapters(settings=ModelSettings("unused", lora_dim=4, only_optimize_lora=False))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_scalar_head_always_trains_and_gets_no_adapter():
+    model = with_adapters(scalar=True)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert "score.weight" in trained
+    assert all("lora_" in name for name in trained - {"score.weight"})
+
+
+def test_a_part_of_the_names_chooses_the_layers():
+    model = with_adapters(settings=ModelSettings("unused", lora_dim=4, lora_module_name="layers.1.self_attn"))
+    adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert adapted == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
+
+
+def test_gpt2s_own_linear_layers_can_be_named():
+    """They are Conv1D, which DeepSpeed-Chat's LoRA never matched."""
+    model = with_adapters("gpt2", ModelSettings("unused", lora_dim=4, lora_module_name="h.0."))
+    adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert adapted == {f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+
+
+def test_a_name_that_no_layer_has():
+    with pytest.raises(ThreestepError, match="'decoder.layers.' is part of no linear layer's name in LlamaForCausalLM"):
+        add_lora(tiny_causal_lm("llama"), ModelSettings("unused", lora_dim=4, lora_module_name="decoder.layers."))
+
+
+def test_checkpointed_blocks_still_train_their_adapters():
+    model = tiny_causal_lm("llama").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = add_lora(model, ModelSettings("unused", lora_dim=4, gradient_checkpointing=True))
+    model(IDS, use_cache=False).logits.square().mean().backward()
+    second = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in second)

@@ -1,0 +1,107 @@
+"""A saved folder is a plain transformers model, whole, with its tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.conftest import SENTENCES, train_tokenizer
+from tests.tiny_models import FAMILIES, tiny_causal_lm
+from training.utils.engine.training_engine import full_tensors
+from training.utils.layout.rows import TokenSequence, padded_rows
+from training.utils.models.loading import load_scalar_model, load_tokenizer, with_pad_apart
+from training.utils.models.saving import plain_skeleton, save_model
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import ScalarModel
+
+
+def state_of(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in full_tensors(model, zero_stage=0)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_language_model_comes_back_to_the_bit(tmp_path, tiny_tokenizer, family, dtype):
+    model = tiny_causal_lm(family, dtype, vocab_size=len(tiny_tokenizer))
+    model.generation_config.max_new_tokens = 77
+    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert loaded.dtype == dtype
+    assert type(loaded) is type(model)
+    assert loaded.generation_config.max_new_tokens == 77
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").get_vocab() == tiny_tokenizer.get_vocab()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["model"]  # nothing half-written stays beside it
+    assert not list((tmp_path / "model").glob("*.bin"))
+
+
+def test_a_new_save_replaces_the_folder_whole(tmp_path, tiny_tokenizer):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "stale.safetensors").write_text("old")
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
+    save_model(str(tmp_path / "model"), model, state_of(model), tiny_tokenizer)
+    assert not (tmp_path / "model" / "stale.safetensors").exists()
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_a_save_that_fails_leaves_the_old_folder(tmp_path, tiny_tokenizer, monkeypatch):
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
+    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(1.0)
+
+    def full_disk(*_args, **_kwargs):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(type(tiny_tokenizer), "save_pretrained", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_the_skeleton_takes_no_memory_and_leaves_the_model_alone():
+    model = tiny_causal_lm("llama")
+    skeleton = plain_skeleton(model)
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    assert skeleton.config is not model.config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_a_reward_model_loads_in_plain_transformers_with_the_trainers_scores(tmp_path, save_folder, family, pad_is_eos):
+    """Responses end with eos; where pad is eos, plain transformers would read the score before it."""
+    tokenizer = train_tokenizer(SENTENCES, pad_is_eos=pad_is_eos)
+    start = save_folder("sft", family=family, tokenizer=tokenizer)
+    tokenizer = with_pad_apart(load_tokenizer(start), None)
+    scorer = load_scalar_model(ModelSettings(start), torch.float32, tokenizer, must_have_head=False).eval()
+    torch.nn.init.normal_(scorer.score.weight, generator=torch.Generator().manual_seed(3))
+    texts = [sentence + tokenizer.eos_token for sentence in SENTENCES]
+    ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+    assert all(one[-1] == tokenizer.eos_token_id for one in ids)
+    rows = padded_rows(
+        [TokenSequence(one, torch.zeros(len(one), dtype=torch.bool)) for one in ids], tokenizer.pad_token_id
+    )
+    with torch.no_grad():
+        scores_B = ScalarModel(scorer)(rows)
+    save_model(tmp_path / "reward", scorer, state_of(scorer), tokenizer)
+
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
+    plain_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
+    batch = plain_tokenizer(texts, padding=True, return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    with torch.no_grad():
+        plain_B = plain(**batch, use_cache=False).logits[:, 0]
+    assert plain.config.num_labels == 1
+    assert plain_tokenizer.pad_token_id != plain_tokenizer.eos_token_id
+    assert scores_B.std() > 0.1  # scores that differ: an equality of constants would say nothing
+    torch.testing.assert_close(plain_B, scores_B, rtol=1e-5, atol=1e-5)
+    again = load_scalar_model(
+        ModelSettings(str(tmp_path / "reward")), torch.float32, plain_tokenizer, must_have_head=True
+    )
+    assert torch.equal(again.score.weight, scorer.score.weight)
