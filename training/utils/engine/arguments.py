@@ -15,7 +15,8 @@ class EngineArguments:
     """Batches, epochs, precision, ZeRO and the learning-rate schedule."""
 
     per_device_train_batch_size: int = field(
-        default=16, metadata={"help": "Sequences (step 2: prompts) of one forward of one rank; packed, the tokens they could have."}
+        default=16,
+        metadata={"help": "Sequences (step 2: prompts) of one forward of one rank; packed, as many tokens."},
     )
     per_device_eval_batch_size: int = field(default=16, metadata={"help": "The same, in evaluation."})
     gradient_accumulation_steps: int = field(

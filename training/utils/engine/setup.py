@@ -11,8 +11,8 @@ from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
-from training.utils.layout.order import steps_in
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.run.errors import ThreestepError

@@ -73,9 +73,7 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
     the prompt's; its first token is predicted by the prompt's last. The prompt's own targets, if any, belong to the
     first sequence."""
     trunk = Segment(prompt)
-    branches = tuple(
-        Segment(response, sees=(0,), first_position=len(prompt), predecessor=0) for response in responses
-    )
+    branches = tuple(Segment(response, sees=(0,), first_position=len(prompt), predecessor=0) for response in responses)
     count = len(branches)
     return Document((trunk, *branches), ends=tuple(range(1, count + 1)), owners=(0, *range(count)))
 
@@ -93,9 +91,7 @@ def unshared(document: Document) -> list[Document]:
             part.tokens.is_target if document.owners[index] == sequence else torch.zeros_like(part.tokens.is_target)
             for index, part in zip(chain, parts, strict=True)
         ]
-        sequences.append(
-            plain(TokenSequence(torch.cat([part.tokens.input_ids for part in parts]), torch.cat(targets)))
-        )
+        sequences.append(plain(TokenSequence(torch.cat([part.tokens.input_ids for part in parts]), torch.cat(targets))))
     return sequences
 
 

@@ -46,7 +46,7 @@ def why_not_packed(
             alone = torch.cat(
                 [read(packed_rows([[part]], 0).to(device)) for part in (*unshared(first), *unshared(second))]
             )
-    except Exception as problem:  # a family that refuses the mask does so in a way of its own
+    except Exception as problem:  # noqa: BLE001 - a family that refuses the mask does so in a way of its own
         return f"its forward refuses the mask of segments ({type(problem).__name__}: {_first_line(problem)})"
     tail = packed.numel() - _outputs(packed, first, second)
     if not torch.equal(packed[tail:], beside_another[tail:]):
