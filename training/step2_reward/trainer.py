@@ -145,6 +145,7 @@ class RewardTrainer:
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
+            "train/pairs_per_second": totals["pairs"] / seconds,
             "train/tokens_per_second": sum(_tokens(row, self.settings.train_plan.packed) for row in batch) / seconds,
             **report.figures("train"),
         }
