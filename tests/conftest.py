@@ -10,6 +10,8 @@ import pytest
 # No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Models of these sizes gain nothing from a second thread, and two that share a core only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FOLDER_MARKERS = {"unit": "unit", "distributed": "distributed", "end_to_end": "end_to_end"}
 

@@ -142,11 +142,12 @@ class RewardTrainer:
         report = self.engine.step()
         totals = summed_numbers(sums, self.ranks.device)
         seconds = time.monotonic() - started
+        tokens = sum(_real_tokens(row, self.settings.train_plan.packed) for row in batch)
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
-            "train/tokens_per_second": sum(_tokens(row, self.settings.train_plan.packed) for row in batch) / seconds,
+            "train/tokens_per_second": tokens / seconds,
             **report.figures("train"),
         }
 
@@ -157,7 +158,7 @@ class RewardTrainer:
     def _micro_batches(self, batch: Sequence[ResponsesRow], plan: PlanSettings) -> list[RankedRows]:
         """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
         shared = plan.packed
-        mine = plan_step([_tokens(row, shared) for row in batch], plan).micro_batches[self.ranks.rank]
+        mine = plan_step([planned_tokens(row, shared) for row in batch], plan).micro_batches[self.ranks.rank]
         return [
             ranked_rows([[batch[index] for index in row] for row in rows], shared, self.settings.pad_token_id).to(
                 self.ranks.device
@@ -199,7 +200,17 @@ def _document(row: ResponsesRow) -> Document:
     return shared_prompt(run(row.prompt_ids), [run(ids) for ids in row.response_ids])
 
 
-def _tokens(row: ResponsesRow, shared: bool) -> int:
-    """Tokens computed for a prompt: the prompt once, or once a response."""
+def planned_tokens(row: ResponsesRow, shared: bool) -> int:
+    """Tokens that a prompt with its responses takes: what the planner bounds.
+
+    shared: the prompt once; otherwise a row a response, each padded to the longest.
+    """
+    if shared:
+        return row.length_tokens
+    return len(row.response_ids) * (len(row.prompt_ids) + max(len(ids) for ids in row.response_ids))
+
+
+def _real_tokens(row: ResponsesRow, shared: bool) -> int:
+    """Tokens computed that are no padding."""
     copies = 1 if shared else len(row.response_ids)
     return copies * len(row.prompt_ids) + sum(len(ids) for ids in row.response_ids)

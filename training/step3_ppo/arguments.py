@@ -156,10 +156,17 @@ class PpoArguments:
         whole = (
             "per_device_generation_batch_size", "generation_batches", "per_device_training_batch_size",
             "gradient_accumulation_steps", "ppo_epochs", "max_answer_seq_len", "per_device_eval_batch_size",
+            "max_train_steps", "max_tokens_per_micro_batch",
         )  # fmt: skip
         for flag in whole:
             got = getattr(self, flag)
-            mistakes.require(got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
+            mistakes.require(got is None or got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
+        for flag in ("num_train_epochs", "clip_reward", "clip_range", "clip_range_value"):
+            got = getattr(self, flag)
+            mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
+        for flag in ("kl_coef", "unsup_coef", "eval_interval"):
+            got = getattr(self, flag)
+            mistakes.require(got >= 0, f"--{flag} expects 0 or more, got {got}")
         rolled_out = self.per_device_generation_batch_size * self.generation_batches
         minibatch = self.per_device_training_batch_size * self.gradient_accumulation_steps
         mistakes.require(

@@ -47,7 +47,8 @@ def value_loss(
 
     The clip of openai/baselines' ppo2, as DeepSpeed-Chat and TRL have it. Sums: `clipped` tokens.
     """
-    held_M = old_values_M + (values_M - old_values_M).clamp(-clip_range_value, clip_range_value)
+    # Clamped between bounds, so that a value inside them stays itself to the bit and does not count as clipped.
+    held_M = torch.clamp(values_M, old_values_M - clip_range_value, old_values_M + clip_range_value)
     free_error_M = (values_M - returns_M).square()
     held_error_M = (held_M - returns_M).square()
     loss = 0.5 * torch.maximum(free_error_M, held_error_M).sum() / tokens_in_step

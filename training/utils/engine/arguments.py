@@ -53,9 +53,16 @@ class EngineArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
-        for flag in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        whole = (
+            "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+            "max_train_steps", "max_tokens_per_micro_batch",
+        )  # fmt: skip
+        for flag in whole:
             got = getattr(self, flag)
-            mistakes.require(got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
+            mistakes.require(got is None or got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
+        for flag in ("eval_interval", "num_warmup_steps", "weight_decay", "max_grad_norm"):
+            got = getattr(self, flag)
+            mistakes.require(got >= 0, f"--{flag} expects 0 or more, got {got}")
         mistakes.require(
             self.num_train_epochs > 0, f"--num_train_epochs expects more than 0, got {self.num_train_epochs}"
         )

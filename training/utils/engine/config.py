@@ -9,7 +9,7 @@ from typing import Any
 from training.utils.engine.settings import EngineSettings
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
-_DTYPE_SECTIONS = {"bf16": "bf16", "fp16": "fp16"}
+_DTYPE_SECTIONS = ("bf16", "fp16")  # each under the name of its --dtype
 
 
 def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
@@ -23,17 +23,25 @@ def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: i
         return ours
     theirs = _read_json(settings.deepspeed_config)
     _check_users_config(theirs, settings)
-    return _filled_in(theirs, ours)
+    final = _filled_in(theirs, ours)
+    for section in _DTYPE_SECTIONS:
+        if final.get(section, {}).get("enabled") == "auto":  # --dtype names another one
+            final[section] = {**final[section], "enabled": False}
+    return final
 
 
-def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted keys that `final` has and `theirs` had not."""
+def filled_in_keys(path: str, final: dict[str, Any]) -> list[str]:
+    """The dotted keys that `final` has and the user's JSON at `path` had not, or left to us as "auto"."""
+    return _missing_keys(_read_json(path), final, "")
+
+
+def _missing_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str) -> list[str]:
     names: list[str] = []
     for key, value in final.items():
-        if key not in theirs:
+        if theirs.get(key, "auto") == "auto":
             names.append(prefix + key)
-        elif isinstance(value, dict) and isinstance(theirs[key], dict):
-            names += filled_in_keys(theirs[key], value, f"{prefix}{key}.")
+        elif isinstance(value, dict):
+            names += _missing_keys(theirs[key], value, f"{prefix}{key}.")
     return names
 
 
@@ -97,23 +105,47 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
     for key in theirs:
         if key not in known:
             mistakes.add(f"{where}: DeepSpeed knows no key '{key}'{nearest_names(key, known)}")
+    for section, names in _section_keys().items():
+        values = theirs.get(section, {})
+        if not isinstance(values, dict):
+            mistakes.add(f"{where}: '{section}' expects an object, got a {type(values).__name__}")
+            continue
+        for key in values:
+            if key not in names:
+                mistakes.add(f"{where}: DeepSpeed knows no key '{section}.{key}'{nearest_names(key, names)}")
+    mistakes.raise_if_any()  # what follows reads inside the sections
     owned = (
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
+        "managed_gradient_accumulation",
         "optimizer",
         "scheduler",
     )
     for key in owned:
         if theirs.get(key, "auto") != "auto":
             mistakes.add(f"{where}: '{key}' is set by Threestep's own flags; remove it or write \"auto\"")
-    stage = theirs.get("zero_optimization", {}).get("stage", settings.zero_stage)
-    if stage != settings.zero_stage:
+    stage = theirs.get("zero_optimization", {}).get("stage", "auto")
+    if stage not in ("auto", settings.zero_stage):
         mistakes.add(f"{where} asks for ZeRO stage {stage} and --zero_stage for {settings.zero_stage}; let them agree")
-    for dtype, section in _DTYPE_SECTIONS.items():
-        if theirs.get(section, {}).get("enabled") is True and settings.dtype != dtype:
-            mistakes.add(f"{where} enables {section} and --dtype is {settings.dtype}; let them agree")
+    for dtype in _DTYPE_SECTIONS:
+        enabled = theirs.get(dtype, {}).get("enabled", "auto")
+        if enabled not in ("auto", settings.dtype == dtype):
+            does = "enables" if enabled else "disables"
+            mistakes.add(f"{where} {does} {dtype} and --dtype is {settings.dtype}; let them agree")
     mistakes.raise_if_any()
+
+
+def _section_keys() -> dict[str, set[str]]:
+    """The keys that DeepSpeed knows inside the sections that decide how a model is trained."""
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    sections = {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
+    return {
+        section: {key for name, field in fields.model_fields.items() for key in (name, field.alias) if key}
+        for section, fields in sections.items()
+    }
 
 
 def _known_keys() -> set[str]:

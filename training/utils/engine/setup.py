@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from training.utils.engine.arguments import EngineArguments
-from training.utils.engine.config import deepspeed_config
+from training.utils.engine.config import deepspeed_config, filled_in_keys
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
@@ -16,15 +16,16 @@ from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.run.errors import ThreestepError
+from training.utils.run.metrics import say
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.seeds import seed_everything
 
 
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
-    """Make the run's folder, write every setting to it, seed this rank."""
+    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank."""
     folder = RunFolder(run.output_dir, ranks.is_main)
-    folder.write_config({**settings, "ranks": ranks.world_size})
+    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
     seed_everything(run.seed, ranks.rank)
     return folder
 
@@ -93,6 +94,9 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
     """Call `load(dtype)` so that a ZeRO-3 model is born sharded; other stages get it on this rank's device."""
     dtype = check_dtype(settings.dtype)
     config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
+    if settings.deepspeed_config is not None:
+        filled_in = filled_in_keys(settings.deepspeed_config, config)
+        say(f"filled in beside the keys of {settings.deepspeed_config}: {', '.join(filled_in)}", ranks.is_main)
     with born_sharded(config, settings.zero_stage):
         model = load(dtype)
     return model if settings.zero_stage == 3 else model.to(ranks.device)

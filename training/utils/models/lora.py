@@ -46,8 +46,6 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     for name, parameter in model.named_parameters():
         if not settings.only_optimize_lora or name.startswith("score."):
             parameter.requires_grad_(True)
-    if settings.gradient_checkpointing:
-        model.enable_input_require_grads()  # checkpointed blocks need an input that carries gradients
     return model
 
 

@@ -42,7 +42,8 @@ def parse_arguments(groups: Sequence[type], argv: Sequence[str], description: st
     config_path = _config_path(argv)
     config_flags: list[str] = []
     if config_path is not None:
-        config_flags = _flags_of(read_yaml(config_path), parser, config_path)
+        # The path at the end parts a list of the file from what the command line begins with.
+        config_flags = [*_flags_of(read_yaml(config_path), parser, config_path), f"--config={config_path}"]
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser)
 

@@ -23,9 +23,9 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
-    def write_config(self, settings: dict[str, Any]) -> None:
-        """Write every resolved setting to config.yaml."""
-        self._replace("config.yaml", yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
+    def write_config(self, settings: dict[str, Any], comment: str) -> None:
+        """Write every resolved setting to config.yaml, below one line of comment."""
+        self._replace("config.yaml", f"# {comment}\n" + yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the run's closing figures to summary.json."""

@@ -178,6 +178,8 @@ def test_tokenizers_that_differ():
     one = train_tokenizer(SENTENCES)
     assert not same_tokenizer(one, train_tokenizer(SENTENCES[:2]))
     assert not same_tokenizer(one, train_tokenizer(SENTENCES, vocab_size=len(one) - 5))
+    as_many = [train_tokenizer(sentences, vocab_size=290) for sentences in (SENTENCES[:2], SENTENCES[2:])]
+    assert len(as_many[0]) == len(as_many[1]) and not same_tokenizer(*as_many)
     other_end = train_tokenizer(SENTENCES)
     other_end.eos_token = "!"
     assert not same_tokenizer(one, other_end)

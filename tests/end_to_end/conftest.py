@@ -1,0 +1,265 @@
+"""Tiny models, tokenizers and data made on the spot, and the three steps run on them by their own command lines.
+
+A chain of steps is run once a session; the tests look at what it left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SENTENCES, train_tokenizer
+
+TIMEOUT_SECONDS = 240
+MODULES = {1: "training.step1_sft.main", 2: "training.step2_reward.main", 3: "training.step3_ppo.main"}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One finished command."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        return f"code {self.code}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The three steps, one after the other: their folders, what they said, and the flags of their data."""
+
+    folders: dict[int, Path]
+    ran: dict[int, Ran]
+    data_flags: dict[int, list[str]]
+    dtypes: dict[int, str]
+
+
+def run_step(step: int, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None) -> Ran:
+    """What scripts/stepN_*.sh runs, on the CPU."""
+    command = [sys.executable, "-m", "training.utils.run.launch", MODULES[step], *(str(flag) for flag in flags)]
+    variables = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "THREESTEP_RANKS": str(ranks),
+        **(environment or {}),
+    }
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def save_start(
+    folder: Path,
+    pad_is_eos: bool = False,
+    with_weights: bool = True,
+    sentences: Sequence[str] = SENTENCES,
+    **tokenizer_changes: object,
+) -> Path:
+    """A Llama shape of some hundred thousand random weights (or without any), with a tokenizer of `sentences`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = train_tokenizer(list(sentences), vocab_size=384, pad_is_eos=pad_is_eos)
+    for name, value in tokenizer_changes.items():
+        setattr(tokenizer, name, value)
+    config = LlamaConfig(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    if with_weights:
+        model.save_pretrained(folder)
+    else:
+        config.architectures = ["LlamaForCausalLM"]
+        config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("end_to_end")
+
+
+@pytest.fixture(scope="session")
+def pairs_file(place: Path) -> Path:
+    """Sixty prompts with a chosen and a rejected response of many lengths."""
+    dice = random.Random(0)
+    words = "pear apple fig plum cherry quince lemon".split()
+    rows = []
+    for _ in range(60):
+        chosen = dice.choices(words, k=dice.randint(1, 6))
+        rejected = dice.choices(words, k=dice.randint(1, 6)) + ["times"]
+        prompt = f"Human: Sort these words: {' '.join(dice.sample(chosen, len(chosen)))}. Assistant:"
+        rows.append({"prompt": prompt, "chosen": " " + " ".join(sorted(chosen)), "rejected": " " + " ".join(rejected)})
+    path = place / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def text_file(place: Path) -> Path:
+    path = place / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": sentence * 3}) + "\n" for sentence in SENTENCES))
+    return path
+
+
+def run_chain(
+    place: Path,
+    name: str,
+    start: Path,
+    ranks: int,
+    shared: Sequence[object],
+    flags: Mapping[int, Sequence[object]],
+    environment: Mapping[str, str] | None = None,
+) -> Chain:
+    """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts) each."""
+    folders = {step: place / name / f"step{step}" for step in (1, 2, 3)}
+    models = {
+        1: ["--model_name_or_path", start],
+        2: ["--model_name_or_path", folders[1] / "model"],
+        3: ["--actor_model_name_or_path", folders[1] / "model", "--critic_model_name_or_path", folders[2] / "model"],
+    }
+    data_flags = {
+        step: [str(flag) for flag in [*shared, "--data_output_path", place / name / "cache"]] for step in (1, 2, 3)
+    }
+    ran = {}
+    for step in (1, 2, 3):
+        own = [*models[step], *data_flags[step], "--output_dir", folders[step], "--max_train_steps", 2, *flags[step]]
+        ran[step] = run_step(step, own, ranks, environment)
+        assert ran[step].code == 0, f"step {step}: {ran[step].words}"
+    dtypes = {step: str(list(flags[step])[list(flags[step]).index("--dtype") + 1]) for step in (1, 2, 3)}
+    return Chain(folders, ran, data_flags, dtypes)
+
+
+@pytest.fixture(scope="session")
+def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
+    """One process, float32, no ZeRO; pad is eos; step 3 with unsupervised text and two passes."""
+    start = save_start(place / "start_pad_is_eos", pad_is_eos=True)
+    shared = [
+        "--data_path",
+        f"jsonl:{pairs_file}",
+        "--data_split",
+        "2,2,2",
+        "--eval_fraction",
+        0.2,
+        "--max_prompt_seq_len",
+        64,
+        "--max_seq_len",
+        100,
+    ]
+    batches = ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2]
+    return run_chain(
+        place,
+        "alone",
+        start,
+        1,
+        shared,
+        {
+            1: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
+            2: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
+            3: [
+                "--dtype",
+                "fp32",
+                "--actor_learning_rate",
+                1e-4,
+                "--critic_learning_rate",
+                1e-4,
+                "--ppo_epochs",
+                2,
+                "--per_device_generation_batch_size",
+                4,
+                "--per_device_training_batch_size",
+                2,
+                "--max_answer_seq_len",
+                8,
+                "--unsupervised_dataset_name",
+                f"jsonl:{text_file}",
+            ],
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def without_compiler(place: Path) -> dict[str, str]:
+    """An environment in which nothing can be compiled, and nothing compiled before is found."""
+    programs = place / "programs"
+    programs.mkdir()
+    return {"PATH": str(programs), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(place / "extensions")}
+
+
+@pytest.fixture(scope="session")
+def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) -> Chain:
+    """Two ranks by DeepSpeed's launcher on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in bf16."""
+    start = save_start(place / "start")
+    shared = [
+        "--data_path",
+        f"jsonl:{pairs_file}",
+        "--data_split",
+        "2,2,2",
+        "--eval_fraction",
+        0.2,
+        "--max_prompt_seq_len",
+        64,
+        "--max_seq_len",
+        100,
+    ]
+    batches = ["--per_device_train_batch_size", 2]
+    return run_chain(
+        place,
+        "together",
+        start,
+        2,
+        shared,
+        {
+            1: ["--dtype", "fp32", "--learning_rate", 1e-3, "--zero_stage", 2, "--offload", "true", *batches],
+            2: ["--dtype", "bf16", "--learning_rate", 1e-3, "--zero_stage", 3, *batches],
+            3: [
+                "--dtype",
+                "bf16",
+                "--actor_learning_rate",
+                1e-4,
+                "--critic_learning_rate",
+                1e-4,
+                "--actor_zero_stage",
+                3,
+                "--critic_zero_stage",
+                3,
+                "--max_answer_seq_len",
+                8,
+                "--per_device_generation_batch_size",
+                2,
+                "--per_device_training_batch_size",
+                2,
+            ],
+        },
+        without_compiler,
+    )
+
+
+@pytest.fixture(scope="session")
+def chain_named(request) -> Callable[[str], Chain]:
+    """chain_named("alone" | "together"), run when it is first asked for."""
+    return request.getfixturevalue

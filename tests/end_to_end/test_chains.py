@@ -1,0 +1,212 @@
+"""Step 1, step 2, step 3 by their command lines, on one process and on two ranks: what they say and leave behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.end_to_end.conftest import MODULES, TIMEOUT_SECONDS, Chain
+
+CHAINS = pytest.mark.parametrize("name", ["alone", "together"])
+STEPS = pytest.mark.parametrize("step", [1, 2, 3])
+EVERY_STEP = {
+    1: {"train/loss", "train/learning_rate", "train/tokens_per_second"},
+    2: {"train/loss", "train/accuracy", "train/learning_rate", "train/tokens_per_second"},
+    3: {
+        "actor/policy_loss",
+        "actor/clip_fraction",
+        "actor/ratio",
+        "actor/learning_rate",
+        "critic/value_loss",
+        "critic/learning_rate",
+        "rollout/score",
+        "rollout/kl",
+        "rollout/response_tokens",
+        "rollout/ended_share",
+        "rollout/logprob_mismatch",
+    },
+}
+EVALUATION = {1: {"eval/loss"}, 2: {"eval/loss", "eval/accuracy", "eval/score_gap"}, 3: {"eval/reward"}}
+
+
+def json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@CHAINS
+@STEPS
+def test_settings_and_metrics(chain_named, name: str, step: int):
+    chain: Chain = chain_named(name)
+    folder = chain.folders[step]
+    text = (folder / "config.yaml").read_text()
+    assert {"alone": "1 rank.", "together": "2 ranks."}[name] in text
+    settings = yaml.safe_load(text)
+    assert settings["dtype"] == chain.dtypes[step] and settings["data_split"] == "2,2,2" and settings["seed"] == 1234
+    assert settings["lr_scheduler_type"] == "cosine"  # a default, written out
+
+    lines = json_lines(folder / "metrics.jsonl")
+    trained = [line for line in lines if line.keys() >= EVERY_STEP[step]]
+    assert [line["step"] for line in trained] == [1, 2]
+    evaluated = [line for line in lines if line.keys() >= EVALUATION[step]]
+    assert [line["step"] for line in evaluated] == [0, 2]
+    assert all(isinstance(value, (int, float)) for line in lines for value in line.values())
+    assert json.loads((folder / "summary.json").read_text())["seconds"] > 0
+
+
+@STEPS
+def test_the_settings_read_back_as_a_configuration(chain_named, step: int):
+    """`--config OUTPUT_DIR/config.yaml` is the same run again."""
+    from importlib import import_module
+
+    from training.utils.run.arguments import parse_arguments, resolved_settings
+
+    path = chain_named("alone").folders[step] / "config.yaml"
+    groups = parse_arguments(import_module(MODULES[step]).GROUPS, ["--config", str(path)], "")
+    assert resolved_settings(groups) == yaml.safe_load(path.read_text())
+
+
+@CHAINS
+@STEPS
+def test_tensorboard_has_the_same_numbers(chain_named, name: str, step: int):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = chain_named(name).folders[step]
+    board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    shown = {(tag, event.step): event.value for tag in board.Tags()["scalars"] for event in board.Scalars(tag)}
+    written = {
+        (key, line["step"]): value
+        for line in json_lines(folder / "metrics.jsonl")
+        for key, value in line.items()
+        if key not in ("step", "seconds")
+    }
+    assert shown.keys() == written.keys() and len(shown) > 5
+    assert shown == pytest.approx(written, rel=1e-6)
+
+
+@CHAINS
+def test_samples(chain_named, name: str):
+    folder = chain_named(name).folders[3]
+    samples = json_lines(folder / "samples.jsonl")
+    assert [sample["step"] for sample in samples] == [0] * 12 + [2] * 12
+    for sample in samples:
+        assert sample["prompt"].startswith("Human: Sort") and sample["prompt"].endswith("Assistant:")
+        assert isinstance(sample["response"], str) and "<|endoftext|>" not in sample["response"]
+        assert 1 <= sample["response_tokens"] <= 8
+    rewards = {
+        line["step"]: line["eval/reward"] for line in json_lines(folder / "metrics.jsonl") if "eval/reward" in line
+    }
+    for step in (0, 2):
+        own = [sample["reward"] for sample in samples if sample["step"] == step]
+        assert sum(own) / len(own) == pytest.approx(rewards[step], abs=1e-6)
+
+
+@CHAINS
+@STEPS
+def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
+    """A line of the launcher's command, the data's lines, the result; on stderr the bar alone."""
+    ran = chain_named(name).ran[step]
+    lines = [line for line in ran.stdout.splitlines() if line.strip()]
+    assert lines[0].startswith("+ ") and all(line.startswith(("data: ", f"step {step}: ")) for line in lines[1:])
+    assert len(set(lines)) == len(lines)
+    assert sum(line.startswith(f"step {step}: ") for line in lines) == 1
+    bars = [line for line in ran.stderr.splitlines() if line.strip()]
+    assert bars and all(line.startswith(f"step {step}, ") for line in bars), ran.stderr
+    assert sum("2/2" in line for line in bars) == 1
+
+
+@pytest.fixture(scope="module")
+def read_plainly(chain_named, place: Path) -> dict:
+    """What transformers alone makes of the models of both chains, on the trainers' evaluation rows."""
+    wanted = {}
+    for name in ("alone", "together"):
+        chain: Chain = chain_named(name)
+        dtype = {"fp32": "float32", "bf16": "bfloat16"}
+        sentences = [[row.input_ids.tolist(), row.loss_mask.tolist()] for row in eval_rows(chain, 1)]
+        ranked = [
+            [row.prompt_ids.tolist(), [response.tolist() for response in row.response_ids]]
+            for row in eval_rows(chain, 2)
+        ]
+        for label, kind, folder, step, rows in (
+            ("step 1", "causal", chain.folders[1] / "model", 1, sentences),
+            ("step 2", "scalar", chain.folders[2] / "model", 2, ranked),
+            ("step 3", "causal", chain.folders[3] / "model", 3, sentences),
+            ("critic", "scalar", chain.folders[3] / "critic", 3, ranked),
+        ):
+            wanted[f"{name} {label}"] = {
+                "kind": kind,
+                "folder": str(folder),
+                "dtype": dtype[chain.dtypes[step]],
+                "rows": rows,
+            }
+    (place / "wanted.json").write_text(json.dumps(wanted))
+    command = [sys.executable, str(Path(__file__).parent / "plain_load.py"), str(place / "wanted.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def eval_rows(chain: Chain, phase: int) -> list:
+    """The rows that the step was evaluated on, out of the cache that it left."""
+    from transformers import AutoTokenizer
+
+    from training.utils.data.arguments import DataArguments
+    from training.utils.data.build import build_phase
+    from training.utils.run.arguments import parse_arguments
+
+    tokenizer = AutoTokenizer.from_pretrained(chain.folders[phase] / "model")
+    (data,) = parse_arguments([DataArguments], chain.data_flags[phase], "")
+    built = build_phase(phase, data, tokenizer, seed=1234)
+    assert built.report.resumed, "the model folder's tokenizer is not the one that the step's data was built with"
+    return list(built.eval)
+
+
+def last_evaluation(chain: Chain, step: int) -> dict:
+    return [line for line in json_lines(chain.folders[step] / "metrics.jsonl") if "eval/loss" in line][-1]
+
+
+@CHAINS
+def test_the_model_reproduces_its_evaluation_loss_in_plain_transformers(chain_named, read_plainly, name: str):
+    told = last_evaluation(chain_named(name), 1)
+    assert read_plainly[f"{name} step 1"]["loss"] == pytest.approx(told["eval/loss"], rel=1e-5)
+    # The PPO model is near the one it started from and not the same; it loads as plainly.
+    assert read_plainly[f"{name} step 3"]["loss"] == pytest.approx(told["eval/loss"], rel=0.1)
+    assert read_plainly[f"{name} step 3"]["loss"] != pytest.approx(told["eval/loss"], rel=1e-6)
+
+
+@CHAINS
+def test_the_reward_model_gives_the_trainers_scores_in_plain_transformers(chain_named, read_plainly, name: str):
+    """Pairs of different lengths in one padded batch, so that plain transformers has to find the last token; in
+    `alone` the language model's pad is eos."""
+    chain = chain_named(name)
+    told = last_evaluation(chain, 2)
+    scores = read_plainly[f"{name} step 2"]["scores"]
+    gaps = [better - worse for better, worse in scores]
+    assert len(gaps) == 12 and max(abs(gap) for gap in gaps) > 0.05
+    tolerance = 1e-5 if chain.dtypes[2] == "fp32" else 2e-2
+    assert sum(gaps) / len(gaps) == pytest.approx(told["eval/score_gap"], abs=tolerance)
+    losses = [math.log1p(math.exp(-gap)) for gap in gaps]
+    assert sum(losses) / len(losses) == pytest.approx(told["eval/loss"], abs=tolerance)
+    assert sum(gap > 0 for gap in gaps) / len(gaps) == pytest.approx(told["eval/accuracy"], abs=1e-9)
+    critic = [score for pair in read_plainly[f"{name} critic"]["scores"] for score in pair]
+    assert critic != pytest.approx([score for pair in scores for score in pair], abs=1e-6)
+
+
+def test_nothing_was_compiled(chain_named, without_compiler: dict[str, str]):
+    """Two ranks, ZeRO-2 with offload, ZeRO-3: with no compiler in sight, and no extension built or looked for."""
+    assert chain_named("together").ran[1].code == 0
+    extensions = Path(without_compiler["TORCH_EXTENSIONS_DIR"])
+    assert not extensions.exists() or not list(extensions.rglob("*.so"))
+
+
+def test_losses_fall_and_the_data_of_the_steps_is_apart(chain_named):
+    chain = chain_named("alone")
+    summary = json.loads((chain.folders[1] / "summary.json").read_text())
+    assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.1
+    prompts = [sample["prompt"] for sample in json_lines(chain.folders[3] / "samples.jsonl")]
+    assert len(set(prompts)) == 12

@@ -1,0 +1,271 @@
+"""Launched on one or two ranks: trains every case of steps 1 and 2 in one process group and reports what came out.
+
+Arguments: the folder of the models, and a folder for the weights. Report: {case: {"losses", "norms", "evals"}}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SEED = 5
+STEPS = 4
+PER_STEP = 6
+PAD, END = 1, 0
+EVAL_ROWS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a trainer. micro: most sequences (prompts) in one forward of one rank."""
+
+    name: str
+    kind: str = "sft"  # or "ranking"
+    model: str = "causal"
+    rows: str = "plain"  # or "eos_masked": as plain, without the end token among the targets
+    zero_stage: int = 0
+    dtype: str = "fp32"
+    micro: int = 3
+    max_tokens: int | None = None
+    offload: bool = False
+    checkpointing: bool = False
+    pad_token_id: int = PAD
+    per_step: int = PER_STEP
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One run of an engine whose sequences are dealt and laid out by hand (SPREADS) instead of by the planner."""
+
+    name: str
+    zero_stage: int
+    how: str
+
+
+def cases(world_size: int) -> list[Case]:
+    """Every stage with every shape; then one of each other choice. Shapes are per rank, of PER_STEP sequences in all:
+    everything at once, equal parts, one at a time, parts that do not come out even, and parts cut by tokens."""
+    shapes = {1: [(6, None), (2, None), (1, None), (4, None), (6, 30)], 2: [(3, None), (1, None), (2, None), (3, 24)]}[
+        world_size
+    ]
+    found = [
+        Case(f"sft_z{stage}_micro{micro}_tokens{tokens}", zero_stage=stage, micro=micro, max_tokens=tokens)
+        for stage in range(4)
+        for micro, tokens in shapes
+    ]
+    found += [Case(f"untied_z{stage}", model="untied", zero_stage=stage) for stage in (0, 3)]
+    found += [Case(f"checkpointing_z{stage}", zero_stage=stage, checkpointing=True) for stage in (0, 3)]
+    found += [Case(f"offload_z{stage}", zero_stage=stage, offload=True) for stage in (1, 2, 3)]
+    found += [Case(f"bf16_z{stage}", zero_stage=stage, dtype="bf16") for stage in range(4)]
+    found += [
+        Case(f"ranking_z{stage}_micro{micro}", "ranking", "scalar", zero_stage=stage, micro=micro)
+        for stage in (0, 2, 3)
+        for micro in (1, 2, 3)
+    ]
+    found += [
+        Case("pad_is_eos", pad_token_id=END),
+        Case("pad_is_eos_masked", pad_token_id=END, rows="eos_masked"),
+        Case("another_pad", pad_token_id=7),
+    ]
+    if world_size == 2:  # the second rank is dealt nothing in some steps' micro-batches, or in every step
+        found += [Case(f"one_a_step_z{stage}", zero_stage=stage, per_step=1) for stage in (0, 2, 3)]
+        found += [Case(f"five_a_step_z{stage}", zero_stage=stage, per_step=5, micro=2) for stage in (0, 2, 3)]
+    return found
+
+
+def spreads(world_size: int) -> list[Spread]:
+    hows = {1: ("reversed", "wide"), 2: ("first_rank_alone", "no_targets", "reversed", "wide", "uneven")}[world_size]
+    return [Spread(f"{how}_z{stage}", stage, how) for how in hows for stage in (0, 2, 3)]
+
+
+def main(models: Path, out: Path) -> None:
+    from tests.distributed.launch import report
+    from training.utils.engine.startup import started_process_group
+
+    results = {}
+    with started_process_group() as ranks:
+        for case in cases(ranks.world_size):
+            results[case.name] = run_case(case, models, out, ranks)
+        for spread in spreads(ranks.world_size):
+            results[spread.name] = run_spread(spread, models, out, ranks)
+    report(results)
+
+
+def make_engine(
+    model: str,
+    kind: str,
+    models: Path,
+    ranks: Any,
+    total_steps: int,
+    settings: dict[str, Any],
+    checkpointing: bool = False,
+    pad_token_id: int = PAD,
+) -> tuple[Any, Any]:
+    from tests.invariants.plain import Recipe
+    from tests.invariants.tiny import VOCAB, StandInTokenizer
+    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.setup import load_under
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.loading import load_causal_lm, load_scalar_model
+    from training.utils.models.settings import ModelSettings
+    from training.utils.models.token_model import PolicyModel, ScalarModel
+
+    recipe = Recipe()
+    engine_settings = EngineSettings(
+        learning_rate=recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        num_warmup_steps=recipe.num_warmup_steps,
+        **settings,
+    )
+    model_settings = ModelSettings(str(models / model), gradient_checkpointing=checkpointing)
+
+    def load(dtype: Any) -> Any:
+        if kind == "sft":
+            return load_causal_lm(model_settings, dtype, VOCAB)
+        return load_scalar_model(model_settings, dtype, StandInTokenizer(pad_token_id), must_have_head=True)
+
+    loaded = load_under(engine_settings, ranks, load)
+    wrapped = PolicyModel(loaded) if kind == "sft" else ScalarModel(loaded)
+    return TrainingEngine(wrapped, engine_settings, ranks, total_steps), loaded
+
+
+def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
+    """(training rows, evaluation rows)."""
+    from tests.invariants import tiny
+
+    if kind == "ranking":
+        return tiny.ranked(STEPS * per_step, seed=1), tiny.ranked(EVAL_ROWS, seed=2)
+    train, evaluation = tiny.sentences(STEPS * per_step, seed=1), tiny.sentences(EVAL_ROWS, seed=2)
+    if rows == "eos_masked":
+        train = [tiny.without_end(row) for row in train]
+    return train, evaluation
+
+
+def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from training.step1_sft.trainer import SftSettings, SftTrainer
+    from training.step2_reward.trainer import RewardSettings, RewardTrainer
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.run.metrics import MetricsWriter
+
+    settings = {"dtype": case.dtype, "zero_stage": case.zero_stage, "offload": case.offload}
+    engine, model = make_engine(
+        case.model, case.kind, models, ranks, STEPS, settings, case.checkpointing, case.pad_token_id
+    )
+    train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
+    plan = PlanSettings(ranks.world_size, case.micro, case.max_tokens)
+    common = dict(
+        total_steps=STEPS,
+        train_plan=plan,
+        eval_plan=PlanSettings(ranks.world_size, 2),
+        eval_interval=0,
+        pad_token_id=case.pad_token_id,
+        seed=SEED,
+    )
+    folder = out / case.name
+    with MetricsWriter(folder, ranks.is_main) as metrics:
+        if case.kind == "sft":
+            SftTrainer(
+                engine, train_rows, eval_rows, SftSettings(sequences_per_step=case.per_step, **common), metrics
+            ).train()
+        else:
+            RewardTrainer(
+                engine, train_rows, eval_rows, RewardSettings(prompts_per_step=case.per_step, **common), metrics
+            ).train()
+    keep_weights(engine, model, folder)
+    if not ranks.is_main:
+        return {}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "losses": [line["train/loss"] for line in lines if "train/loss" in line],
+        "norms": [line["train/grad_norm"] for line in lines if "train/grad_norm" in line],
+        "evals": [line["eval/loss"] for line in lines if "eval/loss" in line],
+    }
+
+
+def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from tests.invariants.plain import batches_of
+    from training.step1_sft.loss import sft_loss
+    from training.utils.engine.collectives import summed_numbers
+
+    engine, model = make_engine("causal", "sft", models, ranks, STEPS, {"zero_stage": spread.zero_stage})
+    losses = []
+    for batch in batches_of(spread_rows(spread.how), PER_STEP, SEED):
+        targets = float(sum(int(row.loss_mask.sum()) for row in batch))
+        own = 0.0
+        engine.train()
+        for rows in SPREADS[spread.how](batch, ranks):
+            loss = sft_loss(engine(rows).logprobs_M, targets)
+            engine.backward(loss)
+            own += float(loss.detach())
+        engine.step()
+        losses.append(summed_numbers({"loss": own}, ranks.device)["loss"])
+    keep_weights(engine, model, out / spread.name)
+    return {"losses": losses}
+
+
+def spread_rows(how: str) -> list:
+    """The rows of the case; for `no_targets` every second row of a batch carries no loss."""
+    from tests.invariants import tiny
+
+    rows, _ = rows_of("sft", "plain", PER_STEP)
+    return [tiny.without_targets(row) if row.row_id % 2 else row for row in rows] if how == "no_targets" else rows
+
+
+def _laid(batch: list, min_width: int = 1, pad: int = PAD) -> Any:
+    from training.step1_sft.trainer import _sequence
+    from training.utils.layout.rows import padded_rows
+
+    return padded_rows([_sequence(row) for row in batch], pad, min_width)
+
+
+def _first_rank_alone(batch: list, ranks: Any) -> list:
+    return [_laid(batch if ranks.is_main else [])]
+
+
+def _no_targets(batch: list, ranks: Any) -> list:
+    """All targets on the first rank; the second has sequences, and nothing to predict in them."""
+    mine = [row for row in batch if bool(row.loss_mask.any()) == ranks.is_main]
+    return [_laid(mine)]
+
+
+def _reversed(batch: list, ranks: Any) -> list:
+    mine = list(reversed(batch))[ranks.rank :: ranks.world_size]
+    return [_laid(mine[:1]), _laid(mine[1:])]
+
+
+def _wide(batch: list, ranks: Any) -> list:
+    return [_laid(batch[ranks.rank :: ranks.world_size], min_width=37, pad=3)]
+
+
+def _uneven(batch: list, ranks: Any) -> list:
+    """The longest sequence alone on one rank, the five others together on the other."""
+    longest = max(range(len(batch)), key=lambda index: len(batch[index].input_ids))
+    mine = [row for index, row in enumerate(batch) if (index == longest) == ranks.is_main]
+    return [_laid(mine)]
+
+
+SPREADS: dict[str, Callable[[list, Any], list]] = {
+    "first_rank_alone": _first_rank_alone,
+    "no_targets": _no_targets,
+    "reversed": _reversed,
+    "wide": _wide,
+    "uneven": _uneven,
+}
+
+
+def keep_weights(engine: Any, model: Any, folder: Path) -> None:
+    import torch
+
+    state = engine.full_state(model)
+    if engine.ranks.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, folder / "weights.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,139 @@
+"""What the engine is compared with: plain PyTorch, one sequence at a time, no padding, no planner, no DeepSpeed.
+
+AdamW, clipping and the cosine schedule are written out or taken from torch, in float64 unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import nn
+
+from training.utils.data.phases import ResponsesRow, SentenceRow
+from training.utils.layout.order import ShuffledStream
+
+
+def batches_of(rows: Sequence, per_step: int, seed: int) -> list[list]:
+    """The rows of each optimizer step of one epoch, in the order in which the trainers take them."""
+    order = ShuffledStream(len(rows), seed).take(0, len(rows))
+    return [[rows[row] for row in order[start : start + per_step]] for start in range(0, len(rows), per_step)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a run trains with; see EngineSettings for the names."""
+
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.1
+    max_grad_norm: float = 6.6
+    num_warmup_steps: int = 1
+    total_steps: int = 4
+    betas: tuple[float, float] = (0.9, 0.95)
+
+    def rate(self, step: int) -> float:
+        """Linear from 0, then half a cosine to 0; `step` counts from 0."""
+        if step < self.num_warmup_steps:
+            return self.learning_rate * step / self.num_warmup_steps
+        done = (step - self.num_warmup_steps) / (self.total_steps - self.num_warmup_steps)
+        return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """losses: before each step. norms: of the gradient before clipping. weights: after the last step."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+def train(
+    model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
+) -> Trained:
+    """One AdamW step a batch; vectors are not decayed."""
+    parameters = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, foreach=False)
+    losses, norms = [], []
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        norm = torch.sqrt(sum(p.grad.double().square().sum() for p in parameters.values()))
+        if recipe.max_grad_norm > 0 and norm > recipe.max_grad_norm:
+            for parameter in parameters.values():
+                parameter.grad.mul_(recipe.max_grad_norm / norm)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        norms.append(float(norm))
+    return Trained(losses, norms, {name: p.detach().clone() for name, p in parameters.items()})
+
+
+def token_logprobs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """log p(ids[t] | ids[:t]) for t = 1, 2, ...; the sequence stands alone in its batch."""
+    logits = model(input_ids=ids.unsqueeze(0)).logits[0, :-1]
+    return torch.log_softmax(logits, dim=-1).gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
+
+
+def sft_loss(model: nn.Module, batch: list[SentenceRow]) -> torch.Tensor:
+    """The mean over all tokens of the batch whose loss_mask is True."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row in batch:
+        logprobs = token_logprobs(model, torch.tensor(row.input_ids, dtype=torch.int64))
+        mask = torch.tensor(row.loss_mask)[1:]
+        total = total - logprobs[mask].double().sum()
+        count += int(mask.sum())
+    return total / count
+
+
+def score(model: nn.Module, ids: Sequence[int]) -> torch.Tensor:
+    """The one label of a sequence that stands alone: transformers reads it at the last token."""
+    return model(input_ids=torch.tensor([list(ids)], dtype=torch.int64)).logits[0, 0]
+
+
+def ranking_loss(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
+    """The mean over prompts of the mean over their pairs of -log sigmoid(better - worse)."""
+    per_prompt = []
+    for row in batch:
+        scores = [score(model, [*row.prompt_ids, *response]) for response in row.response_ids]
+        pairs = [nn.functional.logsigmoid(better - worse) for better, worse in combinations(scores, 2)]
+        per_prompt.append(-torch.stack(pairs).mean())
+    return torch.stack(per_prompt).mean()
+
+
+def train_mixed(
+    model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
+) -> Trained:
+    """The same in bfloat16 with float32 master weights and float32 gradients."""
+    work = {name: p for name, p in model.to(torch.bfloat16).named_parameters()}
+    master = {name: nn.Parameter(p.detach().float().clone()) for name, p in work.items()}
+    groups = [
+        {"params": [p for p in master.values() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in master.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas)
+    losses, norms = [], []
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        model.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        for name, parameter in master.items():
+            parameter.grad = work[name].grad.float()
+        norms.append(float(nn.utils.clip_grad_norm_(master.values(), recipe.max_grad_norm)))
+        optimizer.step()
+        with torch.no_grad():
+            for name, parameter in master.items():
+                work[name].copy_(parameter)
+        losses.append(float(loss.detach()))
+    return Trained(losses, norms, {name: p.detach().clone() for name, p in work.items()})

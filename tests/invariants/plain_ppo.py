@@ -1,0 +1,162 @@
+"""PPO in plain PyTorch, one sequence at a time, from the formulas: what step 3 is compared with.
+
+Takes the responses as they were rolled out, and works everything else out itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tests.invariants import ppo_program as program
+from training.utils.layout.order import ShuffledStream
+
+Pair = tuple[list[int], list[int]]  # prompt and response
+
+
+@dataclass
+class Learner:
+    """A model, its AdamW and its cosine schedule over all steps."""
+
+    model: nn.Module
+    peak_rate: float
+    total_steps: int
+
+    def __post_init__(self) -> None:
+        parameters = list(self.model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": program.DECAY},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.95), foreach=False)
+        self.steps = 0
+
+    def step(self, loss: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+        if norm > program.CLIP_NORM:
+            for gradient in gradients:
+                gradient.mul_(program.CLIP_NORM / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.peak_rate * 0.5 * (1.0 + math.cos(math.pi * self.steps / self.total_steps))
+        self.optimizer.step()
+        self.steps += 1
+
+
+def logprobs(actor: nn.Module, pair: Pair) -> torch.Tensor:
+    """Of the response's tokens, at the sampling temperature."""
+    prompt, response = pair
+    logits = actor(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    scaled = torch.log_softmax(logits / program.TEMPERATURE, dim=-1)
+    return scaled[torch.arange(len(response)), torch.tensor(response)]
+
+
+def values(critic: nn.Module, pair: Pair) -> torch.Tensor:
+    """In the states from which the response's tokens are drawn."""
+    prompt, response = pair
+    hidden = critic.model(input_ids=torch.tensor([prompt + response]))[0][0]
+    return critic.score(hidden)[len(prompt) - 1 : -1, 0]
+
+
+def score(reward_model: nn.Module, pair: Pair) -> float:
+    prompt, response = pair
+    raw = float(reward_model(input_ids=torch.tensor([prompt + response])).logits[0, 0])
+    return min(max(raw, -program.CLIP_REWARD), program.CLIP_REWARD)
+
+
+def advantages_of(rewards: list[float], state_values: list[float]) -> list[float]:
+    """A_t = sum_l (gamma lam)^l delta_{t+l}, each sum written out."""
+    following = [*state_values[1:], 0.0]
+    deltas = [
+        reward + program.GAMMA * after - before
+        for reward, before, after in zip(rewards, state_values, following, strict=True)
+    ]
+    decay = program.GAMMA * program.LAM
+    return [sum(decay**later * delta for later, delta in enumerate(deltas[first:])) for first in range(len(deltas))]
+
+
+def text_loss(actor: nn.Module, blocks: Sequence) -> torch.Tensor:
+    losses = []
+    for block in blocks:
+        ids = torch.tensor(block.input_ids, dtype=torch.int64)
+        logits = actor(input_ids=ids.unsqueeze(0)).logits[0, :-1]
+        losses.append(nn.functional.cross_entropy(logits, ids[1:], reduction="none"))
+    return torch.cat(losses).mean()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Per iteration: scores of the pairs as given, and figures averaged over the epochs. Models: as they ended."""
+
+    scores: list[list[float]]
+    figures: list[dict[str, float]]
+    actor: nn.Module
+    critic: nn.Module
+
+
+def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Sequence[Pair]]) -> Outcome:
+    """Every iteration: experience from the present weights, then epochs of one minibatch that holds all pairs."""
+    reference, reward_model = copy.deepcopy(actor).requires_grad_(False), copy.deepcopy(critic).requires_grad_(False)
+    total_steps = program.ITERATIONS * program.EPOCHS
+    actor_learner = Learner(actor, program.ACTOR_RATE, total_steps)
+    critic_learner = Learner(critic, program.CRITIC_RATE, total_steps)
+    texts = program.texts()
+    text_order = ShuffledStream(len(texts), program.SEED)
+    texts_taken = 0
+    outcome = Outcome([], [], actor, critic)
+    for pairs in pairs_of_iterations:
+        with torch.no_grad():
+            old = [logprobs(actor, pair) for pair in pairs]
+            old_values = [values(critic, pair) for pair in pairs]
+            kl = [mine - logprobs(reference, pair) for mine, pair in zip(old, pairs, strict=True)]
+            scores = [score(reward_model, pair) for pair in pairs]
+        advantages = []
+        for one_kl, one_score, one_values in zip(kl, scores, old_values, strict=True):
+            rewards = [-program.KL_COEF * float(term) for term in one_kl]
+            rewards[-1] += one_score
+            advantages.append(torch.tensor(advantages_of(rewards, one_values.tolist()), dtype=torch.float64))
+        returns = [one + two for one, two in zip(advantages, old_values, strict=True)]
+        everything = torch.cat(advantages)
+        white = [(one - everything.mean()) / everything.std() for one in advantages]
+
+        sums = {
+            "actor/policy_loss": 0.0,
+            "critic/value_loss": 0.0,
+            "actor/pretraining_loss": 0.0,
+            "actor/clip_fraction": 0.0,
+            "actor/ratio": 0.0,
+        }
+        for _ in range(program.EPOCHS):
+            ratio = torch.exp(torch.cat([logprobs(actor, pair) for pair in pairs]) - torch.cat(old))
+            gain = torch.cat(white)
+            clipped = ratio.clamp(1 - program.CLIP_RANGE, 1 + program.CLIP_RANGE)
+            policy = -torch.minimum(ratio * gain, clipped * gain).mean()
+            blocks = [texts[row] for row in text_order.take(texts_taken, len(pairs))]
+            texts_taken += len(pairs)
+            pretraining = text_loss(actor, blocks)
+
+            now, before = torch.cat([values(critic, pair) for pair in pairs]), torch.cat(old_values)
+            near = torch.maximum(
+                torch.minimum(now, before + program.CLIP_RANGE_VALUE), before - program.CLIP_RANGE_VALUE
+            )
+            target = torch.cat(returns)
+            value = 0.5 * torch.maximum((now - target) ** 2, (near - target) ** 2).mean()
+
+            actor_learner.step(policy + program.UNSUP_COEF * pretraining)
+            critic_learner.step(value)
+            for name, figure in zip(
+                sums,
+                (policy, value, pretraining, (clipped * gain < ratio * gain).double().mean(), ratio.mean()),
+                strict=True,
+            ):
+                sums[name] += float(figure.detach()) / program.EPOCHS
+        outcome.scores.append(scores)
+        outcome.figures.append(sums)
+    return outcome

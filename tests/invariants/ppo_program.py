@@ -1,0 +1,338 @@
+"""Launched on one or two ranks: runs step 3's parts at several ZeRO stages in one process group and reports.
+
+Arguments: the folder of the models, and a folder for the weights. Report: {section: {...}}, one section a function of
+SECTIONS, by stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SEED = 11
+PROMPTS_PER_ROLLOUT = 8  # over all ranks
+ITERATIONS = 2
+EPOCHS = 2
+MAX_NEW_TOKENS = 14
+TEMPERATURE = 0.8
+KL_COEF, CLIP_REWARD, CLIP_RANGE, CLIP_RANGE_VALUE, GAMMA, LAM, UNSUP_COEF = 0.2, 0.8, 0.1, 0.2, 0.98, 0.9, 0.7
+ACTOR_RATE, CRITIC_RATE, DECAY, CLIP_NORM = 3e-3, 1e-2, 0.05, 2.0
+STAGES = (0, 2, 3)
+EVAL_PROMPTS = 5  # not a multiple of two ranks
+
+
+def main(models: Path, out: Path) -> None:
+    from tests.distributed.launch import report
+    from training.utils.engine.startup import started_process_group
+
+    with started_process_group() as ranks:
+        report({name: section(models, out, ranks) for name, section in SECTIONS.items()})
+
+
+def make_trainer(
+    models: Path,
+    out: Path,
+    ranks: Any,
+    stage: int,
+    *,
+    lora_dim: int = 0,
+    decay: float = DECAY,
+    epochs: int = EPOCHS,
+    micro: int = 3,
+    max_tokens: int | None = 45,
+    with_texts: bool = True,
+    dtype: str = "fp32",
+) -> Any:
+    """A PpoTrainer on fresh models, by the same parts as the program's own assembly."""
+    from tests.invariants import tiny
+    from training.step3_ppo.evaluation import Evaluator
+    from training.step3_ppo.experience import ExperienceSettings
+    from training.step3_ppo.roles import RoleSettings, Tokenizers, load_roles
+    from training.step3_ppo.rollout import ENGINES
+    from training.step3_ppo.rollout.base import Sampling
+    from training.step3_ppo.trainer import PpoSettings, PpoTrainer
+    from training.utils.engine.settings import EngineSettings
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.models.settings import ModelSettings
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_folder import RunFolder
+
+    def engine(rate: float) -> EngineSettings:
+        return EngineSettings(
+            zero_stage=stage, dtype=dtype, learning_rate=rate, weight_decay=decay, max_grad_norm=CLIP_NORM
+        )
+
+    roles = load_roles(
+        RoleSettings(
+            ModelSettings(str(models / "actor"), lora_dim=lora_dim),
+            engine(ACTOR_RATE),
+            ModelSettings(str(models / "scalar")),
+            engine(CRITIC_RATE),
+        ),
+        Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
+        ranks,
+        total_steps=ITERATIONS * epochs,
+    )
+    sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
+    experience = ExperienceSettings(
+        temperature=TEMPERATURE,
+        clip_reward=CLIP_REWARD,
+        kl_coef=KL_COEF,
+        advantage="gae",
+        gamma=GAMMA,
+        lam=LAM,
+        whiten_advantages=True,
+        plan=PlanSettings(1, micro, max_tokens),
+        pad_token_id=tiny.PAD,
+    )
+    per_rank = PROMPTS_PER_ROLLOUT // ranks.world_size
+    settings = PpoSettings(
+        total_rollouts=ITERATIONS,
+        prompts_per_batch=per_rank,
+        generation_batches=1,
+        sequences_per_minibatch=per_rank,
+        ppo_epochs=epochs,
+        clip_range=CLIP_RANGE,
+        clip_range_value=CLIP_RANGE_VALUE,
+        unsup_coef=UNSUP_COEF,
+        eval_interval=0,
+        seed=SEED,
+        sampling=sampling,
+        experience=experience,
+    )
+    folder = RunFolder(out, ranks.is_main)
+    metrics = MetricsWriter(out / "metrics", is_main_rank=False)
+    rollout_engine = ENGINES["hf"]()
+    evaluator = Evaluator(
+        roles=roles,
+        rollout_engine=rollout_engine,
+        prompts=tiny.prompts(EVAL_PROMPTS, seed=4),
+        tokenizer=tiny.StandInTokenizer(),
+        checker=None,
+        sampling=sampling,
+        experience=experience,
+        prompts_per_batch=2,
+        seed=SEED,
+        metrics=metrics,
+        folder=folder,
+    )
+    return PpoTrainer(
+        roles, rollout_engine, train_prompts(), texts() if with_texts else None, evaluator, settings, metrics
+    )
+
+
+def train_prompts() -> list:
+    from tests.invariants import tiny
+
+    return tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3)
+
+
+def texts() -> list:
+    from tests.invariants import tiny
+
+    return tiny.text_blocks(10, seed=5)
+
+
+def experienced(trainer: Any, iteration: int) -> Any:
+    """Parts 1 to 6 of one iteration."""
+    from training.step3_ppo.experience import make_experience
+
+    prompts, seeds = trainer.next_prompts(iteration, batch=0)
+    rollout = trainer.roll_out(prompts, seeds)
+    return make_experience(rollout, trainer.roles, trainer.settings.experience)
+
+
+def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Whole iterations, evaluation before and after, weights at the end."""
+    import torch
+
+    from training.utils.engine.collectives import gathered
+
+    found = {}
+    for stage in STAGES:
+        trainer = make_trainer(models, out, ranks, stage)
+        before = trainer.evaluator.evaluate(0).scores
+        told = []
+        for iteration in range(1, ITERATIONS + 1):
+            experience = experienced(trainer, iteration)
+            rollout, advantages_BR = experience.rollout, experience.advantages_BR
+            inside = advantages_BR[rollout.response_mask_BR].double()
+            pairs = [
+                (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
+                for index in range(len(rollout.response_lengths_B))
+            ]
+            apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
+            everyone = gathered(
+                {
+                    "pairs": pairs,
+                    "apart": float(apart),
+                    "scores": experience.scores_B.tolist(),
+                    "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
+                    "ended": rollout.ended_B.tolist(),
+                }
+            )
+            told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
+        after = trainer.evaluator.evaluate(ITERATIONS).scores
+        for name, engine, model in (
+            ("actor", trainer.roles.actor, trainer.roles.actor_model),
+            ("critic", trainer.roles.critic, trainer.roles.critic_model),
+        ):
+            state = engine.full_state(model)
+            if ranks.is_main:
+                torch.save(state, out / f"{name}_z{stage}.pt")
+        found[str(stage)] = {"before": before, "after": after, "iterations": told}
+    return found
+
+
+def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """One update an iteration: its figures are those of the first minibatch of the first epoch."""
+    found = {}
+    for stage, dtype in ((0, "fp32"), (3, "fp32"), (0, "bf16")):
+        trainer = make_trainer(models, out, ranks, stage, epochs=1, micro=2, with_texts=False, dtype=dtype)
+        figures = []
+        for iteration in range(1, ITERATIONS + 1):
+            experience = experienced(trainer, iteration)
+            figures.append({**trainer.learn([experience], iteration), **trainer.describe([experience])})
+        found[f"{stage}_{dtype}"] = figures
+    return found
+
+
+def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
+
+    One sequence a forward, so that the values of the update are those of the experience to the bit: Adam would blow
+    any rounding up to a whole step. `moved_by_advantages` is the same with the advantages and returns as they are.
+    """
+    import torch
+
+    found: dict[str, Any] = {}
+    for stage in STAGES:
+        for kind in ("moved", "moved_by_advantages"):
+            trainer = make_trainer(models, out, ranks, stage, decay=0.0, micro=1, max_tokens=None, with_texts=False)
+            experience = experienced(trainer, 1)
+            if kind == "moved":
+                experience = dataclasses.replace(
+                    experience,
+                    advantages_BR=torch.zeros_like(experience.advantages_BR),
+                    returns_BR=experience.values_BR.clone(),
+                )
+            starts = _weights(trainer)
+            trainer.learn([experience], 1)
+            ends = _weights(trainer)
+            found.setdefault(str(stage), {})[kind] = [
+                max((float((end[name] - start[name]).abs().max()) for name in start), default=0.0)
+                for start, end in zip(starts, ends, strict=True)
+            ]
+    return found
+
+
+def _weights(trainer: Any) -> list[dict[str, Any]]:
+    roles = trainer.roles
+    return [roles.actor.full_state(roles.actor_model), roles.critic.full_state(roles.critic_model)]
+
+
+def gathers(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Collectives of one rollout of exactly so many tokens, under ZeRO-3."""
+    trainer = make_trainer(models, out, ranks, 3, with_texts=False)
+    prompts, seeds = trainer.next_prompts(1, batch=0)
+    found = {}
+    for tokens in (2, 12):
+        sampling = dataclasses.replace(trainer.settings.sampling, end_token_id=-1, max_new_tokens=tokens)
+        trainer.settings = dataclasses.replace(trainer.settings, sampling=sampling)
+        with counted_collectives() as counts:
+            rollout = trainer.roll_out(prompts, seeds)
+        if rollout.response_lengths_B.tolist() != [tokens] * len(seeds):
+            raise AssertionError("the rollout was to have a fixed length")
+        found[str(tokens)] = dict(counts)
+    return found
+
+
+@contextmanager
+def counted_collectives() -> Iterator[dict[str, int]]:
+    """Counts what goes through torch.distributed, by the profiler's names, and fetches of ZeRO-3 weights."""
+    from torch.profiler import ProfilerActivity, profile
+
+    counts: dict[str, int] = {}
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        yield counts
+    for event in seen.events():
+        if event.name.startswith("c10d::"):
+            counts[event.name] = counts.get(event.name, 0) + 1
+
+
+def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
+    import torch
+
+    from training.utils.layout.rows import join, padded_rows
+    from training.utils.run.seeds import seed_everything
+
+    found = {}
+    rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
+    for stage in (0, 3):
+        seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
+        trainer = make_trainer(models, out, ranks, stage, lora_dim=4)
+        trainer.learn([experienced(trainer, 1)], 1)
+        experience = experienced(trainer, 2)
+        apart = experience.rollout.sampled_logprobs_BR - experience.old_logprobs_BR
+        with trainer.roles.reading(), torch.no_grad():
+            found[str(stage)] = {
+                "reference": trainer.roles.reference(rows, TEMPERATURE).logprobs_M.tolist(),
+                "actor": trainer.roles.actor(rows, TEMPERATURE).logprobs_M.tolist(),
+                "apart": float(apart.abs().max()),
+            }
+    return found
+
+
+LORA_PROMPT, LORA_RESPONSE = [5, 9, 100], [33, 44, 55, 0]
+
+
+def layouts_of_prompts(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """The same prompts and seeds rolled out in batches of other widths, orders, sizes and pad tokens."""
+    import torch
+
+    trainer = make_trainer(models, out, ranks, 0, with_texts=False)
+    prompts, seeds = trainer.next_prompts(1, batch=0)
+    ids_BP, mask_BP = prompts.prompt_ids_BP, prompts.prompt_mask_BP
+    count, pad = len(seeds), trainer.settings.sampling.pad_token_id
+
+    def rolled(ids: Any, mask: Any, seeds: list[int], pad_token_id: int = pad) -> list[Any]:
+        sampling = dataclasses.replace(trainer.settings.sampling, pad_token_id=pad_token_id)
+        with trainer.roles.whole_actor.lent() as model:
+            rollout = trainer.rollout_engine.roll_out(model, ids, mask, sampling, seeds)
+        return [
+            [rollout.response_of(index).tolist(), rollout.sampled_logprobs_BR[index, :length].tolist()]
+            for index, length in enumerate(rollout.response_lengths_B.tolist())
+        ]
+
+    wider_ids = torch.cat([torch.full((count, 7), pad), ids_BP], dim=1)
+    wider_mask = torch.cat([torch.zeros(count, 7, dtype=torch.bool), mask_BP], dim=1)
+    alone = []
+    for index in range(count):
+        own = ids_BP[index][mask_BP[index]].unsqueeze(0)
+        alone += rolled(own, torch.ones_like(own, dtype=torch.bool), [seeds[index]])
+    backwards = rolled(ids_BP.flip(0), mask_BP.flip(0), seeds[::-1])[::-1]
+    return {
+        "plain": rolled(ids_BP, mask_BP, seeds),
+        "wider": rolled(wider_ids, wider_mask, seeds),
+        "alone": alone,
+        "backwards": backwards,
+        "pad_is_eos": rolled(torch.where(mask_BP, ids_BP, torch.zeros_like(ids_BP)), mask_BP, seeds, 0),
+    }
+
+
+SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
+    "iterations": iterations,
+    "first_minibatch": first_minibatch,
+    "nothing_to_learn": nothing_to_learn,
+    "gathers": gathers,
+    "lora": lora,
+    "layouts_of_prompts": layouts_of_prompts,
+}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

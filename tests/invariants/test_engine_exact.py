@@ -1,0 +1,124 @@
+"""Training by the engine equals plain PyTorch in float64: losses, gradient norms, weights after four steps.
+
+Adam hides a gradient's scale, so the norm is compared too; DeepSpeed keeps none in float32 at stage 0, where the clip
+shows the scale: it holds in some steps and not in others. Beside the tolerance, residuals are to look like rounding:
+of mean zero, and without a part along the update, where a wrong rate, decay or bias correction would lie.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.invariants import engine_program, plain
+from tests.invariants.engine_program import PER_STEP, SEED, Case, Spread
+
+pytestmark = pytest.mark.distributed
+
+CASES = [pytest.param(size, case, id=f"{size}-{case.name}") for size in (1, 2) for case in engine_program.cases(size)]
+SPREADS = [
+    pytest.param(size, spread, id=f"{size}-{spread.name}") for size in (1, 2) for spread in engine_program.spreads(size)
+]
+
+
+@cache
+def start_of(folder: Path, kind: str, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    auto_class = AutoModelForCausalLM if kind == "sft" else AutoModelForSequenceClassification
+    return auto_class.from_pretrained(folder, dtype=torch.float32).to(dtype).eval()
+
+
+@cache
+def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: str) -> tuple[plain.Trained, list[float]]:
+    """What plain PyTorch makes of the case, and its losses on the evaluation rows before and after."""
+    import copy
+
+    train_rows, eval_rows = (
+        engine_program.rows_of(kind, rows, per_step)
+        if rows in ("plain", "eos_masked")
+        else (engine_program.spread_rows(rows), [])
+    )
+    loss_of = plain.sft_loss if kind == "sft" else plain.ranking_loss
+    batches = plain.batches_of(train_rows, per_step, SEED)
+    model = copy.deepcopy(start_of(folder, kind, torch.float32 if dtype == "bf16" else torch.float64))
+
+    def evaluated() -> float:
+        with torch.no_grad():
+            return float(loss_of(model, eval_rows)) if eval_rows else math.nan
+
+    before = evaluated()
+    train = plain.train_mixed if dtype == "bf16" else plain.train
+    return train(model, batches, loss_of, plain.Recipe()), [before, evaluated()]
+
+
+def flat(weights: dict[str, torch.Tensor], names: list[str]) -> torch.Tensor:
+    return torch.cat([weights[name].double().flatten() for name in names])
+
+
+def assert_weights_equal(got: dict, want: dict, start: torch.nn.Module, tolerance: float, along: float) -> None:
+    """`tolerance`: of the residual's size, as a share of the update's. `along`: of its part along the update."""
+    names = list(want)
+    first = flat(dict(start.named_parameters()), names).detach()
+    update = flat(want, names) - first
+    residual = flat(got, names) - flat(want, names)
+    assert float(residual.norm() / update.norm()) < tolerance
+    assert abs(float(residual @ update / (update @ update))) < along
+    # The mean of n independent residuals of spread s strays by s / sqrt(n): 2.4 times that is the most seen here.
+    if float(residual.std()) > 0:
+        assert abs(float(residual.mean() / residual.std())) * math.sqrt(residual.numel()) < 6.0
+
+
+def loaded(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "weights.pt")
+
+
+@pytest.mark.parametrize("world_size, case", CASES)
+def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case: Case):
+    out, reports = launched("engine_program", world_size)
+    got = reports[0][case.name]
+    want, want_evals = trained_plainly(models / case.model, case.kind, case.rows, case.per_step, case.dtype)
+    half = case.dtype == "bf16"
+    assert got["losses"] == pytest.approx(want.losses, abs=3e-2 if half else 3e-6)
+    assert got["evals"] == pytest.approx(want_evals, rel=5e-3 if half else 3e-6)
+    if case.zero_stage > 0 or half:
+        assert got["norms"] == pytest.approx(want.norms, rel=2e-2 if half else 2e-6)
+    start = start_of(models / case.model, case.kind)
+    tolerance, along = (0.08, 5e-3) if half else (1e-5, 1e-6)
+    assert_weights_equal(loaded(out / case.name), want.weights, start, tolerance, along)
+
+
+@pytest.mark.parametrize("world_size, spread", SPREADS)
+def test_who_computes_what_in_which_width_changes_nothing(launched, models, world_size: int, spread: Spread):
+    out, reports = launched("engine_program", world_size)
+    rows = "no_targets" if spread.how == "no_targets" else "plain"
+    want, _ = trained_plainly(models / "causal", "sft", rows, PER_STEP, "fp32")
+    assert reports[0][spread.name]["losses"] == pytest.approx(want.losses, abs=3e-6)
+    start = start_of(models / "causal", "sft")
+    assert_weights_equal(loaded(out / spread.name), want.weights, start, tolerance=1e-5, along=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_offload_equals_none(launched, world_size: int):
+    out, _ = launched("engine_program", world_size)
+    for stage in (1, 2, 3):
+        without = loaded(out / f"sft_z{stage}_micro{1 if world_size == 2 else 2}_tokensNone")
+        for name, tensor in loaded(out / f"offload_z{stage}").items():
+            torch.testing.assert_close(tensor, without[name], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_end_token_has_its_gradient_where_it_also_pads(launched, world_size: int):
+    """The same as with a pad token of its own, and far from what a mask of `ids != pad` would give."""
+    out, _ = launched("engine_program", world_size)
+    eos_pads = loaded(out / "pad_is_eos")
+    own_pad = loaded(out / "another_pad")
+    masked = loaded(out / "pad_is_eos_masked")
+    names = list(own_pad)
+    torch.testing.assert_close(flat(eos_pads, names), flat(own_pad, names), rtol=0, atol=1e-6)
+    embedding = "model.embed_tokens.weight"
+    assert float((eos_pads[embedding][0] - masked[embedding][0]).abs().max()) > 1e-3

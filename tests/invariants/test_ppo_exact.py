@@ -1,0 +1,159 @@
+"""Step 3 by its own parts: equal to plain PyTorch, the same at any number of ranks and ZeRO stage, and the ratios,
+log-probabilities, advantages and collectives that PPO relies on."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.invariants import plain_ppo
+from tests.invariants import ppo_program as program
+
+pytestmark = pytest.mark.distributed
+
+SIZES = pytest.mark.parametrize("world_size", [1, 2])
+STAGES = pytest.mark.parametrize("stage", program.STAGES)
+
+
+@pytest.fixture
+def section(launched):
+    """section(name, world_size) -> what rank 0 reports of it."""
+    return lambda name, world_size: launched("ppo_program", world_size)[1][0][name]
+
+
+def pairs_of(iteration: dict) -> list[tuple[list[int], list[int]]]:
+    """All ranks' prompts and responses in the order of the stream, which deals them out one by one."""
+    parts = [rank["pairs"] for rank in iteration["ranks"]]
+    return [(prompt, response) for turn in zip(*parts, strict=True) for prompt, response in turn]
+
+
+def first_weights(models: Path, role: str) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    if role == "actor":
+        return AutoModelForCausalLM.from_pretrained(models / "actor", dtype=torch.float32).double()
+    return AutoModelForSequenceClassification.from_pretrained(models / "scalar", dtype=torch.float32).double()
+
+
+@cache
+def plain_outcome(models: Path, pairs: tuple) -> plain_ppo.Outcome:
+    actor, critic = first_weights(models, "actor"), first_weights(models, "critic")
+    return plain_ppo.ppo(actor, critic, [[(list(p), list(r)) for p, r in iteration] for iteration in pairs])
+
+
+def frozen(pairs: list) -> tuple:
+    return tuple((tuple(prompt), tuple(response)) for prompt, response in pairs)
+
+
+@SIZES
+@STAGES
+def test_two_iterations_equal_plain_pytorch(launched, section, models, world_size: int, stage: int):
+    told = section("iterations", world_size)[str(stage)]
+    pairs = tuple(frozen(pairs_of(iteration)) for iteration in told["iterations"])
+    want = plain_outcome(models, pairs)
+    for iteration, scores, figures in zip(told["iterations"], want.scores, want.figures, strict=True):
+        got_scores = [score for turn in zip(*(r["scores"] for r in iteration["ranks"]), strict=True) for score in turn]
+        assert got_scores == pytest.approx(scores, abs=1e-5)
+        assert {name: iteration["figures"][name] for name in figures} == pytest.approx(figures, rel=1e-4, abs=1e-5)
+    # The update has to hold something of everything: clipped and free tokens, ended and cut responses.
+    assert 0.05 < want.figures[0]["actor/clip_fraction"] < 0.9
+    assert len({len(response) for _, response in pairs[0]}) > 2
+    out, _ = launched("ppo_program", world_size)
+    for name, model in (("actor", want.actor), ("critic", want.critic)):
+        got = torch.load(out / f"{name}_z{stage}.pt")
+        wanted = dict(model.named_parameters())
+        start = dict(first_weights(models, name).named_parameters())
+        update = torch.cat([(wanted[key] - start[key]).detach().flatten() for key in wanted])
+        residual = torch.cat([(got[key].double() - wanted[key].detach()).flatten() for key in wanted])
+        assert float(residual.norm() / update.norm()) < 2e-4
+        assert abs(float(residual @ update / (update @ update))) < 1e-6
+        assert abs(float(residual.mean() / residual.std())) * math.sqrt(residual.numel()) < 6.0
+
+
+@STAGES
+def test_two_ranks_equal_one(launched, section, stage: int):
+    """The same prompts and seeds: the same responses, evaluations and weights."""
+    one, two = (section("iterations", size)[str(stage)] for size in (1, 2))
+    for mine, theirs in zip(one["iterations"], two["iterations"], strict=True):
+        assert pairs_of(mine) == pairs_of(theirs)
+        speeds = {name for name in mine["figures"] if "time" in name}
+        assert {k: v for k, v in mine["figures"].items() if k not in speeds} == pytest.approx(
+            {k: v for k, v in theirs["figures"].items() if k not in speeds}, rel=1e-4, abs=1e-5
+        )
+    assert one["before"] == pytest.approx(two["before"], abs=1e-4) and len(one["before"]) == program.EVAL_PROMPTS
+    assert one["after"] == pytest.approx(two["after"], abs=1e-4)
+    assert one["before"] != pytest.approx(one["after"], abs=1e-2)
+    folders = [launched("ppo_program", size)[0] for size in (1, 2)]
+    for name in ("actor", "critic"):
+        mine, theirs = (torch.load(folder / f"{name}_z{stage}.pt") for folder in folders)
+        for key in mine:
+            torch.testing.assert_close(mine[key], theirs[key], rtol=0, atol=1e-4)
+
+
+@SIZES
+@STAGES
+def test_rollout_logprobs_are_those_of_the_training_forward(section, world_size: int, stage: int):
+    for iteration in section("iterations", world_size)[str(stage)]["iterations"]:
+        assert max(rank["apart"] for rank in iteration["ranks"]) < 1e-5
+
+
+@SIZES
+@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (3, "fp32"), (0, "bf16")])
+def test_the_first_minibatch_has_ratio_one(section, world_size: int, stage: int, dtype: str):
+    for figures in section("first_minibatch", world_size)[f"{stage}_{dtype}"]:
+        assert figures["actor/ratio"] == pytest.approx(1.0, abs=1e-5 if dtype == "fp32" else 1e-3)
+        assert figures["actor/update_kl"] == pytest.approx(0.0, abs=1e-5 if dtype == "fp32" else 1e-3)
+        assert figures["actor/clip_fraction"] == 0.0
+        assert figures["rollout/logprob_mismatch"] < (1e-5 if dtype == "fp32" else 3e-2)
+
+
+@STAGES
+def test_advantages_are_whitened_over_all_ranks(section, stage: int):
+    for iteration in section("iterations", 2)[str(stage)]["iterations"]:
+        moments = [rank["moments"] for rank in iteration["ranks"]]
+        count, total, squares = (sum(part) for part in zip(*moments, strict=True))
+        assert total / count == pytest.approx(0.0, abs=1e-5)
+        assert squares / (count - 1) == pytest.approx(1.0, abs=1e-4)
+        for own_count, own_total, _ in moments:  # and not on each rank by itself
+            assert abs(own_total / own_count) > 1e-2
+
+
+@SIZES
+@STAGES
+def test_without_advantages_and_value_errors_nothing_moves(section, world_size: int, stage: int):
+    found = section("nothing_to_learn", world_size)[str(stage)]
+    assert found["moved"] == [0.0, 0.0]
+    assert min(found["moved_by_advantages"]) > 1e-3
+
+
+def test_zero3_gathers_the_weights_once_a_rollout_not_once_a_token(section):
+    few, many = section("gathers", 2)["2"], section("gathers", 2)["12"]
+    assert few == many
+    assert few.get("c10d::_allgather_base_", 0) > 0, f"no all-gather was counted, only {few}"
+
+
+@SIZES
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_lora_actors_reference_is_the_adapter_off(section, models, world_size: int, stage: int):
+    found = section("lora", world_size)[str(stage)]
+    base = first_weights(models, "actor")
+    with torch.no_grad():
+        start = plain_ppo.logprobs(base, (program.LORA_PROMPT, program.LORA_RESPONSE)).tolist()
+    assert found["reference"] == pytest.approx(start, abs=1e-5)
+    assert found["actor"] != pytest.approx(start, abs=1e-2)
+    assert found["apart"] < 1e-5  # the rollout saw the merged weights
+    # Adapters start from random numbers: those of the first rank, whatever the ranks and the stage.
+    assert found["actor"] == pytest.approx(section("lora", 1)["0"]["actor"], abs=1e-4)
+
+
+@pytest.mark.parametrize("how", ["wider", "alone", "backwards", "pad_is_eos"])
+def test_responses_do_not_depend_on_their_batch(section, how: str):
+    """Left padding of any width and token, any order, any neighbours: the same responses from the same seeds."""
+    found = section("layouts_of_prompts", 1)
+    for (want, want_logprobs), (got, got_logprobs) in zip(found["plain"], found[how], strict=True):
+        assert got == want
+        assert got_logprobs == pytest.approx(want_logprobs, abs=1e-5)

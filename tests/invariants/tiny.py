@@ -1,0 +1,118 @@
+"""The models and rows that the invariant tests and the programs they launch share. Made on the spot, always alike.
+
+The shapes are chosen so that ZeRO-3 has something to shard (embeddings and MLPs are above DeepSpeed's persistence
+threshold of 10,000 elements, attention and norms below it) and the weights are large enough for attention, positions
+and a wrong mask to matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from training.utils.data.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
+
+VOCAB = 211
+END, PAD = 0, 1
+
+
+@dataclass(frozen=True)
+class StandInTokenizer:
+    """All that these tests ask of a tokenizer: how many tokens it has, which one pads, and something readable."""
+
+    pad_token_id: int = PAD
+
+    def __len__(self) -> int:
+        return VOCAB
+
+    def decode(self, ids: torch.Tensor) -> str:
+        return " ".join(str(int(index)) for index in ids)
+
+
+def config(**changes: object) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=END,
+        pad_token_id=PAD,
+        **changes,
+    )
+
+
+def save_models(folder: Path) -> None:
+    """Write folder/causal (tied embeddings), folder/untied, folder/scalar, and folder/actor, which ends its responses
+    every few tokens."""
+    for name, seed, make in (
+        ("causal", 0, lambda: LlamaForCausalLM(config(tie_word_embeddings=True))),
+        ("untied", 1, lambda: LlamaForCausalLM(config(tie_word_embeddings=False))),
+        ("scalar", 2, lambda: LlamaForSequenceClassification(config(num_labels=1))),
+        ("actor", 3, _model_that_ends),
+    ):
+        torch.manual_seed(seed)
+        make().save_pretrained(folder / name)
+
+
+def _model_that_ends() -> LlamaForCausalLM:
+    """All embeddings share a direction, and the head reads that direction as the end token."""
+    model = LlamaForCausalLM(config(tie_word_embeddings=False))
+    direction = torch.nn.functional.normalize(torch.randn(64), dim=0)
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 4.0 * direction
+        model.lm_head.weight[END] = 1.3 * direction
+    return model
+
+
+def _ids(random: np.random.Generator, least: int, most: int) -> np.ndarray:
+    return random.integers(2, VOCAB, random.integers(least, most + 1)).astype(np.int32)
+
+
+def sentences(count: int, seed: int, most_tokens: int = 20) -> list[SentenceRow]:
+    """Prompts of 1 to 8 tokens and responses of very different lengths, each ended by END."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for row_id in range(count):
+        prompt, response = _ids(random, 1, 8), _ids(random, 0, most_tokens - 9)
+        ids = np.concatenate([prompt, response, [END]]).astype(np.int32)
+        rows.append(SentenceRow(row_id, ids, np.arange(len(ids)) >= len(prompt)))
+    return rows
+
+
+def without_targets(row: SentenceRow) -> SentenceRow:
+    return SentenceRow(row.row_id, row.input_ids, np.zeros_like(row.loss_mask))
+
+
+def without_end(row: SentenceRow) -> SentenceRow:
+    """The same row, whose end token carries no loss: what a mask made of `ids != pad` does where pad is eos."""
+    return SentenceRow(row.row_id, row.input_ids, row.loss_mask & (row.input_ids != END))
+
+
+def ranked(count: int, seed: int) -> list[ResponsesRow]:
+    """Two responses a prompt, and three to every third prompt."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for row_id in range(count):
+        responses = 3 if row_id % 3 == 2 else 2
+        ended = tuple(np.append(_ids(random, 0, 9), END).astype(np.int32) for _ in range(responses))
+        rows.append(ResponsesRow(row_id, _ids(random, 1, 6), ended))
+    return rows
+
+
+def prompts(count: int, seed: int) -> list[PromptRow]:
+    random = np.random.default_rng(seed)
+    return [PromptRow(row_id, _ids(random, 1, 9)[::-1].copy(), f"prompt {row_id}", None) for row_id in range(count)]
+
+
+def text_blocks(count: int, seed: int, tokens: int = 12) -> list[TextBlock]:
+    random = np.random.default_rng(seed)
+    return [TextBlock(row_id, random.integers(0, VOCAB, tokens).astype(np.int32)) for row_id in range(count)]

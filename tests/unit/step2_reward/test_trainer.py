@@ -1,0 +1,40 @@
+"""Ranked responses as sentences and pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from training.step2_reward.trainer import padded_tokens, ranked_rows
+from training.utils.data.phases import ResponsesRow
+
+
+def row(prompt: list[int], *responses: list[int]) -> ResponsesRow:
+    return ResponsesRow(0, np.array(prompt, np.int32), tuple(np.array(ids, np.int32) for ids in responses))
+
+
+def test_a_pair_and_three_ranked_responses():
+    batch = ranked_rows([row([5, 6], [7, 2], [8, 9, 2]), row([4], [1], [2], [3])], 0, torch.device("cpu"))
+    assert batch.rows.input_ids_NT.tolist() == [
+        [5, 6, 7, 2, 0], [5, 6, 8, 9, 2], [4, 1, 0, 0, 0], [4, 2, 0, 0, 0], [4, 3, 0, 0, 0]
+    ]  # fmt: skip
+    assert batch.rows.end_B.tolist() == [3, 9, 11, 16, 21]
+    assert batch.rows.target_ids_M.numel() == 0
+    # 1 beats 2; of the three, the first beats two and the second one.
+    assert list(zip(batch.better_Q.tolist(), batch.worse_Q.tolist(), strict=True)) == [(0, 1), (2, 3), (2, 4), (3, 4)]
+    torch.testing.assert_close(batch.weight_Q, torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]))
+
+
+def test_no_prompts_give_a_row_of_padding():
+    batch = ranked_rows([], 0, torch.device("cpu"))
+    assert batch.rows.input_ids_NT.shape == (1, 1)
+    assert batch.better_Q.shape == batch.worse_Q.shape == batch.weight_Q.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "responses", [([1] * 5, [2] * 90), ([1] * 90, [2] * 5), ([1], [2], [3] * 40)], ids=["long", "short", "three"]
+)
+def test_the_planner_bounds_what_is_computed_padding_included(responses):
+    one = row([5] * 10, *responses)
+    assert padded_tokens(one) == ranked_rows([one], 0, torch.device("cpu")).rows.input_ids_NT.numel()

@@ -1,0 +1,117 @@
+"""The flags of step 3, checked before anything loads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from training.step3_ppo.arguments import PpoArguments, RolesArguments
+from training.utils.engine.settings import EngineSettings
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import Mistakes
+
+
+def mistakes_of(arguments) -> list[str]:
+    mistakes = Mistakes()
+    arguments.validate(mistakes)
+    return mistakes.sentences
+
+
+def roles(**given) -> RolesArguments:
+    return RolesArguments(**{"actor_model_name_or_path": "a", "critic_model_name_or_path": "c", **given})
+
+
+def test_the_defaults_are_sound():
+    assert mistakes_of(PpoArguments()) == [] and mistakes_of(roles()) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 6},
+        {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 32},
+        {"per_device_generation_batch_size": 16, "gradient_accumulation_steps": 3},
+        {"per_device_generation_batch_size": 5, "generation_batches": 3, "per_device_training_batch_size": 10},
+    ],
+)
+def test_a_batch_that_does_not_divide(given):
+    (sentence,) = mistakes_of(PpoArguments(**given))
+    assert "which does not divide into minibatches of" in sentence
+    assert "make the first a multiple of the second" in sentence
+
+
+def test_batches_that_divide():
+    for given in (
+        {"per_device_generation_batch_size": 6, "generation_batches": 5, "per_device_training_batch_size": 10},
+        {"per_device_generation_batch_size": 32, "gradient_accumulation_steps": 2},
+    ):
+        assert mistakes_of(PpoArguments(**given)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"ppo_epochs": 0}, "--ppo_epochs expects a whole number from 1 up, got 0"),
+        ({"max_answer_seq_len": 0}, "--max_answer_seq_len expects a whole number from 1 up, got 0"),
+        ({"max_train_steps": 0}, "--max_train_steps expects a whole number from 1 up, got 0"),
+        ({"num_train_epochs": 0.0}, "--num_train_epochs expects more than 0, got 0.0"),
+        ({"temperature": 0.0}, "--temperature expects more than 0, got 0.0"),
+        ({"top_k": -1}, "--top_k expects 0 (all tokens) or more, got -1"),
+        ({"top_p": 0.0}, "--top_p expects more than 0 and at most 1, got 0.0"),
+        ({"top_p": 1.1}, "--top_p expects more than 0 and at most 1, got 1.1"),
+        ({"gamma": 1.5}, "--gamma expects a number from 0 to 1, got 1.5"),
+        ({"lam": -0.1}, "--lam expects a number from 0 to 1, got -0.1"),
+        ({"clip_range": 0.0}, "--clip_range expects more than 0, got 0.0"),
+        ({"clip_reward": -5.0}, "--clip_reward expects more than 0, got -5.0"),
+        ({"kl_coef": -0.1}, "--kl_coef expects 0 or more, got -0.1"),
+        ({"eval_interval": -1}, "--eval_interval expects 0 or more, got -1"),
+    ],
+)
+def test_mistakes(given, sentence):
+    assert mistakes_of(PpoArguments(**given)) == [sentence]
+
+
+def test_a_batch_size_of_zero_is_told_and_divides_nothing():
+    assert len(mistakes_of(PpoArguments(per_device_training_batch_size=0))) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"actor_model_name_or_path": ""},
+            "--actor_model_name_or_path expects a model folder or hub name, got nothing",
+        ),
+        ({"critic_learning_rate": 0.0}, "--critic_learning_rate expects more than 0, got 0.0"),
+        ({"actor_zero_stage": 5}, "--actor_zero_stage expects 0, 1, 2 or 3, got 5"),
+        ({"dtype": "fp8"}, "--dtype expects one of fp32, bf16, fp16, got 'fp8'"),
+        ({"actor_dropout": 1.0}, "--actor_dropout expects a share from 0 up to below 1, got 1.0"),
+        ({"critic_lora_dim": -2}, "a LoRA rank is 0 (none) or more, got -2"),
+    ],
+)
+def test_mistakes_of_roles(given, sentence):
+    assert mistakes_of(roles(**given)) == [sentence]
+
+
+def test_offload_needs_something_to_offload():
+    assert len(mistakes_of(roles(offload=True))) == 2  # both are at stage 0
+    assert mistakes_of(roles(offload=True, actor_zero_stage=2, critic_zero_stage=3)) == []
+
+
+def test_each_role_gets_its_own_settings():
+    given = roles(
+        actor_learning_rate=0.1, critic_learning_rate=0.2, actor_weight_decay=0.3, critic_weight_decay=0.4,
+        actor_zero_stage=1, critic_zero_stage=2, actor_gradient_checkpointing=True, actor_dropout=0.5,
+        critic_dropout=0.6, actor_lora_dim=7, critic_lora_dim=8, actor_lora_module_name="x",
+        critic_lora_module_name="y", lora_alpha=9.0, lora_dropout=0.01, only_optimize_lora=False, dtype="fp32",
+        offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0,
+    )  # fmt: skip
+    shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
+    assert given.actor_model() == ModelSettings("a", 0.5, True, 7, lora_module_name="x", **shared)
+    assert given.critic_model() == ModelSettings("c", 0.6, False, 8, lora_module_name="y", **shared)
+    engine = EngineSettings(
+        dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0
+    )
+    assert given.actor_engine() == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
+    assert given.critic_engine() == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)

@@ -1,0 +1,59 @@
+"""Names and inputs of step 3 are checked before a model loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import SENTENCES, train_tokenizer
+from tests.tiny_models import tiny_config
+from training.step3_ppo.arguments import PpoArguments, RolesArguments
+from training.step3_ppo.assembly import checked_names, load_tokenizers, summary_of
+from training.step3_ppo.evaluation import Evaluation
+from training.step3_ppo.rewards import RULES
+from training.step3_ppo.rollout.hf import TransformersRollout
+from training.step3_ppo.settings import PpoResult
+from training.utils.data.arguments import DataArguments
+from training.utils.run.errors import ThreestepError
+
+
+def test_names_stand_for_parts():
+    names = checked_names(PpoArguments(checker="gsm8k"))
+    assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"]
+    assert checked_names(PpoArguments()).checker is None
+
+
+def test_names_that_nothing_has_are_told_together_with_near_ones():
+    with pytest.raises(ThreestepError) as caught:
+        checked_names(PpoArguments(advantage="gea", rollout_engine="hff", checker="gsm8"))
+    said = str(caught.value)
+    assert said.startswith("3 mistakes in the configuration:")
+    for part in ("--advantage expects one of gae, got 'gea'; did you mean 'gae'", "'hff'", "did you mean 'gsm8k'"):
+        assert part in said
+
+
+def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
+    for name, sentences in (("actor", SENTENCES), ("same", SENTENCES), ("other", SENTENCES[:2])):
+        train_tokenizer(sentences).save_pretrained(tmp_path / name)
+        tiny_config("llama").save_pretrained(tmp_path / name)
+
+    def load(critic: str):
+        roles = RolesArguments(
+            actor_model_name_or_path=str(tmp_path / "actor"), critic_model_name_or_path=str(tmp_path / critic)
+        )
+        return load_tokenizers(roles, DataArguments())
+
+    tokenizers = load("same")
+    assert tokenizers.actor.get_vocab() == tokenizers.critic.get_vocab()
+    with pytest.raises(ThreestepError, match=r"the tokenizers of --actor_model_name_or_path .* differ: the reward"):
+        load("other")
+
+
+def test_the_summary():
+    result = PpoResult(Evaluation([1.0, 2.0], [0.0, 0.0]), Evaluation([2.0, 5.0], [1.0, 0.0]), seconds=7.0)
+    summary = summary_of(result)
+    assert (summary["reward_before"], summary["reward_after"]) == (1.5, 3.5)
+    assert summary["reward_standard_error"] == pytest.approx(1.0)
+    assert (summary["checker_before"], summary["checker_after"]) == (0.0, 0.5)
+    assert (summary["held_out_prompts"], summary["seconds"]) == (2, 7.0)
+    without = PpoResult(Evaluation([1.0], None), Evaluation([2.0], None), seconds=1.0)
+    assert not any("checker" in name for name in summary_of(without))

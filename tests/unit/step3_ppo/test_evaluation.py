@@ -1,0 +1,39 @@
+"""The standard error of a gain on the same prompts."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from training.step3_ppo.evaluation import Evaluation, standard_error_of_gain
+
+
+def test_the_standard_error_by_hand():
+    # Gains 1, 3, 2, 2: mean 2, variance (1 + 1) / 3, over 4 prompts: sqrt(2/3 / 4).
+    assert standard_error_of_gain([0, 1, 5, 2], [1, 4, 7, 4]) == pytest.approx((2 / 3 / 4) ** 0.5)
+
+
+def test_prompts_are_paired():
+    """Prompts that differ among themselves by far more than the gain leave its error small."""
+    before = [float(index * 10) for index in range(20)]
+    after = [value + 1 + 0.1 * (index % 2) for index, value in enumerate(before)]
+    gains = [new - old for old, new in zip(before, after, strict=True)]
+    assert standard_error_of_gain(before, after) == pytest.approx(statistics.stdev(gains) / 20**0.5)
+    assert standard_error_of_gain(before, after) < 0.02
+
+
+def test_one_prompt_and_equal_gains():
+    assert standard_error_of_gain([1.0], [2.0]) == 0.0
+    assert standard_error_of_gain([1.0, 2.0], [2.0, 3.0]) == 0.0
+
+
+def test_evaluations_of_different_prompts_do_not_meet():
+    with pytest.raises(ValueError):
+        standard_error_of_gain([1.0, 2.0], [1.0])
+
+
+def test_means():
+    assert Evaluation([1.0, 2.0], None).reward == 1.5
+    assert Evaluation([1.0], None).check is None
+    assert Evaluation([1.0, 2.0], [0.0, 1.0]).check == 0.5

@@ -1,0 +1,161 @@
+"""New models: what the folder holds, that it repeats, and the mistakes a user can make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training import new_model
+from training.utils.run.errors import ThreestepError
+
+pytestmark = pytest.mark.unit
+
+SMALL = ["--hidden_size=32", "--num_hidden_layers=1", "--num_attention_heads=2", "--intermediate_size=64"]
+TEXT = "Human: 12 and 1999? Assistant: 42 nine"
+ROWS = [
+    {"prompt": "Human: What is 12 + 30? Assistant:", "chosen": " It is 42.", "rejected": " Forty"},
+    {"prompt": "Human: And 3 + 4? Assistant:", "chosen": " Seven, é.", "rejected": None},
+] * 20
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    """Run the program on a small file of rows; returns the folder."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+
+    def run(name: str = "model", *flags: str) -> Path:
+        new_model.main(
+            [f"--out={tmp_path / name}", "--data_path", f"jsonl:{rows}", "--vocab_size=300", "--seed=1", *SMALL, *flags]
+        )
+        return tmp_path / name
+
+    return run
+
+
+def load(folder: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def test_plain_transformers_loads_the_folder_and_shapes_and_tokens_are_as_asked(make, capsys):
+    folder = make("model", "--rope_theta=100", "--max_position_embeddings=64")
+    model, tokenizer = load(folder)
+    assert (folder / "model.safetensors").is_file()
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|endoftext|>", "<|pad|>")
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert tokenizer.padding_side == "right" and tokenizer.model_max_length == 64
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert model.config.bos_token_id is None
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.get_input_embeddings().weight.shape == (len(tokenizer), 32)
+    assert model.config.rope_parameters["rope_theta"] == 100.0
+    assert model.config.intermediate_size == 64
+    assert 258 < len(tokenizer) <= 300
+    line = capsys.readouterr().out.strip().splitlines()[-1]
+    assert f"{model.num_parameters():,} parameters" in line
+    assert f"{len(tokenizer)} tokens" in line and str(folder) in line
+
+
+def test_pad_may_be_eos(make):
+    model, tokenizer = load(make("model", "--pad_is_eos"))
+    assert tokenizer.pad_token == tokenizer.eos_token == "<|endoftext|>"
+    assert "<|pad|>" not in tokenizer.get_vocab()
+    assert model.config.pad_token_id == tokenizer.eos_token_id
+
+
+def test_the_tokenizer_loses_no_byte_adds_no_space_and_parts_digits(make):
+    _, tokenizer = load(make())
+    for text in (TEXT, "", " two  spaces\n\n", "naïve 東京 \x00\x7f", "Human", " Human", "don't"):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.tokenize(" 1999 42") == ["Ġ1", "9", "9", "9", "Ġ4", "2"]
+    assert tokenizer.tokenize("Human: What") == ["Human", ":", "ĠWhat"]  # learned from the prompts
+    assert tokenizer("Human").input_ids == tokenizer("Human", add_special_tokens=False).input_ids
+
+
+def test_a_prompt_is_a_prefix_of_the_prompt_with_its_response(make):
+    _, tokenizer = load(make())
+    for row in ROWS[:2]:
+        prompt = tokenizer(row["prompt"]).input_ids
+        assert tokenizer(row["prompt"] + row["chosen"]).input_ids[: len(prompt)] == prompt
+
+
+def test_chosen_and_rejected_texts_are_learned_too(make):
+    _, tokenizer = load(make())
+    assert "ĠSeven" in tokenizer.get_vocab()
+    assert "ĠForty" in tokenizer.get_vocab()
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_does(make):
+    import torch
+
+    torch.manual_seed(5)
+    first, first_tokenizer = load(make("first"))
+    torch.manual_seed(6)
+    state = torch.get_rng_state()
+    second, second_tokenizer = load(make("second"))
+    assert torch.equal(torch.get_rng_state(), state)
+    other, _ = load(make("other", "--seed=2"))
+    assert first_tokenizer.get_vocab() == second_tokenizer.get_vocab()
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_the_spread_of_the_weights_is_as_asked(make):
+    model, _ = load(make("model", "--initializer_range=0.1"))
+    assert model.lm_head.weight.std().item() == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_embedded_task_needs_no_more_than_its_name(tmp_path):
+    new_model.main(["--data_path", "embedded", f"--out={tmp_path / 'm'}", "--vocab_size=512", *SMALL])
+    _, tokenizer = load(tmp_path / "m")
+    assert tokenizer.tokenize("Human: Put owl last: fox 4 Assistant:") == [
+        "Human", ":", "ĠPut", "Ġowl", "Ġlast", ":", "Ġfox", "Ġ4", "ĠAssistant", ":"
+    ]  # fmt: skip
+
+
+def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
+    make("model", "--seed=1")
+    make("model", "--seed=2")
+    other = tmp_path / "papers"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years")
+    with pytest.raises(ThreestepError, match="--out .*papers' holds files that are no model"):
+        make("papers")
+    assert (other / "thesis.txt").read_text() == "years"
+    with pytest.raises(ThreestepError, match="expects a folder .*rows.jsonl' is a file"):
+        make("rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--vocab_size=257"], r"--vocab_size expects at least 258 \(256 bytes and 2 special tokens\), got 257"),
+        (["--vocab_size=256", "--pad_is_eos"], r"at least 257 \(256 bytes and 1 special token\), got 256"),
+        (["--hidden_size=30", "--num_attention_heads=4"], "--hidden_size 30 does not divide .* multiple of 8"),
+        (["--num_hidden_layers=0"], "--num_hidden_layers expects a whole number from 1 up, got 0"),
+        (["--intermediate_size=0"], "--intermediate_size expects a whole number from 1 up, got 0"),
+        (["--initializer_range=0"], "--initializer_range expects more than 0, got 0"),
+        (["--seed=-1"], "--seed expects a number from 0 up, got -1"),
+        (["--out="], "--out expects the folder"),
+        (["--data_path", "embeded"], "did you mean 'embedded'"),
+        (["--hiden_size=32"], "unknown flag --hiden_size; did you mean 'hidden_size'"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_made(flags, sentence, tmp_path):
+    given = [] if flags == ["--out="] else [f"--out={tmp_path / 'm'}"]
+    with pytest.raises(ThreestepError, match=sentence):
+        new_model.main([*given, *flags])
+    assert not (tmp_path / "m").exists()
+
+
+def test_rows_without_text_are_a_mistake(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
+    with pytest.raises(ThreestepError, match="hold no text|prompt"):
+        new_model.main([f"--out={tmp_path / 'm'}", "--data_path", f"jsonl:{path}", *SMALL])

@@ -1,0 +1,52 @@
+"""The flags of one trained engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from training.utils.engine.arguments import EngineArguments
+from training.utils.engine.settings import EngineSettings
+from training.utils.run.errors import Mistakes
+
+
+def mistakes_of(**given) -> list[str]:
+    mistakes = Mistakes()
+    EngineArguments(**given).validate(mistakes)
+    return mistakes.sentences
+
+
+def test_the_defaults_are_sound():
+    assert mistakes_of() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size expects a whole number from 1 up, got 0"),
+        ({"per_device_eval_batch_size": -1}, "--per_device_eval_batch_size expects a whole number from 1 up, got -1"),
+        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps expects a whole number from 1 up, got 0"),
+        ({"num_train_epochs": 0}, "--num_train_epochs expects more than 0, got 0"),
+        ({"max_train_steps": 0}, "--max_train_steps expects a whole number from 1 up, got 0"),
+        ({"max_tokens_per_micro_batch": 0}, "--max_tokens_per_micro_batch expects a whole number from 1 up, got 0"),
+        ({"eval_interval": -1}, "--eval_interval expects 0 or more, got -1"),
+        ({"num_warmup_steps": -1}, "--num_warmup_steps expects 0 or more, got -1"),
+        ({"weight_decay": -0.1}, "--weight_decay expects 0 or more, got -0.1"),
+        ({"max_grad_norm": -1.0}, "--max_grad_norm expects 0 or more, got -1.0"),
+        ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'"),
+        ({"zero_stage": 4}, "--zero_stage expects 0, 1, 2 or 3, got 4"),
+        ({"offload": True}, "--offload needs --zero_stage 1, 2 or 3: stage 0 has nothing that could be moved"),
+    ],
+)
+def test_mistakes(given, sentence):
+    assert mistakes_of(**given) == [sentence]
+
+
+def test_every_setting_is_passed_on():
+    given = {
+        "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
+        "lr_scheduler_type": "linear", "num_warmup_steps": 3, "max_grad_norm": 2.0,
+    }  # fmt: skip
+    expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))
+    assert dataclasses.asdict(EngineArguments(**given).settings(learning_rate=0.5)) == expected

@@ -1,0 +1,88 @@
+"""A user's mistake ends a program with one sentence and code 2; anything else keeps its traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from training.utils.run import program
+from training.utils.run.errors import ThreestepError
+
+MISTAKEN = """
+from training.utils.run.errors import ThreestepError
+from training.utils.run.program import run_program
+def main(argv):
+    raise ThreestepError(f"expected less, got {argv}")
+run_program(main)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def failing(_argv):
+    raise ThreestepError("expected 1, got 2")
+
+
+def test_one_sentence_and_code_2(capsys):
+    with pytest.raises(SystemExit) as end:
+        program.run_program(failing)
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "error: expected 1, got 2\n")
+
+
+def test_as_a_process():
+    done = subprocess.run([sys.executable, "-c", MISTAKEN, "a"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: expected less, got ['a']\n")
+
+
+def test_success_says_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program", "--seed", "1"])
+    seen = []
+    program.run_program(seen.append)
+    assert seen == [["--seed", "1"]]
+    assert capsys.readouterr().err == ""
+
+
+def test_our_own_errors_keep_their_traceback():
+    def broken(_argv):
+        raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        program.run_program(broken)
+
+
+def test_ranks_that_meet_one_mistake_say_it_once(tmp_path):
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": "1", "TMPDIR": str(tmp_path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", MISTAKEN], env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert sorted(said) == ["", "error: expected less, got []\n"]
+
+
+def test_a_later_run_says_it_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(program.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert program._claim_to_speak("x")
+    assert not program._claim_to_speak("x")
+    assert program._claim_to_speak("y")
+    for claim in tmp_path.iterdir():
+        os.utime(claim, (1, 1))
+    assert program._claim_to_speak("x")
+
+
+def test_where_nothing_can_be_claimed_every_rank_speaks(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(program.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
+    assert program._claim_to_speak("x") and program._claim_to_speak("x")
