@@ -154,52 +154,22 @@ def run_chain(
     return Chain(folders, ran, data_flags, dtypes)
 
 
+SHARED = "--data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --max_seq_len 100"
+
+
 @pytest.fixture(scope="session")
 def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
-    """One process, float32, no ZeRO; pad is eos; step 3 with unsupervised text and two passes."""
+    """One process, float32, no ZeRO; pad is eos; step 3 with LoRA, unsupervised text and two passes."""
     start = save_start(place / "start_pad_is_eos", pad_is_eos=True)
-    shared = [
-        "--data_path",
-        f"jsonl:{pairs_file}",
-        "--data_split",
-        "2,2,2",
-        "--eval_fraction",
-        0.2,
-        "--max_prompt_seq_len",
-        64,
-        "--max_seq_len",
-        100,
-    ]
-    batches = ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2]
-    return run_chain(
-        place,
-        "alone",
-        start,
-        1,
-        shared,
-        {
-            1: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
-            2: ["--dtype", "fp32", "--learning_rate", 1e-3, *batches],
-            3: [
-                "--dtype",
-                "fp32",
-                "--actor_learning_rate",
-                1e-4,
-                "--critic_learning_rate",
-                1e-4,
-                "--ppo_epochs",
-                2,
-                "--per_device_generation_batch_size",
-                4,
-                "--per_device_training_batch_size",
-                2,
-                "--max_answer_seq_len",
-                8,
-                "--unsupervised_dataset_name",
-                f"jsonl:{text_file}",
-            ],
-        },
-    )
+    trained = "--dtype fp32 --learning_rate 1e-3 --per_device_train_batch_size 2 --gradient_accumulation_steps 2"
+    flags = {
+        1: trained.split(),
+        2: [*trained.split(), "--gradient_checkpointing", "true"],
+        3: "--dtype fp32 --actor_learning_rate 1e-3 --critic_learning_rate 1e-4 --actor_lora_dim 4 --ppo_epochs 2 "
+        "--per_device_generation_batch_size 4 --per_device_training_batch_size 2 --max_answer_seq_len 8".split()
+        + ["--unsupervised_dataset_name", f"jsonl:{text_file}"],
+    }
+    return run_chain(place, "alone", start, 1, ["--data_path", f"jsonl:{pairs_file}", *SHARED.split()], flags)
 
 
 @pytest.fixture(scope="session")
@@ -214,49 +184,16 @@ def without_compiler(place: Path) -> dict[str, str]:
 def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) -> Chain:
     """Two ranks by DeepSpeed's launcher on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in bf16."""
     start = save_start(place / "start")
-    shared = [
-        "--data_path",
-        f"jsonl:{pairs_file}",
-        "--data_split",
-        "2,2,2",
-        "--eval_fraction",
-        0.2,
-        "--max_prompt_seq_len",
-        64,
-        "--max_seq_len",
-        100,
-    ]
-    batches = ["--per_device_train_batch_size", 2]
-    return run_chain(
-        place,
-        "together",
-        start,
-        2,
-        shared,
-        {
-            1: ["--dtype", "fp32", "--learning_rate", 1e-3, "--zero_stage", 2, "--offload", "true", *batches],
-            2: ["--dtype", "bf16", "--learning_rate", 1e-3, "--zero_stage", 3, *batches],
-            3: [
-                "--dtype",
-                "bf16",
-                "--actor_learning_rate",
-                1e-4,
-                "--critic_learning_rate",
-                1e-4,
-                "--actor_zero_stage",
-                3,
-                "--critic_zero_stage",
-                3,
-                "--max_answer_seq_len",
-                8,
-                "--per_device_generation_batch_size",
-                2,
-                "--per_device_training_batch_size",
-                2,
-            ],
-        },
-        without_compiler,
-    )
+    trained = "--learning_rate 1e-3 --per_device_train_batch_size 2"
+    flags = {
+        1: f"--dtype fp32 --zero_stage 2 --offload true {trained}".split(),
+        2: f"--dtype bf16 --zero_stage 3 {trained}".split(),
+        3: "--dtype bf16 --actor_zero_stage 3 --critic_zero_stage 3 --actor_learning_rate 1e-4 "
+        "--critic_learning_rate 1e-4 --per_device_generation_batch_size 2 --per_device_training_batch_size 2 "
+        "--max_answer_seq_len 8".split(),
+    }
+    shared = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split()]
+    return run_chain(place, "together", start, 2, shared, flags, without_compiler)
 
 
 @pytest.fixture(scope="session")

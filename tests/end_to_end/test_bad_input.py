@@ -6,12 +6,14 @@ The models of these runs have no weights: a program that went for them would say
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_step, save_start
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 
 @dataclass(frozen=True)
@@ -23,22 +25,13 @@ class Mistake:
     flags: list[str]
     words: list[str]
     ranks: int = 1
-    parts: dict[str, str] = field(default_factory=dict)
 
 
-ONE = ["--model_name_or_path", "{weightless}", "--data_path", "jsonl:{pairs}", "--per_device_train_batch_size", "2"]
-THREE = [
-    "--actor_model_name_or_path",
-    "{weightless}",
-    "--critic_model_name_or_path",
-    "{reward}",
-    "--data_path",
-    "jsonl:{pairs}",
-    "--per_device_generation_batch_size",
-    "4",
-    "--per_device_training_batch_size",
-    "2",
-]
+ONE = "--model_name_or_path {weightless} --data_path jsonl:{pairs} --per_device_train_batch_size 2".split()
+THREE = (
+    "--actor_model_name_or_path {weightless} --critic_model_name_or_path {reward} --data_path jsonl:{pairs} "
+    "--per_device_generation_batch_size 4 --per_device_training_batch_size 2"
+).split()
 
 MISTAKES = [
     Mistake("unknown_flag", 1, [*ONE, "--learning_rat", "1"], ["--learning_rat", "did you mean 'learning_rate'"]),

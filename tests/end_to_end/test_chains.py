@@ -13,6 +13,8 @@ import yaml
 
 from tests.end_to_end.conftest import MODULES, TIMEOUT_SECONDS, Chain
 
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
 CHAINS = pytest.mark.parametrize("name", ["alone", "together"])
 STEPS = pytest.mark.parametrize("step", [1, 2, 3])
 EVERY_STEP = {

@@ -17,6 +17,7 @@ STEPS = 4
 PER_STEP = 6
 PAD, END = 1, 0
 EVAL_ROWS = 5
+LORA_DIM, LORA_ALPHA = 4, 8.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Case:
     max_tokens: int | None = None
     offload: bool = False
     checkpointing: bool = False
+    lora_dim: int = 0
     pad_token_id: int = PAD
     per_step: int = PER_STEP
 
@@ -59,6 +61,7 @@ def cases(world_size: int) -> list[Case]:
     ]
     found += [Case(f"untied_z{stage}", model="untied", zero_stage=stage) for stage in (0, 3)]
     found += [Case(f"checkpointing_z{stage}", zero_stage=stage, checkpointing=True) for stage in (0, 3)]
+    found += [Case(f"lora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 2, 3)]
     found += [Case(f"offload_z{stage}", zero_stage=stage, offload=True) for stage in (1, 2, 3)]
     found += [Case(f"bf16_z{stage}", zero_stage=stage, dtype="bf16") for stage in range(4)]
     found += [
@@ -95,43 +98,49 @@ def main(models: Path, out: Path) -> None:
     report(results)
 
 
-def make_engine(
-    model: str,
-    kind: str,
-    models: Path,
-    ranks: Any,
-    total_steps: int,
-    settings: dict[str, Any],
-    checkpointing: bool = False,
-    pad_token_id: int = PAD,
-) -> tuple[Any, Any]:
+def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
+    """(the engine, the transformers model in it)."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
     from training.utils.engine.settings import EngineSettings
     from training.utils.engine.setup import load_under
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import load_causal_lm, load_scalar_model
-    from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel, ScalarModel
+    from training.utils.run.seeds import seed_everything
 
     recipe = Recipe()
-    engine_settings = EngineSettings(
+    settings = EngineSettings(
+        dtype=case.dtype,
+        zero_stage=case.zero_stage,
+        offload=case.offload,
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.max_grad_norm,
         num_warmup_steps=recipe.num_warmup_steps,
-        **settings,
     )
-    model_settings = ModelSettings(str(models / model), gradient_checkpointing=checkpointing)
 
     def load(dtype: Any) -> Any:
-        if kind == "sft":
-            return load_causal_lm(model_settings, dtype, VOCAB)
-        return load_scalar_model(model_settings, dtype, StandInTokenizer(pad_token_id), must_have_head=True)
+        if case.kind == "sft":
+            return load_causal_lm(model_settings(case, models), dtype, VOCAB)
+        tokenizer = StandInTokenizer(case.pad_token_id)
+        return load_scalar_model(model_settings(case, models), dtype, tokenizer, must_have_head=True)
 
-    loaded = load_under(engine_settings, ranks, load)
-    wrapped = PolicyModel(loaded) if kind == "sft" else ScalarModel(loaded)
-    return TrainingEngine(wrapped, engine_settings, ranks, total_steps), loaded
+    seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
+    model = load_under(settings, ranks, load)
+    wrapped = PolicyModel(model) if case.kind == "sft" else ScalarModel(model)
+    return TrainingEngine(wrapped, settings, ranks, STEPS), model
+
+
+def model_settings(case: Case, models: Path) -> Any:
+    from training.utils.models.settings import ModelSettings
+
+    return ModelSettings(
+        str(models / case.model),
+        gradient_checkpointing=case.checkpointing,
+        lora_dim=case.lora_dim,
+        lora_alpha=LORA_ALPHA,
+    )
 
 
 def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
@@ -152,10 +161,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.layout.planner import PlanSettings
     from training.utils.run.metrics import MetricsWriter
 
-    settings = {"dtype": case.dtype, "zero_stage": case.zero_stage, "offload": case.offload}
-    engine, model = make_engine(
-        case.model, case.kind, models, ranks, STEPS, settings, case.checkpointing, case.pad_token_id
-    )
+    engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
     plan = PlanSettings(ranks.world_size, case.micro, case.max_tokens)
     common = dict(
@@ -192,7 +198,7 @@ def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str,
     from training.step1_sft.loss import sft_loss
     from training.utils.engine.collectives import summed_numbers
 
-    engine, model = make_engine("causal", "sft", models, ranks, STEPS, {"zero_stage": spread.zero_stage})
+    engine, model = make_engine(Case(spread.name, zero_stage=spread.zero_stage), models, ranks)
     losses = []
     for batch in batches_of(spread_rows(spread.how), PER_STEP, SEED):
         targets = float(sum(int(row.loss_mask.sum()) for row in batch))

@@ -55,7 +55,7 @@ def train(
     model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
 ) -> Trained:
     """One AdamW step a batch; vectors are not decayed."""
-    parameters = dict(model.named_parameters())
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = [
         {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},

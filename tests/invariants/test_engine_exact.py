@@ -19,7 +19,12 @@ from tests.invariants.engine_program import PER_STEP, SEED, Case, Spread
 
 pytestmark = pytest.mark.distributed
 
-CASES = [pytest.param(size, case, id=f"{size}-{case.name}") for size in (1, 2) for case in engine_program.cases(size)]
+CASES = [
+    pytest.param(size, case, id=f"{size}-{case.name}")
+    for size in (1, 2)
+    for case in engine_program.cases(size)
+    if not case.lora_dim
+]
 SPREADS = [
     pytest.param(size, spread, id=f"{size}-{spread.name}") for size in (1, 2) for spread in engine_program.spreads(size)
 ]
@@ -90,6 +95,39 @@ def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case:
     start = start_of(models / case.model, case.kind)
     tolerance, along = (0.08, 5e-3) if half else (1e-5, 1e-6)
     assert_weights_equal(loaded(out / case.name), want.weights, start, tolerance, along)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_lora_equals_plain_pytorch(launched, models, world_size: int, stage: int):
+    """Adapters alone are trained; read back, the model is W + B A alpha / rank under the plain names."""
+    out, reports = launched("engine_program", world_size)
+    want, weights = lora_trained_plainly(models)
+    assert reports[0][f"lora_z{stage}"]["losses"] == pytest.approx(want.losses, abs=3e-6)
+    got = loaded(out / f"lora_z{stage}")
+    assert got.keys() == dict(start_of(models / "causal", "sft").named_parameters()).keys()
+    assert_weights_equal(got, weights, start_of(models / "causal", "sft"), tolerance=1e-4, along=1e-5)
+
+
+@cache
+def lora_trained_plainly(models: Path) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
+    from training.utils.models.loading import load_causal_lm
+    from training.utils.run.seeds import seed_everything
+
+    case = Case("lora", lora_dim=engine_program.LORA_DIM)
+    seed_everything(SEED, rank=0)
+    model = load_causal_lm(engine_program.model_settings(case, models), torch.float32, engine_program.PAD + 1).double()
+    train_rows, _ = engine_program.rows_of("sft", "plain", PER_STEP)
+    trained = plain.train(model, plain.batches_of(train_rows, PER_STEP, SEED), plain.sft_loss, plain.Recipe())
+    assert all(".lora_" in name for name in trained.weights) and trained.weights
+    start = dict(start_of(models / "causal", "sft").named_parameters())
+    weights = {name: weight.detach().clone() for name, weight in start.items()}
+    for name in weights:
+        layer = name.removesuffix(".weight")
+        if f"{layer}.lora_A.default.weight" in trained.weights:
+            down, up = (trained.weights[f"{layer}.lora_{side}.default.weight"] for side in "AB")
+            weights[name] += up @ down * engine_program.LORA_ALPHA / engine_program.LORA_DIM
+    return trained, weights
 
 
 @pytest.mark.parametrize("world_size, spread", SPREADS)

@@ -75,7 +75,7 @@ def test_two_iterations_equal_plain_pytorch(launched, section, models, world_siz
 
 
 @STAGES
-def test_two_ranks_equal_one(launched, section, stage: int):
+def test_two_ranks_equal_one(launched, section, models, stage: int):
     """The same prompts and seeds: the same responses, evaluations and weights."""
     one, two = (section("iterations", size)[str(stage)] for size in (1, 2))
     for mine, theirs in zip(one["iterations"], two["iterations"], strict=True):
@@ -90,8 +90,12 @@ def test_two_ranks_equal_one(launched, section, stage: int):
     folders = [launched("ppo_program", size)[0] for size in (1, 2)]
     for name in ("actor", "critic"):
         mine, theirs = (torch.load(folder / f"{name}_z{stage}.pt") for folder in folders)
-        for key in mine:
-            torch.testing.assert_close(mine[key], theirs[key], rtol=0, atol=1e-4)
+        assert mine.keys() == theirs.keys()
+        start = first_weights(models, name).state_dict()
+        update = torch.cat([(mine[key].double() - start[key]).flatten() for key in mine])
+        residual = torch.cat([(mine[key].double() - theirs[key].double()).flatten() for key in mine])
+        assert float(residual.norm() / update.norm()) < 2e-4
+        assert float(residual.abs().max()) < 1e-3  # rates of 3e-3 and 1e-2
 
 
 @SIZES

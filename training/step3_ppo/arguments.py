@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.utils.engine.arguments import check_engine_choices
+from training.utils.engine.arguments import SCHEDULES, check_engine_choices, check_schedule
 from training.utils.engine.settings import EngineSettings
 from training.utils.models.arguments import check_dropout, check_lora
 from training.utils.models.settings import ModelSettings
@@ -45,7 +45,7 @@ class RolesArguments:
     only_optimize_lora: bool = field(default=True, metadata={"help": "With LoRA: freeze every other weight."})
     dtype: str = field(default="bf16", metadata={"help": "fp32, bf16 or fp16 (GPU only)."})
     offload: bool = field(default=False, metadata={"help": "Keep actor's and critic's optimizer state in CPU memory."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "A schedule of transformers.get_scheduler."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "One of " + ", ".join(SCHEDULES) + "."})
     num_warmup_steps: int = field(default=0, metadata={"help": "Optimizer steps of linear warm-up."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Clip gradients to this norm; 0 does not clip."})
 
@@ -56,6 +56,7 @@ class RolesArguments:
         for flag in ("actor_learning_rate", "critic_learning_rate"):
             got = getattr(self, flag)
             mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
+        check_schedule(mistakes, self.lr_scheduler_type)
         check_engine_choices(
             mistakes,
             self.dtype,

@@ -55,9 +55,11 @@ class Roles:
         """Actor and critic in eval mode inside, in train mode after."""
         self.actor.eval()
         self.critic.eval()
-        yield
-        self.actor.train()
-        self.critic.train()
+        try:
+            yield
+        finally:
+            self.actor.train()
+            self.critic.train()
 
 
 class Tokenizers(NamedTuple):

@@ -35,18 +35,15 @@ from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.registry import register_dataset
 from training.utils.run.errors import ThreestepError
 
-TRAINING_ROWS = 12_000
+TRAINING_ROWS = 20_000
 HELD_OUT_ROWS = 400
 HELD_OUT_SHARE = 16  # of so many prompts, one is held out
 
-WORDS = tuple(
-    "ant ape bat bee bug cat cod cow cub dog eel elk emu fly fox gnu hen hog jay kid koi lamb mole moth mule newt "
-    "owl pig pup ram rat seal swan toad wasp wolf wren yak".split()
-)
+WORDS = tuple("ant bee cat cow dog elk fox gnu hen jay owl pig rat seal wolf yak".split())
 DIGITS = tuple("123456789")
 FEWEST_ITEMS, MOST_ITEMS = 3, 5
 CHOSEN_FLAWS = (5, 4, 1)  # weights of a chosen response with no, one and two flaws
-MORE_FLAWS = (2, 1, 1)  # weights of a rejected response with one, two and three flaws more than the chosen one
+MORE_FLAWS = (4, 2, 1, 1)  # weights of a rejected response with one to four flaws more than the chosen one
 
 Item = TypeVar("Item")
 
@@ -264,13 +261,19 @@ def _double(draws: Draws, items: list[str]) -> list[str]:
 
 
 def _confuse(draws: Draws, items: list[str]) -> list[str]:
-    """One item becomes any other."""
+    """One item becomes one of all that there are."""
     items[draws.below(len(items))] = draws.one_of(DIGITS if items[0] in DIGITS else WORDS)
     return items
 
 
-_FLAWS = (_swap, _lose, _double, _confuse)
-_FLAW_WEIGHTS = (1, 2, 2, 2)
+def _repeat(draws: Draws, items: list[str]) -> list[str]:
+    """One item becomes another one of the same response."""
+    items[draws.below(len(items))] = draws.one_of(items)
+    return items
+
+
+_FLAWS = (_swap, _lose, _double, _confuse, _repeat)
+_FLAW_WEIGHTS = (1, 2, 1, 2, 1)
 
 
 @register_dataset("embedded")

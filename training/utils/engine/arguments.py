@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from training.utils.engine.settings import EngineSettings
-from training.utils.run.errors import Mistakes
+from training.utils.run.errors import Mistakes, nearest_names
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
+# Those of transformers.get_scheduler that need nothing but warm-up and total steps.
+SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+)  # fmt: skip
 
 
 @dataclass
@@ -35,7 +39,7 @@ class EngineArguments:
         default=0, metadata={"help": "Evaluate every so many optimizer steps; always before and after training."}
     )
     weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay, on matrices only."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "A schedule of transformers.get_scheduler."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "One of " + ", ".join(SCHEDULES) + "."})
     num_warmup_steps: int = field(default=0, metadata={"help": "Optimizer steps of linear warm-up."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Clip gradients to this norm; 0 does not clip."})
     dtype: str = field(
@@ -66,6 +70,7 @@ class EngineArguments:
         mistakes.require(
             self.num_train_epochs > 0, f"--num_train_epochs expects more than 0, got {self.num_train_epochs}"
         )
+        check_schedule(mistakes, self.lr_scheduler_type)
         check_engine_choices(mistakes, self.dtype, {"--zero_stage": self.zero_stage}, self.offload)
 
     def settings(self, learning_rate: float) -> EngineSettings:
@@ -80,6 +85,14 @@ class EngineArguments:
             num_warmup_steps=self.num_warmup_steps,
             max_grad_norm=self.max_grad_norm,
         )
+
+
+def check_schedule(mistakes: Mistakes, name: str) -> None:
+    """Note a learning-rate schedule that does not exist."""
+    mistakes.require(
+        name in SCHEDULES,
+        f"--lr_scheduler_type expects one of {', '.join(SCHEDULES)}, got '{name}'{nearest_names(name, SCHEDULES)}",
+    )
 
 
 def check_engine_choices(mistakes: Mistakes, dtype: str, zero_stages: dict[str, int], offload: bool) -> None:

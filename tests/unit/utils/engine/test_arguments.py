@@ -50,3 +50,10 @@ def test_every_setting_is_passed_on():
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))
     assert dataclasses.asdict(EngineArguments(**given).settings(learning_rate=0.5)) == expected
+
+
+def test_an_unknown_schedule_is_named_with_its_neighbours_before_a_model_loads():
+    mistakes = Mistakes()
+    EngineArguments(lr_scheduler_type="cosin").validate(mistakes)
+    assert len(mistakes.sentences) == 1
+    assert "got 'cosin'; did you mean 'cosine'" in mistakes.sentences[0]
