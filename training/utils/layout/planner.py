@@ -96,16 +96,29 @@ def _fewest_micro_batches(lengths: Sequence[int], share: Sequence[int], settings
     """The smallest number of micro-batches that keeps every bound."""
     if not share:
         return []
-    count = 1
-    if settings.max_tokens_per_micro_batch is not None:
-        count = max(count, -(-sum(lengths[index] for index in share) // settings.max_tokens_per_micro_batch))
-    if settings.max_rows_per_micro_batch is not None and not settings.packed:
-        count = max(count, -(-len(share) // settings.max_rows_per_micro_batch))
+    if not settings.packed:
+        filled = _filled(lengths, share, settings)
+        even = _laid_out(lengths, share, len(filled), settings)
+        return even if all(_fits(lengths, rows, settings) for rows in even) else filled
+    count, budget = 1, settings.max_tokens_per_micro_batch
+    if budget is not None:  # a document above the budget takes one micro-batch, however long it is
+        count = max(count, -(-sum(min(lengths[index], budget) for index in share) // budget))
     while True:
         micro_batches = _laid_out(lengths, share, count, settings)
         if count >= len(share) or all(_fits(lengths, rows, settings) for rows in micro_batches):
             return micro_batches
         count += 1
+
+
+def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
+    """One document a row, longest first, each micro-batch filled before the next is begun."""
+    filled: list[MicroBatch] = []
+    for document in sorted(share, key=lambda index: (-lengths[index], index)):
+        if filled and _fits(lengths, (*filled[-1], (document,)), settings):
+            filled[-1] = (*filled[-1], (document,))
+        else:
+            filled.append(((document,),))
+    return filled
 
 
 def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings: PlanSettings) -> list[MicroBatch]:
