@@ -163,11 +163,11 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
-    plan = PlanSettings(ranks.world_size, case.micro, case.max_tokens)
+    plan = PlanSettings(ranks.world_size, case.max_tokens, case.micro)
     common = dict(
         total_steps=STEPS,
         train_plan=plan,
-        eval_plan=PlanSettings(ranks.world_size, 2),
+        eval_plan=PlanSettings(ranks.world_size, None, 2),
         eval_interval=0,
         pad_token_id=case.pad_token_id,
         seed=SEED,
@@ -223,10 +223,10 @@ def spread_rows(how: str) -> list:
 
 
 def _laid(batch: list, min_width: int = 1, pad: int = PAD) -> Any:
-    from training.step1_sft.trainer import _sequence
-    from training.utils.layout.rows import padded_rows
+    from training.step1_sft.trainer import _document
+    from training.utils.layout.rows import packed_rows
 
-    return padded_rows([_sequence(row) for row in batch], pad, min_width)
+    return packed_rows([[_document(row)] for row in batch], pad, min_width)
 
 
 def _first_rank_alone(batch: list, ranks: Any) -> list:

@@ -86,7 +86,7 @@ def make_trainer(
         gamma=GAMMA,
         lam=LAM,
         whiten_advantages=True,
-        plan=PlanSettings(1, micro, max_tokens),
+        plan=PlanSettings(1, max_tokens, micro),
         pad_token_id=tiny.PAD,
     )
     per_rank = PROMPTS_PER_ROLLOUT // ranks.world_size
@@ -268,7 +268,8 @@ def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
     import torch
 
-    from training.utils.layout.rows import join, padded_rows
+    from training.utils.layout.documents import join
+    from training.utils.layout.rows import padded_rows
     from training.utils.run.seeds import seed_everything
 
     found = {}

@@ -47,11 +47,19 @@ class Document:
 
     ends: the segments at whose last token one of the document's sequences ends; their number is the number of
     sequences. owners: for each segment, the sequence (index into `ends`) that its targets belong to.
+    No segment is empty: what it ends or predicts would be read at the token of another.
     """
 
     segments: tuple[Segment, ...]
     ends: tuple[int, ...]
     owners: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for segment in self.segments:
+            if len(segment.tokens) == 0:
+                raise AssertionError("a segment has no tokens")
+            if segment.predecessor is None and bool(segment.tokens.is_target[0]):
+                raise AssertionError("the first token of a sequence has no predecessor and cannot be a target")
 
     @cached_property
     def tokens(self) -> int:
@@ -63,8 +71,6 @@ class Document:
 
 def plain(sequence: TokenSequence) -> Document:
     """One sequence by itself. Its first token has no predecessor and cannot be a target."""
-    if bool(sequence.is_target[0]):
-        raise AssertionError("the first token of a sequence has no predecessor and cannot be a target")
     return Document((Segment(sequence),), ends=(0,), owners=(0,))
 
 
