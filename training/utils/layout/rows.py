@@ -88,13 +88,16 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
     """Lay out the documents of each row one after the other. Sequences are numbered row by row.
 
     Positions of a document start at 0. Where no mask is needed they count on through the padding: positions that
-    start again would read as packed sequences to transformers.
+    start again would read as packed sequences to transformers. Under a mask padding is at 0: a shared prompt's
+    document may be longer than the positions that a model has.
     """
     lengths = [sum(document.tokens for document in row) for row in rows]
     width, count = max([min_width, *lengths]), max(1, len(rows))
     most_segments = max([1, *(sum(len(document.segments) for document in row) for row in rows)])
     input_ids_NT = torch.full((count, width), pad_token_id, dtype=torch.int64)
-    position_ids_NT = torch.arange(width).repeat(count, 1)
+    one_segment_rows = all(len(row) == 1 and len(row[0].segments) == 1 for row in rows)
+    padding_T = torch.arange(width) if one_segment_rows else torch.zeros(width, dtype=torch.int64)
+    position_ids_NT = padding_T.repeat(count, 1)
     segment_ids_NT = torch.full((count, width), PAD_SEGMENT, dtype=torch.int64)
     visible_NSS = torch.eye(most_segments + 1, dtype=torch.bool).repeat(count, 1, 1)
     targets = _Targets()
@@ -114,7 +117,6 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
                 column += length
             targets.add(document, starts)
             segments_before += len(document.segments)
-    one_segment_rows = all(len(row) == 1 and len(row[0].segments) == 1 for row in rows)
     return TokenRows(
         input_ids_NT=input_ids_NT,
         position_ids_NT=position_ids_NT,

@@ -84,7 +84,11 @@ def test_a_first_token_that_nothing_predicts_is_no_target(make):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: plain(run([])), lambda: shared_prompt(run([]), [run([7], [0])]), lambda: shared_prompt(run([5]), [run([])])],
+    [
+        lambda: plain(run([])),
+        lambda: shared_prompt(run([]), [run([7], [0])]),
+        lambda: shared_prompt(run([5]), [run([])]),
+    ],
     ids=["plain", "prompt", "response"],
 )
 def test_an_empty_segment_is_refused(make):

@@ -92,10 +92,7 @@ def test_another_process_makes_the_same_plan():
     """Ranks do not talk about plans: nothing in one may hang on the process, hashing say."""
     plan = PlanSettings(3, 700, packed=True, max_row_tokens=300)
     lengths = [17 * index % 251 + 1 for index in range(40)]
-    program = (
-        "from training.utils.layout.planner import PlanSettings, plan_step\n"
-        f"print(plan_step({lengths}, {plan}))"
-    )
+    program = f"from training.utils.layout.planner import PlanSettings, plan_step\nprint(plan_step({lengths}, {plan}))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert said == str(plan_step(lengths, plan))
 
