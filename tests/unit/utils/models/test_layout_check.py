@@ -63,7 +63,8 @@ def test_a_sliding_window_shorter_than_the_sequences(family):
 
 
 def test_a_window_that_is_switched_off_is_no_window():
-    assert reason(other_family("qwen2", sliding_window=8, use_sliding_window=False)) is None
+    model = other_family("smollm3", sliding_window=8, use_sliding_window=False)
+    assert model.config.sliding_window == 8 and reason(model) is None
 
 
 def test_a_family_that_refuses_the_mask():
@@ -109,8 +110,16 @@ def test_positions_that_a_model_makes_up_itself(family):
 
 
 def test_numbers_that_are_none():
-    """A NaN is no agreement."""
+    """A NaN is no agreement: not everywhere, nor where it stands on both sides."""
     model = good(tiny_causal_lm, "llama")
+    policy = PolicyModel(model)
+
+    def first_is_nan(rows: TokenRows) -> torch.Tensor:
+        logprobs_M = policy(rows).logprobs_M
+        logprobs_M[0] = float("nan")
+        return logprobs_M
+
+    assert why_not_packed(model, first_is_nan, 30, CPU) == "a packed row and separate sequences differ by nan"
     with torch.no_grad():
         model.lm_head.weight[5] = float("nan")
     assert reason(model) is not None
