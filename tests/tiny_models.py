@@ -36,14 +36,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {**_LLAMA_LIKE, "sliding_window": 8, "final_logit_softcapping": 2.0, "attn_logit_softcapping": 5.0},
     "gemma3_text": {**_LLAMA_LIKE, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
 }
+# Families that cannot honour packed rows, and train padded.
+PADDED_FAMILIES: dict[str, dict[str, Any]] = {
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2},  # ALiBi
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+}
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """A configuration of `family` without dropout."""
     own = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": VOCABULARY}
+    if family == "bloom":
+        own |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     if family in ("gpt2", "opt"):
         own |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {"dropout": 0.0}
-    return AutoConfig.for_model(family, **{**own, **FAMILIES[family], **changes})
+    return AutoConfig.for_model(family, **{**own, **{**FAMILIES, **PADDED_FAMILIES}[family], **changes})
 
 
 def tiny_causal_lm(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> PreTrainedModel:

@@ -77,8 +77,12 @@ def run_ranks(
                     command = [sys.executable, str(path), *(str(word) for word in args)]
                     processes.append(
                         subprocess.Popen(
-                            command, env=variables, stdin=subprocess.DEVNULL, stdout=output,
-                            stderr=subprocess.STDOUT, start_new_session=True,
+                            command,
+                            env=variables,
+                            stdin=subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            start_new_session=True,
                         )
                     )
             problem = _wait(processes, timeout_seconds)

@@ -1,6 +1,7 @@
 """Launched on one or two ranks: trains every case of steps 1 and 2 in one process group and reports what came out.
 
-Arguments: the folder of the models, and a folder for the weights. Report: {case: {"losses", "norms", "evals"}}.
+Arguments: the folder of the models, and a folder for the weights. Report: {case: {"losses", "norms", "evals",
+"packed", "said"}}.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ STEPS = 4
 PER_STEP = 6
 PAD, END = 1, 0
 EVAL_ROWS = 5
+LONGEST = 20  # tokens of the longest sequence there is; packed, of a row
 LORA_DIM, LORA_ALPHA = 4, 8.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a trainer. micro: most sequences (prompts) in one forward of one rank."""
+    """One run of a trainer. micro: most sequences (prompts) in one forward of one rank; packed, as many tokens as so
+    many of LONGEST."""
 
     name: str
     kind: str = "sft"  # or "ranking"
@@ -32,6 +35,7 @@ class Case:
     dtype: str = "fp32"
     micro: int = 3
     max_tokens: int | None = None
+    packed: bool = False
     offload: bool = False
     checkpointing: bool = False
     lora_dim: int = 0
@@ -77,6 +81,29 @@ def cases(world_size: int) -> list[Case]:
     if world_size == 2:  # the second rank is dealt nothing in some steps' micro-batches, or in every step
         found += [Case(f"one_a_step_z{stage}", zero_stage=stage, per_step=1) for stage in (0, 2, 3)]
         found += [Case(f"five_a_step_z{stage}", zero_stage=stage, per_step=5, micro=2) for stage in (0, 2, 3)]
+    return found
+
+
+def packed_cases(world_size: int) -> list[Case]:
+    """What packed_program runs: packed rows, prompts shared among responses. Every stage, everything at once and in
+    several micro-batches; one of every family, those that fall back to padding among them; and a rank that has
+    nothing to do."""
+    found = [
+        Case(f"packed_sft_z{stage}_micro{micro}", zero_stage=stage, micro=micro, packed=True)
+        for stage in range(4)
+        for micro in ((6, 2) if world_size == 1 else (3, 1))
+    ]
+    found += [
+        Case(f"packed_ranking_z{stage}_micro{micro}", "ranking", "scalar", zero_stage=stage, micro=micro, packed=True)
+        for stage in (0, 2, 3)
+        for micro in (1, 6)
+    ]
+    stage = 0 if world_size == 1 else 3
+    families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
+    found += [Case(f"packed_{name}_z{stage}", model=name, zero_stage=stage, packed=True) for name in families]
+    found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
+    if world_size == 2:
+        found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
     return found
 
 
@@ -158,16 +185,24 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.step1_sft.trainer import SftSettings, SftTrainer
     from training.step2_reward.trainer import RewardSettings, RewardTrainer
-    from training.utils.layout.planner import PlanSettings
+    from training.utils.engine.arguments import EngineArguments
+    from training.utils.engine.setup import may_pack, planner_settings
     from training.utils.run.metrics import MetricsWriter
 
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
-    plan = PlanSettings(ranks.world_size, case.micro, case.max_tokens)
+    said: list[str] = []
+
+    def read(rows: Any) -> Any:
+        return engine(rows).logprobs_M if case.kind == "sft" else engine(rows)
+
+    packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
+    flags = EngineArguments(max_tokens_per_micro_batch=case.max_tokens)
+    plan = planner_settings(flags, LONGEST, model.config.hidden_size, packed, ranks)
     common = dict(
         total_steps=STEPS,
-        train_plan=plan,
-        eval_plan=PlanSettings(ranks.world_size, 2),
+        train_plan=plan(case.micro),
+        eval_plan=plan(2),
         eval_interval=0,
         pad_token_id=case.pad_token_id,
         seed=SEED,
@@ -190,6 +225,8 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "losses": [line["train/loss"] for line in lines if "train/loss" in line],
         "norms": [line["train/grad_norm"] for line in lines if "train/grad_norm" in line],
         "evals": [line["eval/loss"] for line in lines if "eval/loss" in line],
+        "packed": packed,
+        "said": said,
     }
 
 
@@ -223,10 +260,10 @@ def spread_rows(how: str) -> list:
 
 
 def _laid(batch: list, min_width: int = 1, pad: int = PAD) -> Any:
-    from training.step1_sft.trainer import _sequence
-    from training.utils.layout.rows import padded_rows
+    from training.step1_sft.trainer import _document
+    from training.utils.layout.rows import packed_rows
 
-    return padded_rows([_sequence(row) for row in batch], pad, min_width)
+    return packed_rows([[_document(row)] for row in batch], pad, min_width)
 
 
 def _first_rank_alone(batch: list, ranks: Any) -> list:

@@ -22,6 +22,9 @@ TEMPERATURE = 0.8
 KL_COEF, CLIP_REWARD, CLIP_RANGE, CLIP_RANGE_VALUE, GAMMA, LAM, UNSUP_COEF = 0.2, 0.8, 0.1, 0.2, 0.98, 0.9, 0.7
 ACTOR_RATE, CRITIC_RATE, DECAY, CLIP_NORM = 3e-3, 1e-2, 0.05, 2.0
 STAGES = (0, 2, 3)
+LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; packed, of a row
+# How whole iterations are computed: by stage, padded or packed.
+LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 
@@ -44,6 +47,7 @@ def make_trainer(
     epochs: int = EPOCHS,
     micro: int = 3,
     max_tokens: int | None = 45,
+    packed: bool = False,
     with_texts: bool = True,
     dtype: str = "fp32",
     actor: str = "actor",
@@ -87,7 +91,7 @@ def make_trainer(
         gamma=GAMMA,
         lam=LAM,
         whiten_advantages=True,
-        plan=PlanSettings(1, micro, max_tokens),
+        plan=PlanSettings(1, max_tokens, micro, packed, LONGEST if packed else 0),
         pad_token_id=tiny.PAD,
     )
     per_rank = PROMPTS_PER_ROLLOUT // ranks.world_size
@@ -154,8 +158,8 @@ def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.engine.collectives import gathered
 
     found = {}
-    for stage in STAGES:
-        trainer = make_trainer(models, out, ranks, stage)
+    for layout, (stage, packed) in LAYOUTS.items():
+        trainer = make_trainer(models, out, ranks, stage, packed=packed)
         before = trainer.evaluator.evaluate(0).scores
         told = []
         for iteration in range(1, ITERATIONS + 1):
@@ -184,8 +188,8 @@ def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         ):
             state = engine.full_state(model)
             if ranks.is_main:
-                torch.save(state, out / f"{name}_z{stage}.pt")
-        found[str(stage)] = {"before": before, "after": after, "iterations": told}
+                torch.save(state, out / f"{name}_z{layout}.pt")
+        found[layout] = {"before": before, "after": after, "iterations": told}
     return found
 
 
@@ -269,7 +273,8 @@ def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
     import torch
 
-    from training.utils.layout.rows import join, padded_rows
+    from training.utils.layout.documents import join
+    from training.utils.layout.rows import padded_rows
     from training.utils.run.seeds import seed_everything
 
     found = {}

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy ma
 
 SIZES = pytest.mark.parametrize("world_size", [1, 2])
 STAGES = pytest.mark.parametrize("stage", program.STAGES)
+LAYOUTS = pytest.mark.parametrize("layout", program.LAYOUTS)
 
 
 @pytest.fixture
@@ -50,9 +51,9 @@ def frozen(pairs: list) -> tuple:
 
 
 @SIZES
-@STAGES
-def test_two_iterations_equal_plain_pytorch(launched, section, models, world_size: int, stage: int):
-    told = section("iterations", world_size)[str(stage)]
+@LAYOUTS
+def test_two_iterations_equal_plain_pytorch(launched, section, models, world_size: int, layout: str):
+    told = section("iterations", world_size)[layout]
     pairs = tuple(frozen(pairs_of(iteration)) for iteration in told["iterations"])
     want = plain_outcome(models, pairs)
     for iteration, scores, figures in zip(told["iterations"], want.scores, want.figures, strict=True):
@@ -64,7 +65,7 @@ def test_two_iterations_equal_plain_pytorch(launched, section, models, world_siz
     assert len({len(response) for _, response in pairs[0]}) > 2
     out, _ = launched("ppo_program", world_size)
     for name, model in (("actor", want.actor), ("critic", want.critic)):
-        got = torch.load(out / f"{name}_z{stage}.pt")
+        got = torch.load(out / f"{name}_z{layout}.pt")
         wanted = dict(model.named_parameters())
         start = dict(first_weights(models, name).named_parameters())
         update = torch.cat([(wanted[key] - start[key]).detach().flatten() for key in wanted])
@@ -74,10 +75,10 @@ def test_two_iterations_equal_plain_pytorch(launched, section, models, world_siz
         assert abs(float(residual.mean() / residual.std())) * math.sqrt(residual.numel()) < 6.0
 
 
-@STAGES
-def test_two_ranks_equal_one(launched, section, models, stage: int):
+@LAYOUTS
+def test_two_ranks_equal_one(launched, section, models, layout: str):
     """The same prompts and seeds: the same responses, evaluations and weights."""
-    one, two = (section("iterations", size)[str(stage)] for size in (1, 2))
+    one, two = (section("iterations", size)[layout] for size in (1, 2))
     for mine, theirs in zip(one["iterations"], two["iterations"], strict=True):
         assert pairs_of(mine) == pairs_of(theirs)
         speeds = {name for name in mine["figures"] if "time" in name}
@@ -89,7 +90,7 @@ def test_two_ranks_equal_one(launched, section, models, stage: int):
     assert one["before"] != pytest.approx(one["after"], abs=1e-2)
     folders = [launched("ppo_program", size)[0] for size in (1, 2)]
     for name in ("actor", "critic"):
-        mine, theirs = (torch.load(folder / f"{name}_z{stage}.pt") for folder in folders)
+        mine, theirs = (torch.load(folder / f"{name}_z{layout}.pt") for folder in folders)
         assert mine.keys() == theirs.keys()
         start = first_weights(models, name).state_dict()
         update = torch.cat([(mine[key].double() - start[key]).flatten() for key in mine])
@@ -99,9 +100,9 @@ def test_two_ranks_equal_one(launched, section, models, stage: int):
 
 
 @SIZES
-@STAGES
-def test_rollout_logprobs_are_those_of_the_training_forward(section, world_size: int, stage: int):
-    for iteration in section("iterations", world_size)[str(stage)]["iterations"]:
+@LAYOUTS
+def test_rollout_logprobs_are_those_of_the_training_forward(section, world_size: int, layout: str):
+    for iteration in section("iterations", world_size)[layout]["iterations"]:
         assert max(rank["apart"] for rank in iteration["ranks"]) < 1e-5
 
 
@@ -115,9 +116,9 @@ def test_the_first_minibatch_has_ratio_one(section, world_size: int, stage: int,
         assert figures["rollout/logprob_mismatch"] < (1e-5 if dtype == "fp32" else 3e-2)
 
 
-@STAGES
-def test_advantages_are_whitened_over_all_ranks(section, stage: int):
-    for iteration in section("iterations", 2)[str(stage)]["iterations"]:
+@LAYOUTS
+def test_advantages_are_whitened_over_all_ranks(section, layout: str):
+    for iteration in section("iterations", 2)[layout]["iterations"]:
         moments = [rank["moments"] for rank in iteration["ranks"]]
         count, total, squares = (sum(part) for part in zip(*moments, strict=True))
         assert total / count == pytest.approx(0.0, abs=1e-5)

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
 
     from training.step1_sft.trainer import SftSettings, SftTrainer
     from training.utils.data.build import build_phase
-    from training.utils.engine.setup import load_under, plan_settings, start_run, whole_steps
+    from training.utils.engine.setup import load_under, may_pack, planner_settings, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import check_positions, load_causal_lm, load_tokenizer
@@ -45,6 +45,10 @@ def main(argv: Sequence[str]) -> None:
         causal_lm = load_under(settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer)))
         check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, total_steps)
+        packed = may_pack(
+            engine.padded, causal_lm, trained, lambda rows: trained(rows).logprobs_M, data.max_seq_len, say
+        )
+        plan = planner_settings(engine, data.max_seq_len, causal_lm.config.hidden_size, packed, ranks)
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
             result = SftTrainer(
@@ -54,8 +58,8 @@ def main(argv: Sequence[str]) -> None:
                 SftSettings(
                     total_steps=total_steps,
                     sequences_per_step=sequences_per_step,
-                    train_plan=plan_settings(engine, engine.per_device_train_batch_size, ranks),
-                    eval_plan=plan_settings(engine, engine.per_device_eval_batch_size, ranks),
+                    train_plan=plan(engine.per_device_train_batch_size),
+                    eval_plan=plan(engine.per_device_eval_batch_size),
                     eval_interval=engine.eval_interval,
                     pad_token_id=tokenizer.pad_token_id,
                     seed=run.seed,

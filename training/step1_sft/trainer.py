@@ -16,9 +16,10 @@ from training.step1_sft.loss import sft_loss
 from training.utils.data.phases import SentenceRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.rows import TokenRows, TokenSequence, padded_rows
+from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
 
 
@@ -116,12 +117,12 @@ class SftTrainer:
         """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
         mine = plan_step([len(row.input_ids) for row in batch], plan).micro_batches[self.ranks.rank]
         return [
-            padded_rows([_sequence(batch[index]) for index in micro_batch], self.settings.pad_token_id).to(
+            packed_rows([[_document(batch[index]) for index in row] for row in rows], self.settings.pad_token_id).to(
                 self.ranks.device
             )
-            for micro_batch in mine
+            for rows in mine
         ]
 
 
-def _sequence(row: SentenceRow) -> TokenSequence:
-    return TokenSequence(torch.as_tensor(row.input_ids.astype("int64")), torch.as_tensor(row.loss_mask.copy()))
+def _document(row: SentenceRow) -> Document:
+    return plain(TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask)))

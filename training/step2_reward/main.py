@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
 
     from training.step2_reward.trainer import RewardSettings, RewardTrainer
     from training.utils.data.build import build_phase
-    from training.utils.engine.setup import load_under, plan_settings, start_run, whole_steps
+    from training.utils.engine.setup import load_under, may_pack, planner_settings, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import (
@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> None:
         )
         check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, total_steps)
+        packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say)
+        plan = planner_settings(engine, data.max_seq_len, scorer.config.hidden_size, packed, ranks)
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
             result = RewardTrainer(
@@ -62,8 +64,8 @@ def main(argv: Sequence[str]) -> None:
                 RewardSettings(
                     total_steps=total_steps,
                     prompts_per_step=prompts_per_step,
-                    train_plan=plan_settings(engine, engine.per_device_train_batch_size, ranks),
-                    eval_plan=plan_settings(engine, engine.per_device_eval_batch_size, ranks),
+                    train_plan=plan(engine.per_device_train_batch_size),
+                    eval_plan=plan(engine.per_device_eval_batch_size),
                     eval_interval=engine.eval_interval,
                     pad_token_id=tokenizer.pad_token_id,
                     seed=run.seed,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 
@@ -16,9 +17,10 @@ from training.step2_reward.loss import ranking_loss
 from training.utils.data.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.rows import TokenRows, TokenSequence, padded_rows
+from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
 
 
@@ -65,6 +67,11 @@ class RankedRows:
     better_Q: torch.Tensor
     worse_Q: torch.Tensor
     weight_Q: torch.Tensor
+
+    def to(self, device: torch.device) -> RankedRows:
+        return RankedRows(
+            self.rows.to(device), self.better_Q.to(device), self.worse_Q.to(device), self.weight_Q.to(device)
+        )
 
 
 class RewardTrainer:
@@ -135,10 +142,12 @@ class RewardTrainer:
         report = self.engine.step()
         totals = summed_numbers(sums, self.ranks.device)
         seconds = time.monotonic() - started
+        tokens = sum(_real_tokens(row, self.settings.train_plan.packed) for row in batch)
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
-            "train/tokens_per_second": sum(_sentence_tokens(row) for row in batch) / seconds,
+            "train/pairs_per_second": totals["pairs"] / seconds,
+            "train/tokens_per_second": tokens / seconds,
             **report.figures("train"),
         }
 
@@ -148,44 +157,60 @@ class RewardTrainer:
 
     def _micro_batches(self, batch: Sequence[ResponsesRow], plan: PlanSettings) -> list[RankedRows]:
         """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
-        mine = plan_step([padded_tokens(row) for row in batch], plan).micro_batches[self.ranks.rank]
+        shared = plan.packed
+        mine = plan_step([planned_tokens(row, shared) for row in batch], plan).micro_batches[self.ranks.rank]
         return [
-            ranked_rows([batch[index] for index in micro_batch], self.settings.pad_token_id, self.ranks.device)
-            for micro_batch in mine
+            ranked_rows([[batch[index] for index in row] for row in rows], shared, self.settings.pad_token_id).to(
+                self.ranks.device
+            )
+            for rows in mine
         ]
 
 
-def ranked_rows(batch: Sequence[ResponsesRow], pad_token_id: int, device: torch.device) -> RankedRows:
-    """Lay out every prompt with each of its responses, and list the pairs: best first, so i beats j where i < j."""
-    sentences: list[TokenSequence] = []
+def ranked_rows(rows: Sequence[Sequence[ResponsesRow]], shared: bool, pad_token_id: int) -> RankedRows:
+    """Lay out every prompt with its responses, and list the pairs: best first, so i beats j where i < j.
+
+    shared: the prompt once for all its responses; otherwise every response is a row of its own.
+    """
+    documents = [[_document(prompt) for prompt in row] for row in rows]
     better: list[int] = []
     worse: list[int] = []
     weights: list[float] = []
-    for row in batch:
-        first = len(sentences)
-        sentences += [_sentence(row, index) for index in range(len(row.response_ids))]
-        pairs = list(combinations(range(first, len(sentences)), 2))
+    first = 0
+    for document in (document for row in documents for document in row):
+        pairs = list(combinations(range(first, first + len(document.ends)), 2))
         better += [winner for winner, _ in pairs]
         worse += [loser for _, loser in pairs]
         weights += [1.0 / len(pairs)] * len(pairs)
+        first += len(document.ends)
+    if not shared:
+        documents = [[alone] for row in documents for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=padded_rows(sentences, pad_token_id).to(device),
-        better_Q=torch.tensor(better, dtype=torch.int64, device=device),
-        worse_Q=torch.tensor(worse, dtype=torch.int64, device=device),
-        weight_Q=torch.tensor(weights, dtype=torch.float32, device=device),
+        rows=packed_rows(documents, pad_token_id),
+        better_Q=torch.tensor(better, dtype=torch.int64),
+        worse_Q=torch.tensor(worse, dtype=torch.int64),
+        weight_Q=torch.tensor(weights, dtype=torch.float32),
     )
 
 
-def _sentence(row: ResponsesRow, index: int) -> TokenSequence:
-    ids = [*row.prompt_ids.tolist(), *row.response_ids[index].tolist()]
-    return TokenSequence(torch.tensor(ids, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.bool))
+def _document(row: ResponsesRow) -> Document:
+    def run(ids: Any) -> TokenSequence:
+        return TokenSequence(torch.tensor(ids, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.bool))
+
+    return shared_prompt(run(row.prompt_ids), [run(ids) for ids in row.response_ids])
 
 
-def padded_tokens(row: ResponsesRow) -> int:
-    """Tokens that a row of its own sentences takes, each padded to the longest: what the planner bounds."""
+def planned_tokens(row: ResponsesRow, shared: bool) -> int:
+    """Tokens that a prompt with its responses takes: what the planner bounds.
+
+    shared: the prompt once; otherwise a row a response, each padded to the longest.
+    """
+    if shared:
+        return row.length_tokens
     return len(row.response_ids) * (len(row.prompt_ids) + max(len(ids) for ids in row.response_ids))
 
 
-def _sentence_tokens(row: ResponsesRow) -> int:
-    """Tokens of all sentences, the prompt counted in each."""
-    return len(row.response_ids) * len(row.prompt_ids) + sum(len(ids) for ids in row.response_ids)
+def _real_tokens(row: ResponsesRow, shared: bool) -> int:
+    """Tokens computed that are no padding."""
+    copies = 1 if shared else len(row.response_ids)
+    return copies * len(row.prompt_ids) + sum(len(ids) for ids in row.response_ids)

@@ -120,6 +120,9 @@ class PpoArguments:
     max_tokens_per_micro_batch: int | None = field(
         default=None, metadata={"help": "Most tokens in one forward, padding included; default: no bound."}
     )
+    padded: bool = field(
+        default=False, metadata={"help": "One sequence a row, padded: the reference that packing is tested against."}
+    )
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the prompts."})
     max_train_steps: int | None = field(
         default=None, metadata={"help": "Stop after so many rollouts with their updates."}

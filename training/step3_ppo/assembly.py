@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
@@ -21,6 +21,7 @@ from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase, build_unsupervised
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.data.tokenize import end_of_conversation_id
+from training.utils.engine.setup import may_pack
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings
@@ -116,12 +117,17 @@ def make_parts(
     ppo: PpoArguments,
     metrics: MetricsWriter,
     folder: RunFolder,
+    say: Callable[..., None],
 ) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
     """Return what the trainer works with besides the models and the data."""
     longest = data.max_prompt_seq_len + ppo.max_answer_seq_len
     for model in (roles.actor_model, roles.critic_model):
         check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
-    settings = _settings(inputs, tokenizer, run, data, ppo)
+    packed = (
+        may_pack(ppo.padded, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, longest, say)
+        and may_pack(ppo.padded, roles.critic_model, roles.critic, roles.critic, longest, say)
+    )  # fmt: skip
+    settings = _settings(inputs, tokenizer, run, data, ppo, _plan(ppo, longest, roles.actor_model, packed))
     engine = names.rollout_engine()
     evaluator = Evaluator(
         roles=roles,
@@ -139,8 +145,28 @@ def make_parts(
     return engine, evaluator, settings
 
 
+def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool) -> PlanSettings:
+    """How one rank lays out its own sequences; packed, a forward takes as many tokens as a padded one could."""
+    budget = ppo.max_tokens_per_micro_batch
+    if budget is None and packed:
+        budget = ppo.per_device_training_batch_size * longest_tokens
+    return PlanSettings(
+        ranks=1,
+        max_tokens_per_micro_batch=budget,
+        max_rows_per_micro_batch=ppo.per_device_training_batch_size,
+        packed=packed,
+        max_row_tokens=longest_tokens,
+        quadratic_tokens=6.0 * model.config.hidden_size,
+    )
+
+
 def _settings(
-    inputs: Inputs, tokenizer: PreTrainedTokenizerBase, run: RunArguments, data: DataArguments, ppo: PpoArguments
+    inputs: Inputs,
+    tokenizer: PreTrainedTokenizerBase,
+    run: RunArguments,
+    data: DataArguments,
+    ppo: PpoArguments,
+    plan: PlanSettings,
 ) -> PpoSettings:
     sampling = Sampling(
         max_new_tokens=ppo.max_answer_seq_len,
@@ -158,7 +184,7 @@ def _settings(
         gamma=ppo.gamma,
         lam=ppo.lam,
         whiten_advantages=ppo.whiten_advantages,
-        plan=PlanSettings(1, ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch),
+        plan=plan,
         pad_token_id=tokenizer.pad_token_id,
     )
     return PpoSettings(

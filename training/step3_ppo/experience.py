@@ -6,7 +6,7 @@ B sequences of this rank, R response tokens, M response tokens of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,8 +17,9 @@ from training.step3_ppo.records import Experience, Rollout
 from training.step3_ppo.reward_shaping import shaped_rewards
 from training.step3_ppo.roles import Roles
 from training.utils.engine.collectives import largest, summed
+from training.utils.layout.documents import TokenSequence, join, plain
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.rows import TokenRows, TokenSequence, join, padded_rows
+from training.utils.layout.rows import TokenRows, packed_rows
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,21 @@ def sequences_of(rollout: Rollout) -> list[TokenSequence]:
 def laid_out(
     sequences: Sequence[TokenSequence], plan: PlanSettings, pad_token_id: int, device: torch.device
 ) -> list[tuple[list[int], TokenRows]]:
-    """This rank's own sequences as micro-batches: (indices, rows). All ranks get the same number of them.
+    """This rank's own sequences as micro-batches: (indices in the order of the rows, rows). All ranks get the same
+    number of them.
 
     `plan.ranks` is not read: the sequences stay on the rank that rolled them out.
     """
-    alone = PlanSettings(1, plan.sequences_per_micro_batch, plan.max_tokens_per_micro_batch)
-    mine = [list(chosen) for chosen in plan_step([len(item) for item in sequences], alone).micro_batches[0]]
-    mine += [[]] * (largest(len(mine), device) - len(mine))
-    return [(chosen, padded_rows([sequences[index] for index in chosen], pad_token_id).to(device)) for chosen in mine]
+    mine = list(plan_step([len(item) for item in sequences], replace(plan, ranks=1)).micro_batches[0])
+    mine += [()] * (largest(len(mine), device) - len(mine))
+    documents = [plain(sequence) for sequence in sequences]
+    return [
+        (
+            [index for row in rows for index in row],
+            packed_rows([[documents[index] for index in row] for row in rows], pad_token_id).to(device),
+        )
+        for rows in mine
+    ]
 
 
 def _per_token(

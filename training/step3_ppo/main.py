@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
         )
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
             folder.start_samples()
-            parts = make_parts(roles, names, inputs, tokenizers.actor, run, data, ppo, metrics, folder)
+            parts = make_parts(roles, names, inputs, tokenizers.actor, run, data, ppo, metrics, folder, say)
             rollout_engine, evaluator, settings = parts
             result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
 

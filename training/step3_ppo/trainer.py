@@ -25,8 +25,8 @@ from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.engine.collectives import summed_numbers
+from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.rows import TokenSequence
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
 from training.utils.run.seeds import derived_seed
 

@@ -105,9 +105,7 @@ def test_the_folder_may_be_the_data_path_itself(tmp_path, folder):
 
 def test_a_folder_without_the_files(tmp_path, folder):
     (folder / "test.jsonl").unlink()
-    with pytest.raises(
-        ThreestepError, match="gsm8k: there is no file '.*test.jsonl'; dataset_dir is the folder"
-    ):
+    with pytest.raises(ThreestepError, match="gsm8k: there is no file '.*test.jsonl'; dataset_dir is the folder"):
         create_raw_dataset("gsm8k", flags(tmp_path, folder), 1)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.step2_reward.trainer import padded_tokens, ranked_rows
+from training.step2_reward.trainer import RankedRows, planned_tokens, ranked_rows
 from training.utils.data.phases import ResponsesRow
 
 
@@ -14,20 +14,48 @@ def row(prompt: list[int], *responses: list[int]) -> ResponsesRow:
     return ResponsesRow(0, np.array(prompt, np.int32), tuple(np.array(ids, np.int32) for ids in responses))
 
 
+PAIR = row([5, 6], [7, 2], [8, 9, 2])
+THREE = row([4], [1], [2], [3])
+
+
+def assert_pairs(batch: RankedRows) -> None:
+    """1 beats 2; of the three, the first beats two and the second one."""
+    assert list(zip(batch.better_Q.tolist(), batch.worse_Q.tolist(), strict=True)) == [(0, 1), (2, 3), (2, 4), (3, 4)]
+    torch.testing.assert_close(batch.weight_Q, torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]))
+
+
 def test_a_pair_and_three_ranked_responses():
-    batch = ranked_rows([row([5, 6], [7, 2], [8, 9, 2]), row([4], [1], [2], [3])], 0, torch.device("cpu"))
+    batch = ranked_rows([[PAIR], [THREE]], shared=False, pad_token_id=0)
     assert batch.rows.input_ids_NT.tolist() == [
         [5, 6, 7, 2, 0], [5, 6, 8, 9, 2], [4, 1, 0, 0, 0], [4, 2, 0, 0, 0], [4, 3, 0, 0, 0]
     ]  # fmt: skip
     assert batch.rows.end_B.tolist() == [3, 9, 11, 16, 21]
     assert batch.rows.target_ids_M.numel() == 0
-    # 1 beats 2; of the three, the first beats two and the second one.
-    assert list(zip(batch.better_Q.tolist(), batch.worse_Q.tolist(), strict=True)) == [(0, 1), (2, 3), (2, 4), (3, 4)]
-    torch.testing.assert_close(batch.weight_Q, torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]))
+    assert_pairs(batch)
 
 
-def test_no_prompts_give_a_row_of_padding():
-    batch = ranked_rows([], 0, torch.device("cpu"))
+def test_prompts_shared_in_one_row_and_in_two():
+    together = ranked_rows([[PAIR, THREE]], shared=True, pad_token_id=0)
+    assert together.rows.input_ids_NT.tolist() == [[5, 6, 7, 2, 8, 9, 2, 4, 1, 2, 3]]
+    assert together.rows.position_ids_NT.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 1, 1, 1]]
+    assert together.rows.end_B.tolist() == [3, 6, 8, 9, 10]
+    assert_pairs(together)
+    apart = ranked_rows([[PAIR], [THREE]], shared=True, pad_token_id=0)
+    assert apart.rows.input_ids_NT.tolist() == [[5, 6, 7, 2, 8, 9, 2], [4, 1, 2, 3, 0, 0, 0]]
+    assert apart.rows.end_B.tolist() == [3, 6, 8, 9, 10]
+    assert_pairs(apart)
+
+
+def test_several_prompts_of_a_row_stand_apart_where_nothing_is_shared():
+    together = ranked_rows([[PAIR, THREE]], shared=False, pad_token_id=0)
+    one_a_row = ranked_rows([[PAIR], [THREE]], shared=False, pad_token_id=0)
+    assert torch.equal(together.rows.input_ids_NT, one_a_row.rows.input_ids_NT)
+    assert_pairs(together)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_prompts_give_a_row_of_padding(shared):
+    batch = ranked_rows([], shared, 0)
     assert batch.rows.input_ids_NT.shape == (1, 1)
     assert batch.better_Q.shape == batch.worse_Q.shape == batch.weight_Q.shape == (0,)
 
@@ -37,4 +65,5 @@ def test_no_prompts_give_a_row_of_padding():
 )
 def test_the_planner_bounds_what_is_computed_padding_included(responses):
     one = row([5] * 10, *responses)
-    assert padded_tokens(one) == ranked_rows([one], 0, torch.device("cpu")).rows.input_ids_NT.numel()
+    for shared in (False, True):
+        assert planned_tokens(one, shared) == ranked_rows([[one]], shared, 0).rows.input_ids_NT.numel()

@@ -60,7 +60,7 @@ def rollout() -> Rollout:
 def how(**changes) -> ExperienceSettings:
     given = {
         "temperature": 0.8, "clip_reward": 100.0, "kl_coef": 0.1, "advantage": "gae", "gamma": 0.9, "lam": 0.7,
-        "whiten_advantages": False, "plan": PlanSettings(1, 2), "pad_token_id": PAD,
+        "whiten_advantages": False, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     return ExperienceSettings(**{**given, **changes})
 
@@ -88,7 +88,18 @@ def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
     return {**padded, "scores": torch.cat(found["scores"])}
 
 
-@pytest.mark.parametrize("plan", [PlanSettings(1, 1), PlanSettings(1, 2), PlanSettings(1, 8), PlanSettings(1, 8, 16)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PlanSettings(1, None, 1),
+        PlanSettings(1, None, 2),
+        PlanSettings(1, None, 8),
+        PlanSettings(1, 16, 8),
+        PlanSettings(1, packed=True, max_row_tokens=13),
+        PlanSettings(1, 26, packed=True, max_row_tokens=13),
+        PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),  # one long row
+    ],
+)
 def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, roles, plan):
     entered = roles.entered
     made = make_experience(rollout, roles, how(plan=plan))
@@ -164,7 +175,7 @@ def test_sequences_are_prompt_and_response_without_padding(rollout):
 def test_a_rank_with_fewer_micro_batches_gets_rows_of_padding(rollout, monkeypatch):
     """Another rank has seven: this one goes along, with rows that carry nothing."""
     monkeypatch.setattr("training.step3_ppo.experience.largest", lambda number, _device: 7)
-    laid = laid_out(sequences_of(rollout), PlanSettings(1, 2), PAD, torch.device("cpu"))
+    laid = laid_out(sequences_of(rollout), PlanSettings(1, max_rows_per_micro_batch=2), PAD, torch.device("cpu"))
     assert len(laid) == 7
     assert sorted(index for chosen, _ in laid for index in chosen) == [0, 1, 2, 3, 4]
     assert [len(chosen) for chosen, _ in laid] == [2, 2, 1, 0, 0, 0, 0]

@@ -19,7 +19,8 @@ class EngineArguments:
     """Batches, epochs, precision, ZeRO and the learning-rate schedule."""
 
     per_device_train_batch_size: int = field(
-        default=16, metadata={"help": "Most sequences (step 2: prompts) in one forward of one rank."}
+        default=16,
+        metadata={"help": "Sequences (step 2: prompts) of one forward of one rank; packed, as many tokens."},
     )
     per_device_eval_batch_size: int = field(default=16, metadata={"help": "The same, in evaluation."})
     gradient_accumulation_steps: int = field(
@@ -28,6 +29,9 @@ class EngineArguments:
     )
     max_tokens_per_micro_batch: int | None = field(
         default=None, metadata={"help": "Most tokens in one forward, padding included; default: no bound."}
+    )
+    padded: bool = field(
+        default=False, metadata={"help": "One sequence a row, padded: the reference that packing is tested against."}
     )
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the training rows."})
     max_train_steps: int | None = field(default=None, metadata={"help": "Stop after so many optimizer steps."})

@@ -11,8 +11,10 @@ from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.config import deepspeed_config, filled_in_keys
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
+from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rows import TokenRows
 from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import say
 from training.utils.run.run_arguments import RunArguments
@@ -44,13 +46,48 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
     return steps, sequences
 
 
-def plan_settings(engine: EngineArguments, sequences_per_micro_batch: int, ranks: Ranks) -> PlanSettings:
-    """How this run's sequences are dealt to ranks and micro-batches."""
-    return PlanSettings(
-        ranks=ranks.world_size,
-        sequences_per_micro_batch=sequences_per_micro_batch,
-        max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
-    )
+def may_pack(
+    padded: bool,
+    model: Any,
+    engine: TrainingEngine,
+    read: Callable[[TokenRows], torch.Tensor],
+    longest_tokens: int,
+    say: Callable[..., None],
+) -> bool:
+    """Whether documents may share rows: not where the user wants padding, nor where the model cannot honour it."""
+    from training.utils.models.layout_check import why_not_packed
+
+    if padded:
+        return False
+    engine.eval()
+    reason = why_not_packed(model, read, longest_tokens, engine.ranks.device)
+    if reason is not None:
+        say(f"warning: {type(model).__name__} trains on padded rows: {reason}", engine.ranks.is_main)
+    return reason is None
+
+
+def planner_settings(
+    engine: EngineArguments, max_seq_len: int, hidden_size: int, packed: bool, ranks: Ranks
+) -> Callable[[int], PlanSettings]:
+    """Return a function from the sequences of one forward to how documents are dealt to ranks and rows.
+
+    Packed, a forward takes as many tokens as that many sequences could have.
+    """
+
+    def settings(sequences: int) -> PlanSettings:
+        budget = engine.max_tokens_per_micro_batch
+        if budget is None and packed:
+            budget = sequences * max_seq_len
+        return PlanSettings(
+            ranks=ranks.world_size,
+            max_tokens_per_micro_batch=budget,
+            max_rows_per_micro_batch=sequences,
+            packed=packed,
+            max_row_tokens=max_seq_len,
+            quadratic_tokens=6.0 * hidden_size,
+        )
+
+    return settings
 
 
 def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dtype], Any]) -> Any:

@@ -1,73 +1,170 @@
-"""Which sequences of an optimizer step go to which rank and micro-batch.
+"""Which documents of an optimizer step go to which rank, micro-batch and row.
 
-Users think in sequences per optimizer step; that number is kept exactly. A plan is a pure function of the
-lengths and the settings, so every rank works out the same plan without talking to another.
+Users think in sequences per optimizer step; that number is kept exactly. How they are laid out is decided here from
+their lengths, as a pure function of (lengths, settings): every rank works out the same plan without talking to
+another, and every rank gets the same number of micro-batches.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+# Rows, documents and micro-batches are tuples of indices into the step's documents.
+Row = tuple[int, ...]
+MicroBatch = tuple[Row, ...]
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """ranks: data-parallel ranks. sequences_per_micro_batch: the most sequences in one forward of one rank.
-    max_tokens_per_micro_batch: the most tokens, padding included, in one forward; None sets no bound."""
+    """ranks: data-parallel ranks.
+    max_tokens_per_micro_batch: the most tokens in one forward of one rank, padding included. A document that is
+        longer runs alone: splitting it would change the mathematics.
+    max_rows_per_micro_batch: without packing, the most documents in one forward; None sets no bound.
+    packed: several documents may share a row; otherwise each has its own.
+    max_row_tokens: the widest row that packing makes; a longer document still has a row of its own.
+    quadratic_tokens: the row width at which attention costs as much as the rest of the layer (6 x hidden size: a
+        layer's matrices take 24 h^2 FLOPs a token forward, attention 4 h for each position of the row). The planner
+        weighs wide rows, which fill better, against their attention.
+    """
 
     ranks: int
-    sequences_per_micro_batch: int
     max_tokens_per_micro_batch: int | None = None
+    max_rows_per_micro_batch: int | None = None
+    packed: bool = False
+    max_row_tokens: int = 0
+    quadratic_tokens: float = 3072.0
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """micro_batches[rank][m] holds the indices of the sequences that `rank` computes in its m-th forward.
+    """micro_batches[rank][m]: the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
 
-    Every rank has the same number of micro-batches; some may be empty.
-    """
-
-    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    micro_batches: tuple[tuple[MicroBatch, ...], ...]
 
     @property
     def micro_batches_per_rank(self) -> int:
         return len(self.micro_batches[0])
 
+    def tokens_of_rank(self, rank: int, lengths: Sequence[int]) -> int:
+        """Real tokens that `rank` computes."""
+        return sum(lengths[index] for rows in self.micro_batches[rank] for row in rows for index in row)
+
 
 def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
-    """Deal the sequences of one optimizer step (`lengths` in tokens) over ranks and micro-batches.
-
-    Longest first, rank by rank and back again (a snake), so that neighbours in length share a micro-batch: little
-    padding, and ranks that finish together. Each sequence appears exactly once.
-    """
-    longest_first = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    micro_batches: list[list[tuple[int, ...]]] = [[] for _ in range(settings.ranks)]
-    start = 0
-    while start < len(longest_first):
-        longest = int(lengths[longest_first[start]])
-        per_rank = _sequences_that_fit(longest, settings)
-        chunk = longest_first[start : start + per_rank * settings.ranks]
-        for rank in range(settings.ranks):
-            micro_batches[rank].append(tuple(int(index) for index in _dealt_to(rank, chunk, settings.ranks)))
-        start += len(chunk)
-    return StepPlan(tuple(tuple(batches) for batches in micro_batches))
+    """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once."""
+    shares = _shares(lengths, settings)
+    fitted = [_fewest_micro_batches(lengths, share, settings) for share in shares]
+    most = max(len(micro_batches) for micro_batches in fitted)
+    micro_batches = []
+    for share, smallest in zip(shares, fitted, strict=True):
+        mine = smallest
+        if len(mine) < most:  # spread what this rank has over as many forwards as the busiest rank needs
+            spread = _laid_out(lengths, share, most, settings)
+            mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else smallest
+        micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
+    return StepPlan(tuple(micro_batches))
 
 
-def _sequences_that_fit(longest_tokens: int, settings: PlanSettings) -> int:
-    if settings.max_tokens_per_micro_batch is None:
-        return settings.sequences_per_micro_batch
-    # A single sequence above the budget still runs, alone: splitting it would change the mathematics.
-    fitting = settings.max_tokens_per_micro_batch // max(1, longest_tokens)
-    return max(1, min(settings.sequences_per_micro_batch, fitting))
+def _shares(lengths: Sequence[int], settings: PlanSettings) -> list[list[int]]:
+    """Each rank's documents: equal in tokens where rows are packed, equal in number where each has its own row."""
+    if settings.packed:
+        return balanced(lengths, range(len(lengths)), settings.ranks)
+    longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    shares: list[list[int]] = [[] for _ in range(settings.ranks)]
+    for place, document in enumerate(longest_first):  # a snake: ranks 0..R-1, then R-1..0, and so on
+        turn, seat = divmod(place, settings.ranks)
+        shares[seat if turn % 2 == 0 else settings.ranks - 1 - seat].append(document)
+    return shares
 
 
-def _dealt_to(rank: int, chunk: np.ndarray, ranks: int) -> list[int]:
-    """The sequences of a snake deal: ranks 0..R-1, then R-1..0, and so on."""
-    dealt = []
-    for turn in range(0, len(chunk), ranks):
-        seat = rank if (turn // ranks) % 2 == 0 else ranks - 1 - rank
-        if turn + seat < len(chunk):
-            dealt.append(chunk[turn + seat])
+def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int) -> list[list[int]]:
+    """Deal `documents` into `bins` so that their tokens are nearly equal: longest first, each to the emptiest bin
+    (Graham 1969: the fullest is at most 4/3 of the best possible). Ties go to the bin with fewer documents, then to
+    the first."""
+    heap = [(0, 0, index) for index in range(bins)]
+    dealt: list[list[int]] = [[] for _ in range(bins)]
+    for document in sorted(documents, key=lambda index: (-lengths[index], index)):
+        tokens, count, index = heapq.heappop(heap)
+        dealt[index].append(document)
+        heapq.heappush(heap, (tokens + lengths[document], count + 1, index))
     return dealt
+
+
+def _fewest_micro_batches(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
+    """The smallest number of micro-batches that keeps every bound."""
+    if not share:
+        return []
+    if not settings.packed:
+        filled = _filled(lengths, share, settings)
+        even = _laid_out(lengths, share, len(filled), settings)
+        return even if all(_fits(lengths, rows, settings) for rows in even) else filled
+    count, budget = 1, settings.max_tokens_per_micro_batch
+    if budget is not None:  # a document above the budget takes one micro-batch, however long it is
+        count = max(count, -(-sum(min(lengths[index], budget) for index in share) // budget))
+    while True:
+        micro_batches = _laid_out(lengths, share, count, settings)
+        if count >= len(share) or all(_fits(lengths, rows, settings) for rows in micro_batches):
+            return micro_batches
+        count += 1
+
+
+def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
+    """One document a row, longest first, each micro-batch filled before the next is begun."""
+    filled: list[MicroBatch] = []
+    for document in sorted(share, key=lambda index: (-lengths[index], index)):
+        if filled and _fits(lengths, (*filled[-1], (document,)), settings):
+            filled[-1] = (*filled[-1], (document,))
+        else:
+            filled.append(((document,),))
+    return filled
+
+
+def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings: PlanSettings) -> list[MicroBatch]:
+    """`share` in at most `count` micro-batches, none empty."""
+    if settings.packed:
+        dealt = balanced(lengths, share, count)
+        return [_packed(lengths, documents, settings) for documents in dealt if documents]
+    # One document a row: neighbours in length share a micro-batch, so that little is padding.
+    longest_first = sorted(share, key=lambda index: (-lengths[index], index))
+    size, longer = divmod(len(share), count)
+    cuts = [0]
+    for index in range(count):
+        cuts.append(cuts[-1] + size + (index < longer))
+    slices = [longest_first[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [tuple((index,) for index in documents) for documents in slices if documents]
+
+
+def _fits(lengths: Sequence[int], rows: MicroBatch, settings: PlanSettings) -> bool:
+    most_rows = settings.max_rows_per_micro_batch
+    if most_rows is not None and not settings.packed and len(rows) > most_rows:
+        return False
+    if settings.max_tokens_per_micro_batch is None or sum(len(row) for row in rows) == 1:
+        return True
+    return len(rows) * _width(lengths, rows) <= settings.max_tokens_per_micro_batch
+
+
+def _width(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> int:
+    return max(sum(lengths[index] for index in row) for row in rows)
+
+
+def _packed(lengths: Sequence[int], documents: Sequence[int], settings: PlanSettings) -> MicroBatch:
+    """Pack documents into rows of nearly equal width: of every number of rows that keeps rows narrow enough, the one
+    that costs least, padding and attention counted."""
+    total = sum(lengths[index] for index in documents)
+    longest = max(lengths[index] for index in documents)
+    widest = max(settings.max_row_tokens, longest)
+    best: tuple[float, list[list[int]]] | None = None
+    for count in range(-(-total // widest), len(documents) + 1):
+        rows = [row for row in balanced(lengths, documents, count) if row]
+        width = _width(lengths, rows)
+        if width > widest:
+            continue
+        cost = len(rows) * width * (1.0 + width / settings.quadratic_tokens)
+        if best is None or cost < best[0]:
+            best = (cost, rows)
+        if width == longest:  # more rows cannot be narrower: they only pad more
+            break
+    assert best is not None  # one document a row always fits
+    return tuple(tuple(row) for row in best[1])

@@ -77,9 +77,13 @@ def read_logits(
     return TokenLogprobs(logprobs_M, log_norm_M - expected_logit_M)
 
 
-def _inputs(rows: TokenRows) -> dict[str, torch.Tensor | bool]:
-    # No attention mask: padding sits to the right of every real token, where causal attention never looks.
-    return {"input_ids": rows.input_ids_NT, "position_ids": rows.position_ids_NT, "use_cache": False}
+def _inputs(rows: TokenRows) -> dict[str, torch.Tensor | bool | None]:
+    return {
+        "input_ids": rows.input_ids_NT,
+        "position_ids": rows.position_ids_NT,
+        "attention_mask": rows.dense_mask(),
+        "use_cache": False,
+    }
 
 
 def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:

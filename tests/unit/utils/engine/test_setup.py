@@ -8,11 +8,14 @@ import pytest
 import torch
 import yaml
 
+from tests.tiny_models import tiny_causal_lm
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.settings import EngineSettings
-from training.utils.engine.setup import load_under, plan_settings, start_run, whole_steps
+from training.utils.engine.setup import load_under, may_pack, planner_settings, start_run, whole_steps
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rows import TokenRows
+from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
@@ -45,9 +48,62 @@ def test_rows_that_fill_no_step():
         whole_steps(EngineArguments(gradient_accumulation_steps=2), 63, ranks(2))
 
 
-def test_the_plan_is_the_flags():
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_plan_is_the_flags(packed):
     engine = EngineArguments(max_tokens_per_micro_batch=999)
-    assert plan_settings(engine, 5, ranks(3)) == PlanSettings(3, 5, 999)
+    plan = planner_settings(engine, max_seq_len=200, hidden_size=64, packed=packed, ranks=ranks(3))
+    assert plan(5) == PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0)
+
+
+def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
+    plan = planner_settings(EngineArguments(), max_seq_len=200, hidden_size=64, packed=True, ranks=ranks(3))
+    assert plan(5) == PlanSettings(3, 1000, 5, True, max_row_tokens=200, quadratic_tokens=384.0)
+    padded = planner_settings(EngineArguments(), max_seq_len=200, hidden_size=64, packed=False, ranks=ranks(3))
+    assert padded(5).max_tokens_per_micro_batch is None
+
+
+class Read:
+    """An engine in all that `may_pack` asks of one: a policy, read in eval mode."""
+
+    def __init__(self, family: str) -> None:
+        self.model = tiny_causal_lm(family).train()
+        self.ranks, self.policy, self.read = ranks(), PolicyModel(self.model), 0
+
+    def eval(self) -> None:
+        self.model.eval()
+
+    def __call__(self, rows: TokenRows) -> torch.Tensor:
+        assert not self.model.training
+        self.read += 1
+        return self.policy(rows).logprobs_M
+
+
+def packs(family: str, padded: bool) -> tuple[bool, Read, list[tuple[str, bool]]]:
+    engine, said = Read(family), []
+    answer = may_pack(padded, engine.model, engine, engine, 30, lambda text, is_main: said.append((text, is_main)))
+    return answer, engine, said
+
+
+def test_a_model_that_can_packs_without_a_word():
+    answer, engine, said = packs("llama", padded=False)
+    assert answer is True and said == [] and engine.read > 0
+
+
+def test_a_user_who_wants_padding_gets_it_without_a_word():
+    answer, engine, said = packs("llama", padded=True)
+    assert answer is False and said == [] and engine.read == 0
+
+
+def test_a_model_that_cannot_is_padded_with_the_reason():
+    answer, _, said = packs("bloom", padded=False)
+    assert answer is False
+    assert said == [
+        (
+            "warning: BloomForCausalLM trains on padded rows: its attention implementation 'eager' takes no mask of "
+            "segments here",
+            True,
+        )
+    ]
 
 
 def test_a_run_starts_with_its_settings_and_its_seed(tmp_path):
@@ -71,6 +127,10 @@ def test_loading_gives_the_dtype():
 
 
 def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator()  # which says that it found no GPU, once a process
+    capsys.readouterr()
     (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.5}')
     settings = EngineSettings(deepspeed_config=str(tmp_path / "ds.json"))
     for rank in (0, 1):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.tiny_models import VOCABULARY, tiny_causal_lm
-from training.utils.layout.rows import PAD_SEGMENT, TokenRows, TokenSequence, join, padded_rows
+from training.utils.layout.documents import TokenSequence, join, plain
+from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
 from training.utils.models.token_model import PolicyModel
 
 PAD, EOS = 0, 2
@@ -39,7 +40,8 @@ def test_the_worked_example_of_the_record():
     assert rows.sequence_M.tolist() == [0, 1]
     assert rows.end_B.tolist() == [2, 4]
     assert rows.real_tokens == 5
-    assert all(field.dtype == torch.int64 for field in vars(rows).values())
+    assert rows.visible_NSS is None and rows.dense_mask() is None
+    assert all(field.dtype == torch.int64 for name, field in vars(rows).items() if name != "visible_NSS")
 
 
 def test_targets_come_in_the_order_of_the_sequences():
@@ -81,7 +83,10 @@ def test_join_targets_the_response_and_nothing_else():
 def test_rows_move_whole():
     rows = padded_rows([sequence([5, 6, 7], [2])], 0).to("meta")
     assert isinstance(rows, TokenRows)
-    assert all(field.device.type == "meta" for field in vars(rows).values())
+    assert all(field.device.type == "meta" for name, field in vars(rows).items() if name != "visible_NSS")
+    assert rows.visible_NSS is None
+    packed = packed_rows([[plain(sequence([5, 6], [1])), plain(sequence([7, 8], [1]))]], 0).to("meta")
+    assert all(field.device.type == "meta" for field in vars(packed).values())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])

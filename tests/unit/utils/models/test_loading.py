@@ -10,7 +10,8 @@ import torch
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
-from training.utils.layout.rows import TokenSequence, padded_rows
+from training.utils.layout.documents import TokenSequence
+from training.utils.layout.rows import padded_rows
 from training.utils.models.loading import (
     check_positions,
     load_causal_lm,

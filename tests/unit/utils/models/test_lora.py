@@ -8,7 +8,8 @@ from peft import LoraConfig, get_peft_model
 
 from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.engine.training_engine import full_tensors
-from training.utils.layout.rows import join, padded_rows
+from training.utils.layout.documents import join
+from training.utils.layout.rows import padded_rows
 from training.utils.models.lora import adapters_off, add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel

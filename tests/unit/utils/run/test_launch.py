@@ -77,8 +77,7 @@ def test_several_ranks_go_through_deepspeed(monkeypatch):
     command = launch.launch_command("training.step1_sft.main", 2, ["--seed", "3"])
     assert command[:2] == [sys.executable, "deepspeed"]
     assert " ".join(command[2:]) == (
-        "--quiet --num_accelerators 2 --no_local_rank --master_port 29876"
-        " --module training.step1_sft.main --seed 3"
+        "--quiet --num_accelerators 2 --no_local_rank --master_port 29876 --module training.step1_sft.main --seed 3"
     )
 
 
@@ -117,9 +116,7 @@ def test_a_missing_launcher_is_told(monkeypatch, tmp_path):
         launch.launch_command("m", 2)
 
 
-@pytest.mark.parametrize(
-    ("body", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)]
-)
+@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)])
 def test_the_exit_code_comes_back(body, code):
     assert launch.run_and_wait([sys.executable, "-c", f"import os, sys; {body}"]) == code
 

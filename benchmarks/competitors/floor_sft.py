@@ -1,0 +1,70 @@
+"""The floor of step 1: a bare PyTorch loop on full rows of the same tokens, no mask, no padding, no engine.
+
+    python -m benchmarks.competitors.floor_sft --workload DIR --dtype fp32 --steps 10 [--head chosen]
+
+--head all: loss, and so logits, on every token. --head chosen: only where supervised fine-tuning has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.workload import Workload
+
+ROWS, WIDTH = 8, 512
+
+
+def main() -> None:
+    """Train and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--head", default="all", choices=("all", "chosen"))
+    arguments = parser.parse_args()
+    workload = Workload(Path(arguments.workload))
+    ids, is_target = _tokens(workload)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
+    model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    size = ROWS * WIDTH
+    for step in range(arguments.steps):
+        started = time.perf_counter()
+        here = slice(step * size, (step + 1) * size)
+        rows, targets = ids[here].view(ROWS, WIDTH), is_target[here].view(ROWS, WIDTH)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            hidden = model.model(input_ids=rows, use_cache=False)[0][:, :-1]
+            wanted = rows[:, 1:]
+            if arguments.head == "chosen":
+                chosen = targets[:, 1:]
+                hidden, wanted = hidden[chosen], wanted[chosen]
+            logits = model.lm_head(hidden)
+            loss = functional.cross_entropy(logits.flatten(0, -2).float(), wanted.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(json.dumps({"units": size, "seconds": time.perf_counter() - started}), flush=True)
+
+
+def _tokens(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+    tokenizer = AutoTokenizer.from_pretrained(workload.model)
+    rows = [json.loads(line) for line in workload.sft.read_text().splitlines()]
+    prompts = tokenizer([row["prompt"] for row in rows], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([row["chosen"] for row in rows], add_special_tokens=False)["input_ids"]
+    ids, is_target = [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids += prompt + answer + [tokenizer.eos_token_id]
+        is_target += [False] * len(prompt) + [True] * (len(answer) + 1)
+    return torch.tensor(ids), torch.tensor(is_target)
+
+
+if __name__ == "__main__":
+    main()

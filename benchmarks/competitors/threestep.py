@@ -1,0 +1,33 @@
+"""Threestep itself, by its own program: runs a step's main and prints what metrics.jsonl says of each step.
+
+    python -m benchmarks.competitors.threestep --step step1_sft --unit tokens --output_dir DIR -- FLAGS OF THE STEP
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Train and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step", required=True)
+    parser.add_argument("--unit", default="tokens", choices=("tokens", "pairs"))
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("flags", nargs="*")
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", f"training.{arguments.step}.main", "--output_dir", arguments.output_dir]
+    subprocess.run([*command, *arguments.flags], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    name = f"train/{arguments.unit}_per_second"
+    for line in (Path(arguments.output_dir) / "metrics.jsonl").read_text().splitlines():
+        figures = json.loads(line)
+        if name in figures:
+            print(json.dumps({"units": figures[name], "seconds": 1.0}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What every competitor is given: the same model folder and the same texts.
+
+A Llama shape with random weights, a byte-level BPE tokenizer trained on the texts, and GSM8K as JSON lines: `sft.jsonl`
+(prompt, chosen) and `pairs.jsonl` (prompt, chosen, rejected).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.utils.run.errors import ThreestepError
+
+SHAPES = {
+    # hidden, layers, heads, intermediate: with 8,192 tokens 27.7 and 108 million weights
+    "25m": (512, 6, 8, 1536),
+    "100m": (768, 12, 12, 2304),
+    "tiny": (64, 2, 4, 128),
+}
+VOCABULARY = 8192
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Folders and files of one workload."""
+
+    folder: Path
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def sft(self) -> Path:
+        return self.folder / "sft.jsonl"
+
+    @property
+    def pairs(self) -> Path:
+        return self.folder / "pairs.jsonl"
+
+
+def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
+    """Return the workload in `folder`, made there where it is missing. `data_dir` holds GSM8K as published."""
+    workload = Workload(folder / shape)
+    if (workload.folder / "done").exists():
+        return workload
+    for name in ("train.jsonl", "model_solutions.jsonl"):
+        if not (data_dir / name).is_file():
+            raise ThreestepError(f"--data_dir expects GSM8K's files, and {data_dir / name} is missing")
+    workload.folder.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in (data_dir / "train.jsonl").read_text().splitlines()]
+    _write(workload.sft, [{"prompt": _prompt(row), "chosen": " " + row["answer"]} for row in rows])
+    _write(workload.pairs, _pairs(data_dir / "model_solutions.jsonl"))
+    _make_model(workload, shape, [_prompt(row) + " " + row["answer"] for row in rows])
+    (workload.folder / "done").touch()
+    return workload
+
+
+def _prompt(row: dict) -> str:
+    return f"Human: {row['question']} Assistant:"
+
+
+def _pairs(path: Path) -> list[dict]:
+    pairs = []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        for answer in row.values():
+            if isinstance(answer, dict) and not answer["is_correct"]:
+                chosen, rejected = " " + row["ground_truth"], " " + answer["solution"]
+                pairs.append({"prompt": _prompt(row), "chosen": chosen, "rejected": rejected})
+    return pairs
+
+
+def _write(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _make_model(workload: Workload, shape: str, texts: list[str]) -> None:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|endoftext|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|pad|>", model_max_length=512
+    ).save_pretrained(workload.model)
+    hidden, layers, heads, intermediate = SHAPES[shape]
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate,
+            max_position_embeddings=512,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=1,
+        )
+    ).save_pretrained(workload.model)

@@ -1,0 +1,199 @@
+"""Several documents in a row, and prompts that responses share: what stands where, who sees whom, what is predicted
+from which position."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
+
+
+def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:
+    is_target = torch.zeros(len(ids), dtype=torch.bool)
+    is_target[list(targets)] = True
+    return TokenSequence(torch.tensor(ids, dtype=torch.int64), is_target)
+
+
+def test_the_worked_example_of_the_record():
+    rows = packed_rows([[plain(run([5, 6, 7], [2])), plain(run([8, 9], [1]))]], pad_token_id=0)
+    assert rows.input_ids_NT.tolist() == [[5, 6, 7, 8, 9]]
+    assert rows.position_ids_NT.tolist() == [[0, 1, 2, 0, 1]]
+    assert rows.segment_ids_NT.tolist() == [[0, 0, 0, 1, 1]]
+    assert rows.visible_NSS[:, :2, :2].tolist() == [[[True, False], [False, True]]]
+    assert rows.target_ids_M.tolist() == [7, 9]
+    assert rows.predictor_M.tolist() == [1, 3]
+    assert rows.sequence_M.tolist() == [0, 1]
+    assert rows.end_B.tolist() == [2, 4]
+    assert rows.real_tokens == 5
+    assert rows.visible_NSS.dtype == torch.bool
+    assert all(field.dtype == torch.int64 for name, field in vars(rows).items() if name != "visible_NSS")
+
+
+def test_a_shared_prompt_beside_a_plain_document_by_hand():
+    """Row 0: prompt [5 6], responses [7* 8*] and [9*]. Row 1: [4 3*], then two of padding."""
+    pair = shared_prompt(run([5, 6]), [run([7, 8], [0, 1]), run([9], [0])])
+    rows = packed_rows([[pair], [plain(run([4, 3], [1]))]], pad_token_id=1)
+    assert rows.input_ids_NT.tolist() == [[5, 6, 7, 8, 9], [4, 3, 1, 1, 1]]
+    assert rows.position_ids_NT.tolist() == [[0, 1, 2, 3, 2], [0, 1, 0, 0, 0]]
+    assert rows.segment_ids_NT.tolist() == [[0, 0, 1, 1, 2], [0, 0, -1, -1, -1]]
+    # 7 and 9 are both predicted by 6, at 1; 8 by 7, at 2; 3 by 4, at 1 * 5 + 0.
+    assert rows.target_ids_M.tolist() == [7, 8, 9, 3]
+    assert rows.predictor_M.tolist() == [1, 2, 1, 5]
+    assert rows.sequence_M.tolist() == [0, 0, 1, 2]
+    assert rows.end_B.tolist() == [3, 4, 6]
+    seen, other = rows.dense_mask()[:, 0].int().tolist()
+    assert seen == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],  # the second response sees the prompt and itself, not the first
+    ]
+    assert other == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],  # padding sees padding, and no row of the mask is empty
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
+
+
+def test_two_shared_prompts_in_a_row_number_their_segments_and_sequences_on():
+    first = shared_prompt(run([5]), [run([6], [0]), run([7], [0])])
+    second = shared_prompt(run([8]), [run([9], [0]), run([10, 11], [1])])
+    rows = packed_rows([[first, second]], 0)
+    assert rows.segment_ids_NT.tolist() == [[0, 1, 2, 3, 4, 5, 5]]
+    assert rows.position_ids_NT.tolist() == [[0, 1, 1, 0, 1, 1, 2]]
+    assert rows.target_ids_M.tolist() == [6, 7, 9, 11]
+    assert rows.predictor_M.tolist() == [0, 0, 3, 5]
+    assert rows.sequence_M.tolist() == [0, 1, 2, 3]
+    assert rows.end_B.tolist() == [1, 2, 4, 6]
+
+
+def test_a_prompts_own_targets_belong_to_its_first_sequence():
+    rows = packed_rows([[shared_prompt(run([5, 6], [1]), [run([7], [0]), run([8], [0])])]], 0)
+    assert rows.target_ids_M.tolist() == [6, 7, 8]
+    assert rows.predictor_M.tolist() == [0, 1, 1]
+    assert rows.sequence_M.tolist() == [0, 0, 1]
+
+
+def test_padding_takes_no_position_that_a_model_may_lack():
+    """Six responses of a prompt make a document longer than any sequence in it: the row beside it is padded to a width
+    that may be above the model's positions."""
+    wide = shared_prompt(run([5, 6]), [run([7, 8, 9], [0])] * 6)
+    rows = packed_rows([[wide], [plain(run([4, 3], [1]))]], 0)
+    assert rows.input_ids_NT.shape == (2, 20)
+    assert int(rows.position_ids_NT.max()) == 4
+
+
+def test_where_no_mask_is_needed_positions_count_on():
+    """A position that starts again would read as a packed sequence to transformers."""
+    rows = packed_rows([[plain(run([5, 6, 7], [1]))], [plain(run([8], []))]], 0)
+    assert rows.visible_NSS is None
+    assert rows.position_ids_NT.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_no_rows_give_a_row_of_padding():
+    rows = packed_rows([], pad_token_id=7)
+    assert rows.input_ids_NT.tolist() == [[7]] and rows.segment_ids_NT.tolist() == [[PAD_SEGMENT]]
+    assert rows.visible_NSS is None and rows.real_tokens == 0
+
+
+@st.composite
+def documents(draw) -> Document:
+    def drawn(least: int, may_start: bool) -> TokenSequence:
+        ids = draw(st.lists(st.integers(1, 50), min_size=least, max_size=5))
+        targets = [draw(st.booleans()) and (index > 0 or may_start) for index in range(len(ids))]
+        return TokenSequence(torch.tensor(ids), torch.tensor(targets))
+
+    responses = draw(st.integers(0, 4))
+    if responses == 0:
+        return plain(drawn(1, False))
+    return shared_prompt(drawn(1, False), [drawn(1, True) for _ in range(responses)])
+
+
+packings = st.lists(st.lists(documents(), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def places(row: list[Document]) -> list[tuple[int, int, int]]:
+    """(document, segment, index in the segment) of every token of a row."""
+    return [
+        (place, index, column)
+        for place, document in enumerate(row)
+        for index, segment in enumerate(document.segments)
+        for column in range(len(segment.tokens))
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(packings)
+def test_the_dense_mask_is_the_rule_of_who_sees_whom(packing):
+    """Token by token: the same segment before me, or a segment that mine sees; padding sees padding before it."""
+    rows = packed_rows(packing, 0)
+    mask = rows.dense_mask()
+    if mask is None:
+        assert all(len(row) == 1 and len(row[0].segments) == 1 for row in packing)
+        return
+    width = rows.input_ids_NT.shape[1]
+    assert mask.shape == (len(packing), 1, width, width) and mask.dtype == torch.bool
+    for n, row in enumerate(packing):
+        tokens = places(row)
+        expected = torch.zeros(width, width, dtype=torch.bool)
+        for here in range(width):
+            for there in range(here + 1):
+                if here >= len(tokens) or there >= len(tokens):
+                    expected[here, there] = here >= len(tokens) and there >= len(tokens)
+                    continue
+                (document, segment, _), (other, other_segment, _) = tokens[here], tokens[there]
+                sees = row[document].segments[segment].sees
+                expected[here, there] = document == other and (segment == other_segment or other_segment in sees)
+        assert torch.equal(mask[n, 0], expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(packings)
+def test_every_sequence_is_found_again_in_the_rows(packing):
+    """Read back from the rows by mask and positions alone, each sequence is what `unshared` makes of it."""
+    rows = packed_rows(packing, 0)
+    sequences = [alone.segments[0].tokens for row in packing for item in row for alone in unshared(item)]
+    width = rows.input_ids_NT.shape[1]
+    mask = rows.dense_mask()
+    assert rows.end_B.numel() == len(sequences)
+    for number, (end, sequence) in enumerate(zip(rows.end_B.tolist(), sequences, strict=True)):
+        n, t = divmod(end, width)
+        seen = torch.arange(t + 1) if mask is None else torch.nonzero(mask[n, 0, t]).flatten()
+        assert rows.input_ids_NT[n, seen].tolist() == sequence.input_ids.tolist()
+        assert rows.position_ids_NT[n, seen].tolist() == list(range(len(sequence)))
+        own = rows.sequence_M == number
+        assert rows.target_ids_M[own].tolist() == sequence.input_ids[sequence.is_target].tolist()
+        # each target is predicted where the token before it stands
+        before = [n * width + int(seen[column - 1]) for column in torch.nonzero(sequence.is_target).flatten().tolist()]
+        assert rows.predictor_M[own].tolist() == before
+    assert rows.real_tokens == sum(item.tokens for row in packing for item in row)
+    assert rows.sequence_M.tolist() == sorted(rows.sequence_M.tolist())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(documents(), min_size=1, max_size=4), st.integers(1, 30))
+def test_one_sequence_a_row_is_padded_rows(items, min_width):
+    alone = [sequence for item in items for sequence in unshared(item)]
+    packed = packed_rows([[sequence] for sequence in alone], 0, min_width)
+    padded = padded_rows([sequence.segments[0].tokens for sequence in alone], 0, min_width)
+    assert isinstance(packed, TokenRows) and packed.visible_NSS is None
+    for name, field in vars(padded).items():
+        assert field is None or torch.equal(field, getattr(packed, name)), name
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_several_widths_keep_flat_positions(packed):
+    """Flat positions count in the width of the micro-batch, which its widest row sets."""
+    first, second = plain(run([5, 6, 7], [2])), plain(run([8, 9], [1]))
+    third = plain(run([3, 4, 2, 1], [3]))
+    rows = packed_rows([[first, second], [third]] if packed else [[first], [second], [third]], 0)
+    flat = rows.input_ids_NT.flatten()
+    assert flat[rows.end_B].tolist() == [7, 9, 1]
+    assert flat[rows.predictor_M].tolist() == [6, 8, 2]

@@ -1,0 +1,134 @@
+"""Whether a model honours packed rows: the good ones, and the reason for each kind of those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.utils.layout.rows import TokenRows
+from training.utils.models.layout_check import why_not_packed
+from training.utils.models.token_model import PolicyModel, ScalarModel
+
+CPU = torch.device("cpu")
+GOOD = ["llama", "qwen3", "gpt2", "opt", "gemma3_text"]
+
+
+def reason(model: PreTrainedModel, longest_tokens: int = 30, change=lambda rows: rows) -> str | None:
+    """What the check says of `model`, or of one that reads `change(rows)` for rows."""
+    scalar = hasattr(model, "score")
+    read = ScalarModel(model) if scalar else PolicyModel(model)
+
+    def numbers(rows: TokenRows) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        return read(change(rows)) if scalar else read(change(rows)).logprobs_M
+
+    return why_not_packed(model, numbers, longest_tokens, CPU)
+
+
+def good(make, family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return make(family, dtype, **({"sliding_window": 30} if family == "gemma3_text" else {}))
+
+
+@pytest.mark.parametrize("make", [tiny_causal_lm, tiny_scalar_model])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"]
+)
+@pytest.mark.parametrize("family", GOOD)
+def test_models_that_honour_the_layout(family, dtype, make):
+    assert reason(good(make, family, dtype)) is None
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba"])
+def test_families_without_a_mask_of_segments(family):
+    """ALiBi and a state space: transformers gives them no SDPA."""
+    assert reason(tiny_causal_lm(family)) == "its attention implementation 'eager' takes no mask of segments here"
+
+
+def test_eager_attention():
+    model = good(tiny_causal_lm, "llama")
+    model.set_attn_implementation("eager")
+    assert reason(model) == "its attention implementation 'eager' takes no mask of segments here"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral"])
+def test_a_sliding_window_shorter_than_the_sequences(family):
+    model = tiny_causal_lm(family) if family != "mistral" else other_family("mistral", sliding_window=8)
+    assert reason(model, 9) == "its sliding window of 8 tokens is shorter than the sequences (9 tokens)"
+    assert reason(model, 8) is None
+
+
+def test_a_window_that_is_switched_off_is_no_window():
+    model = other_family("smollm3", sliding_window=8, use_sliding_window=False)
+    assert model.config.sliding_window == 8 and reason(model) is None
+
+
+def test_a_family_that_refuses_the_mask():
+    model = other_family("falcon", alibi=True)  # ALiBi under SDPA: its forward unpacks a mask of two dimensions
+    assert reason(model).startswith("its forward refuses the mask of segments (ValueError: ")
+
+
+def test_a_hybrid_whose_other_layers_look_through_the_mask():
+    """Convolutions over the row take no mask: SDPA is its attention, and yet documents leak."""
+    model = other_family("lfm2", layer_types=["conv", "full_attention"])
+    assert reason(model) == "its attention lets one document of a row look into another"
+
+
+@pytest.mark.parametrize("make", [tiny_causal_lm, tiny_scalar_model])
+@pytest.mark.parametrize("family", GOOD)
+def test_a_mask_that_a_model_ignores(family, make):
+    def all_seen(rows: TokenRows) -> TokenRows:
+        seen = rows.visible_NSS
+        return replace(rows, visible_NSS=None if seen is None else torch.ones_like(seen))
+
+    assert reason(good(make, family), change=all_seen) == "its attention lets one document of a row look into another"
+
+
+@pytest.mark.parametrize("family", GOOD)
+def test_a_mask_that_a_model_makes_up_from_positions(family):
+    """Documents stand apart where positions start again (not in OPT), but a second response sees the first."""
+    said = reason(good(tiny_causal_lm, family), change=lambda rows: replace(rows, visible_NSS=None))
+    if family == "opt":
+        assert said == "its attention lets one document of a row look into another"
+    else:
+        assert said.startswith("a packed row and separate sequences differ by ")
+
+
+@pytest.mark.parametrize("family", GOOD)
+def test_positions_that_a_model_makes_up_itself(family):
+    """Counted through the row, the second response stands too far from its prompt."""
+
+    def counted(rows: TokenRows) -> TokenRows:
+        positions_T = torch.arange(rows.position_ids_NT.shape[1])
+        return replace(rows, position_ids_NT=positions_T.expand_as(rows.position_ids_NT))
+
+    assert reason(good(tiny_causal_lm, family), change=counted).startswith("a packed row and separate sequences differ")
+
+
+def test_numbers_that_are_none():
+    """A NaN is no agreement: not everywhere, nor where it stands on both sides."""
+    model = good(tiny_causal_lm, "llama")
+    policy = PolicyModel(model)
+
+    def first_is_nan(rows: TokenRows) -> torch.Tensor:
+        logprobs_M = policy(rows).logprobs_M
+        logprobs_M[0] = float("nan")
+        return logprobs_M
+
+    assert why_not_packed(model, first_is_nan, 30, CPU) == "a packed row and separate sequences differ by nan"
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    assert reason(model) is not None
+
+
+def other_family(name: str, **changes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        name, vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0,
+        num_key_value_heads=1, **({} if name == "falcon" else {"intermediate_size": 48}), **changes,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config).eval()
