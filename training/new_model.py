@@ -9,6 +9,7 @@ numbers are read digit by digit.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,8 +93,11 @@ def main(argv: Sequence[str]) -> None:
     folder = Path(new.out).expanduser()
     _check_replaceable(folder)
 
+    from transformers.utils import logging as transformers_logging
+
     from training.utils.models.saving import save_model
 
+    transformers_logging.disable_progress_bar()
     tokenizer = train_tokenizer(
         dataset_texts(data, new.seed), new.vocab_size, new.max_position_embeddings, new.pad_is_eos
     )
@@ -200,4 +204,6 @@ def _check_replaceable(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # transformers loads deepspeed where it is installed, which then looks for a device; nothing here runs on one.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     run_program(main)

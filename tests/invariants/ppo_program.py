@@ -50,6 +50,7 @@ def make_trainer(
     packed: bool = False,
     with_texts: bool = True,
     dtype: str = "fp32",
+    actor: str = "actor",
 ) -> Any:
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly."""
     from tests.invariants import tiny
@@ -72,7 +73,7 @@ def make_trainer(
 
     roles = load_roles(
         RoleSettings(
-            ModelSettings(str(models / "actor"), lora_dim=lora_dim),
+            ModelSettings(str(models / actor), lora_dim=lora_dim),
             engine(ACTOR_RATE),
             ModelSettings(str(models / "scalar")),
             engine(CRITIC_RATE),
@@ -298,9 +299,15 @@ LORA_PROMPT, LORA_RESPONSE = [5, 9, 100], [33, 44, 55, 0]
 
 def layouts_of_prompts(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """The same prompts and seeds rolled out in batches of other widths, orders, sizes and pad tokens."""
+    return {actor: _layouts(make_trainer(models, out, ranks, 0, with_texts=False, actor=actor)) for actor in ACTORS}
+
+
+ACTORS = ("actor", "absolute")
+
+
+def _layouts(trainer: Any) -> dict[str, Any]:
     import torch
 
-    trainer = make_trainer(models, out, ranks, 0, with_texts=False)
     prompts, seeds = trainer.next_prompts(1, batch=0)
     ids_BP, mask_BP = prompts.prompt_ids_BP, prompts.prompt_mask_BP
     count, pad = len(seeds), trainer.settings.sampling.pad_token_id
@@ -320,13 +327,14 @@ def layouts_of_prompts(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     for index in range(count):
         own = ids_BP[index][mask_BP[index]].unsqueeze(0)
         alone += rolled(own, torch.ones_like(own, dtype=torch.bool), [seeds[index]])
-    backwards = rolled(ids_BP.flip(0), mask_BP.flip(0), seeds[::-1])[::-1]
+    experience = experienced(trainer, 1)
     return {
         "plain": rolled(ids_BP, mask_BP, seeds),
         "wider": rolled(wider_ids, wider_mask, seeds),
         "alone": alone,
-        "backwards": backwards,
+        "backwards": rolled(ids_BP.flip(0), mask_BP.flip(0), seeds[::-1])[::-1],
         "pad_is_eos": rolled(torch.where(mask_BP, ids_BP, torch.zeros_like(ids_BP)), mask_BP, seeds, 0),
+        "apart": float((experience.rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()),
     }
 
 

@@ -17,7 +17,7 @@ import torch
 from tests.invariants import engine_program, plain, tiny
 from tests.invariants.engine_program import PER_STEP, SEED, Case, Spread
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 CASES = [
     pytest.param(size, case, id=f"{size}-{case.name}")

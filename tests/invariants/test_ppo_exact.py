@@ -13,7 +13,7 @@ import torch
 from tests.invariants import plain_ppo
 from tests.invariants import ppo_program as program
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 SIZES = pytest.mark.parametrize("world_size", [1, 2])
 STAGES = pytest.mark.parametrize("stage", program.STAGES)
@@ -155,10 +155,17 @@ def test_a_lora_actors_reference_is_the_adapter_off(section, models, world_size:
     assert found["actor"] == pytest.approx(section("lora", 1)["0"]["actor"], abs=1e-4)
 
 
+@pytest.mark.parametrize("actor", program.ACTORS)
 @pytest.mark.parametrize("how", ["wider", "alone", "backwards", "pad_is_eos"])
-def test_responses_do_not_depend_on_their_batch(section, how: str):
+def test_responses_do_not_depend_on_their_batch(section, actor: str, how: str):
     """Left padding of any width and token, any order, any neighbours: the same responses from the same seeds."""
-    found = section("layouts_of_prompts", 1)
+    found = section("layouts_of_prompts", 1)[actor]
+    assert len(found[how]) == program.PROMPTS_PER_ROLLOUT
     for (want, want_logprobs), (got, got_logprobs) in zip(found["plain"], found[how], strict=True):
         assert got == want
         assert got_logprobs == pytest.approx(want_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("actor", program.ACTORS)
+def test_left_padded_rollouts_equal_the_training_forward_which_pads_on_the_right(section, actor: str):
+    assert section("layouts_of_prompts", 1)[actor]["apart"] < 1e-5

@@ -16,6 +16,8 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -60,41 +62,46 @@ def config(**changes: object) -> LlamaConfig:
 
 def save_models(folder: Path) -> None:
     """Write folder/causal (tied embeddings), folder/untied, folder/scalar, folder/actor, which ends its responses
-    every few tokens, and one of every other family."""
+    every few tokens, folder/absolute, a GPT-2 of wide weights, and one of every other family."""
     for name, seed, make in (
         ("causal", 0, lambda: LlamaForCausalLM(config(tie_word_embeddings=True))),
         ("untied", 1, lambda: LlamaForCausalLM(config(tie_word_embeddings=False))),
         ("scalar", 2, lambda: LlamaForSequenceClassification(config(num_labels=1))),
         ("actor", 3, _model_that_ends),
-        *((name, 4, partial(_of_family, name)) for name in FAMILIES),
+        ("absolute", 4, lambda: GPT2LMHeadModel(_gpt2())),
+        *((name, 5, partial(_of_family, name)) for name in FAMILIES),
     ):
         torch.manual_seed(seed)
         make().save_pretrained(folder / name)
 
 
+def _gpt2() -> GPT2Config:
+    """Absolute positions: where a Llama sees distances alone, a shift by padding shows here."""
+    return GPT2Config(
+        vocab_size=VOCAB, n_positions=64, n_embd=64, n_layer=2, n_head=4, initializer_range=0.3, bos_token_id=None,
+        eos_token_id=END, pad_token_id=PAD, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+
+
 # Beside Llama: families that pack, and two (ALiBi, state space) that train padded whatever is asked.
 FAMILIES: dict[str, dict[str, object]] = {
     "qwen3": {"head_dim": 16},
-    "gpt2": {"n_positions": 64, "n_inner": 192, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt2": {"n_inner": 192, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "opt": {"ffn_dim": 192, "word_embed_proj_dim": 32, "dropout": 0.0},
     "gemma3_text": {"head_dim": 16, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "bloom": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
-    "mamba": {"state_size": 4},
+    "mamba": {"state_size": 4, "intermediate_size": 128},
 }
 PADDED_FAMILIES = ("bloom", "mamba")
 
 
 def _of_family(name: str) -> PreTrainedModel:
-    common = config().to_dict()
-    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    shared += ("num_key_value_heads", "max_position_embeddings", "initializer_range")
-    shared += ("bos_token_id", "eos_token_id", "pad_token_id")
-    if name == "mamba":
-        shared = tuple(key for key in shared if key != "intermediate_size")
-    if name == "gpt2":
-        shared = tuple(key for key in shared if key not in ("intermediate_size", "max_position_embeddings"))
-    changes = {key: common[key] for key in shared if name in ("qwen3", "gemma3_text") or "key_value" not in key}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**changes, **FAMILIES[name]}))
+    llama = config().to_dict()
+    common = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    common += ("num_key_value_heads", "max_position_embeddings", "initializer_range")
+    common += ("bos_token_id", "eos_token_id", "pad_token_id")
+    shape = {**{key: llama[key] for key in common}, **FAMILIES[name]}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **shape))
 
 
 def _model_that_ends() -> LlamaForCausalLM:

@@ -69,7 +69,7 @@ def test_pad_may_be_eos(make):
 
 def test_the_tokenizer_loses_no_byte_adds_no_space_and_parts_digits(make):
     _, tokenizer = load(make())
-    for text in (TEXT, "", " two  spaces\n\n", "naïve 東京 \x00\x7f", "Human", " Human", "don't"):
+    for text in (TEXT, "", " two  spaces\n\n", "naïve 東京 \x00\x7f", "Human", " Human", "don't", "a , b ."):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
     assert tokenizer.tokenize(" 1999 42") == ["Ġ1", "9", "9", "9", "Ġ4", "2"]
@@ -111,6 +111,12 @@ def test_the_spread_of_the_weights_is_as_asked(make):
     assert model.lm_head.weight.std().item() == pytest.approx(0.1, rel=0.1)
 
 
+def test_the_feed_forward_layers_are_8_thirds_wide_where_nothing_is_said():
+    tokenizer = new_model.train_tokenizer(["a b"], vocab_size=260, max_length=32)
+    config = new_model.model_config(new_model.NewModelArguments(hidden_size=256), tokenizer)
+    assert config.intermediate_size == 704  # 8/3 of 256 is 682.7, and 22 x 32 = 704 is the next multiple of 32
+
+
 def test_the_embedded_task_needs_no_more_than_its_name(tmp_path):
     new_model.main(["--data_path", "embedded", f"--out={tmp_path / 'm'}", "--vocab_size=512", *SMALL])
     _, tokenizer = load(tmp_path / "m")
@@ -137,7 +143,7 @@ def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
     [
         (["--vocab_size=257"], r"--vocab_size expects at least 258 \(256 bytes and 2 special tokens\), got 257"),
         (["--vocab_size=256", "--pad_is_eos"], r"at least 257 \(256 bytes and 1 special token\), got 256"),
-        (["--hidden_size=30", "--num_attention_heads=4"], "--hidden_size 30 does not divide .* multiple of 8"),
+        (["--hidden_size=28", "--num_attention_heads=4"], "--hidden_size 28 does not divide .* multiple of 8"),
         (["--num_hidden_layers=0"], "--num_hidden_layers expects a whole number from 1 up, got 0"),
         (["--intermediate_size=0"], "--intermediate_size expects a whole number from 1 up, got 0"),
         (["--initializer_range=0"], "--initializer_range expects more than 0, got 0"),
@@ -157,5 +163,5 @@ def test_a_mistake_is_told_before_anything_is_made(flags, sentence, tmp_path):
 def test_rows_without_text_are_a_mistake(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
-    with pytest.raises(ThreestepError, match="hold no text|prompt"):
+    with pytest.raises(ThreestepError, match="training rows of jsonl:.*hold no text to train a tokenizer on"):
         new_model.main([f"--out={tmp_path / 'm'}", "--data_path", f"jsonl:{path}", *SMALL])

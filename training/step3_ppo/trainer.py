@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from training.step3_ppo.evaluation import Evaluator
 from training.step3_ppo.experience import laid_out, make_experience, sequences_of
@@ -62,19 +63,16 @@ class PpoTrainer:
         before = after = self.evaluator.evaluate(step=0)
         with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main) as bar:
             for iteration in range(1, settings.total_rollouts + 1):
-                iteration_started = time.monotonic()
+                times = [time.monotonic()]
                 experiences = []
                 for batch in range(settings.generation_batches):
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
                     rollout = self.roll_out(prompts, seeds)  # 2
                     experiences.append(make_experience(rollout, self.roles, settings.experience))  # 3 to 6
-                rolled_out = time.monotonic()
+                times.append(time.monotonic())
                 figures = self.learn(experiences, iteration)  # 7
-                figures |= self.describe(experiences)
-                figures["time/rollout_and_experience"] = rolled_out - iteration_started
-                figures["time/learn"] = time.monotonic() - rolled_out
-                self.metrics.write(iteration, figures)  # 8
-                show(bar, f"score {figures['rollout/score']:.3f}, KL {figures['rollout/kl']:.3f}")
+                times.append(time.monotonic())
+                self.report(iteration, figures | self.describe(experiences), times, bar)  # 8
                 due = settings.eval_interval and iteration % settings.eval_interval == 0
                 if due or iteration == settings.total_rollouts:
                     after = self.evaluator.evaluate(iteration)
@@ -117,13 +115,26 @@ class PpoTrainer:
                 steps += 1
         return {name: value / steps for name, value in sums.items()}
 
+    def report(self, iteration: int, figures: dict[str, float], times: Sequence[float], bar: tqdm) -> None:
+        """Part 8: record the figures, and show some. times: in seconds, at the start, after part 6 and after part 7."""
+        start, rolled_out, learned = times
+        tokens = figures.pop("rollout/tokens")
+        figures["time/rollout_and_experience"] = rolled_out - start
+        figures["time/learn"] = learned - rolled_out
+        figures["train/tokens_per_second"] = tokens / (learned - start)
+        self.metrics.write(iteration, figures)
+        speed = f"{figures['train/tokens_per_second']:,.0f} tok/s"
+        show(bar, f"score {figures['rollout/score']:.3f}, KL {figures['rollout/kl']:.3f}, {speed}")
+
     def describe(self, experiences: Sequence[Experience]) -> dict[str, float]:
         """What the rollouts were like, over all ranks."""
-        sums = {name: 0.0 for name in ("n", "tokens", "score", "kl", "ended", "mismatch", "values", "returns")}
+        names = ("n", "tokens", "prompt_tokens", "score", "kl", "ended", "mismatch", "values", "returns")
+        sums = dict.fromkeys(names, 0.0)
         for item in experiences:
             mask_BR = item.rollout.response_mask_BR
             sums["n"] += mask_BR.shape[0]
             sums["tokens"] += float(mask_BR.sum())
+            sums["prompt_tokens"] += float(item.rollout.prompt_mask_BP.sum())
             sums["score"] += float(item.scores_B.sum())
             sums["kl"] += float((item.old_logprobs_BR - item.ref_logprobs_BR).sum())
             sums["ended"] += float(item.rollout.ended_B.sum())
@@ -132,6 +143,7 @@ class PpoTrainer:
             sums["returns"] += float(item.returns_BR.sum())
         total = summed_numbers(sums, self.ranks.device)
         return {
+            "rollout/tokens": total["tokens"] + total["prompt_tokens"],
             "rollout/score": total["score"] / total["n"],
             "rollout/kl": total["kl"] / total["n"],
             "rollout/response_tokens": total["tokens"] / total["n"],

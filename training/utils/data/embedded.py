@@ -13,9 +13,10 @@ distance on items). 1.0 is the answer itself, 0.0 has nothing of it in place. Wh
 not count.
 
 Responses are of graded quality, as in preference data that people write: the chosen one always has the
-higher score, and is itself flawed in a share of the rows (`CHOSEN_FLAWS`). So a model that imitates the chosen
-responses also imitates their flaws, and a policy that is trained on the preferences can do better than it. The flaws
-are those that a model makes: two items swapped, one lost, one doubled, one wrong.
+higher score, and is itself flawed in a share of the rows (`CHOSEN_FLAWS`); the rejected one is the chosen one with
+more flaws (`MORE_FLAWS`). So a model that imitates the chosen responses also imitates their flaws, and a policy that is
+trained on the preferences can do better than it. The flaws are those that a model makes: two items swapped, one lost,
+one doubled, one wrong.
 
 The same seed gives the same rows on every machine and Python version: of `random.Random` only `random()` is
 used, whose sequence is guaranteed for an integer seed. Whether a prompt is held out for evaluation is decided by the
@@ -43,7 +44,7 @@ WORDS = tuple("ant bee cat cow dog elk fox gnu hen jay owl pig rat seal wolf yak
 DIGITS = tuple("123456789")
 FEWEST_ITEMS, MOST_ITEMS = 3, 5
 CHOSEN_FLAWS = (5, 4, 1)  # weights of a chosen response with no, one and two flaws
-MORE_FLAWS = (4, 2, 1, 1)  # weights of a rejected response with one to four flaws more than the chosen one
+MORE_FLAWS = (2, 3, 2, 1)  # weights of a rejected response with one to four flaws more than the chosen one
 
 Item = TypeVar("Item")
 

@@ -7,6 +7,7 @@ and over accumulation; `TrainingEngine.backward` undoes both, in that one place.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,13 +55,15 @@ class TrainingEngine:
         optimizer = _optimizer(module, settings, ranks.device)
         self.settings = settings
         self.ranks = ranks
-        self.engine, _, _, self.scheduler = deepspeed.initialize(
-            model=module,
-            optimizer=optimizer,
-            lr_scheduler=_scheduler(optimizer, settings, total_steps),
-            config=config,
-            dist_init_required=False,
-        )
+        # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.engine, _, _, self.scheduler = deepspeed.initialize(
+                model=module,
+                optimizer=optimizer,
+                lr_scheduler=_scheduler(optimizer, settings, total_steps),
+                config=config,
+                dist_init_required=False,
+            )
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
 

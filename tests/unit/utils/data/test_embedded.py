@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.data.arguments import DataArguments
@@ -70,6 +70,7 @@ def test_the_score_is_the_share_that_needs_no_edit(response, expected):
     assert check("Human: Sort: fox owl elk Assistant:", response) == pytest.approx(expected)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(first=ITEMS, second=ITEMS)
 def test_the_score_is_symmetric_within_0_and_1_and_1_for_equals_alone(first, second):
     one, other = score(" ".join(first), " ".join(second)), score(" ".join(second), " ".join(first))
@@ -125,7 +126,7 @@ def test_the_seed_decides_the_rows(rows):
 def test_the_rows_of_a_seed_are_the_same_on_every_machine():
     text = "\n".join(f"{row.prompt}|{row.chosen}|{row.rejected}" for row in generate(1, 500, 20)["train"])
     digest = hashlib.sha256(text.encode()).hexdigest()
-    assert digest == "0e67bbc2e53d9b04994bf54f95b0f104431261c641df3945a9612faddc0b585c"
+    assert digest == "90ab17c42780abcfd0d28d435b2a548fd677e5f97c183784cc302ac3da90c00f"
 
 
 def test_the_dataset_is_registered_and_gives_the_texts():
