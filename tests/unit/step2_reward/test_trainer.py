@@ -46,6 +46,13 @@ def test_prompts_shared_in_one_row_and_in_two():
     assert_pairs(apart)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_pair_after_three_ranked_responses(shared):
+    batch = ranked_rows([[THREE, PAIR]], shared, 0)
+    assert list(zip(batch.better_Q.tolist(), batch.worse_Q.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2), (3, 4)]
+    assert batch.rows.end_B.numel() == 5
+
+
 def test_several_prompts_of_a_row_stand_apart_where_nothing_is_shared():
     together = ranked_rows([[PAIR, THREE]], shared=False, pad_token_id=0)
     one_a_row = ranked_rows([[PAIR], [THREE]], shared=False, pad_token_id=0)

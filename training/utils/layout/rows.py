@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -56,8 +57,9 @@ class TokenRows:
         return int((self.segment_ids_NT != PAD_SEGMENT).sum())
 
     def to(self, device: torch.device | str) -> TokenRows:
-        moved = {field.name: getattr(self, field.name) for field in fields(self)}
-        return TokenRows(**{name: part if part is None else part.to(device) for name, part in moved.items()})
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: part if part is None else part.to(device) for name, part in parts.items()}
+        return TokenRows(**moved)
 
     def dense_mask(self) -> torch.Tensor | None:
         """Return bool [N, 1, T, T], True where a token may look, or None where causal attention is enough.
