@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.tiny_models import tiny_config
+from tests.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
-from training.step3_ppo.assembly import checked_names, load_tokenizers, summary_of
+from training.step3_ppo.assembly import _plan, checked_names, load_tokenizers, summary_of
 from training.step3_ppo.evaluation import Evaluation
 from training.step3_ppo.rewards import RULES
 from training.step3_ppo.rollout.hf import TransformersRollout
 from training.step3_ppo.settings import PpoResult
 from training.utils.data.arguments import DataArguments
+from training.utils.layout.planner import PlanSettings
 from training.utils.run.errors import ThreestepError
 
 
@@ -57,3 +58,12 @@ def test_the_summary():
     assert (summary["held_out_prompts"], summary["seconds"]) == (2, 7.0)
     without = PpoResult(Evaluation([1.0], None), Evaluation([2.0], None), seconds=1.0)
     assert not any("checker" in name for name in summary_of(without))
+
+
+@pytest.mark.parametrize(
+    ("bound", "packed", "expected"), [(None, False, None), (None, True, 3 * 50), (70, False, 70), (70, True, 70)]
+)
+def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
+    ppo = PpoArguments(per_device_training_batch_size=3, max_tokens_per_micro_batch=bound)
+    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed)  # hidden size 32
+    assert plan == PlanSettings(1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0)

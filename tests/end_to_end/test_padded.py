@@ -1,0 +1,47 @@
+"""A model that cannot pack trains all the same, and says so; `--padded` asks for what it falls back to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SENTENCES, train_tokenizer
+from tests.end_to_end.conftest import SHARED, run_step
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+
+@pytest.fixture(scope="module")
+def bloom(place: Path) -> Path:
+    """A Bloom shape, whose ALiBi takes no mask of segments, with a tokenizer."""
+    import torch
+    from transformers import BloomConfig, BloomForCausalLM
+
+    tokenizer = train_tokenizer(SENTENCES)
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=384, hidden_size=32, n_layer=2, n_head=2, eos_token_id=tokenizer.eos_token_id)
+    BloomForCausalLM(config).save_pretrained(place / "bloom")
+    tokenizer.save_pretrained(place / "bloom")
+    return place / "bloom"
+
+
+def losses(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name.endswith(("loss", "step"))} for line in lines]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_model_that_cannot_pack_trains_padded_with_a_warning(place: Path, pairs_file: Path, bloom: Path, step: int):
+    found = {}
+    for padded in (False, True):
+        folder = place / f"bloom_step{step}_{padded}"
+        flags = ["--model_name_or_path", bloom, "--data_path", f"jsonl:{pairs_file}", *SHARED.split()]
+        flags += ["--data_output_path", place / "bloom_cache", "--output_dir", folder, "--max_train_steps", 2]
+        flags += ["--per_device_train_batch_size", 4, "--dtype", "fp32", "--padded", str(padded).lower()]
+        ran = run_step(step, flags)
+        assert ran.code == 0, ran.words
+        found[padded] = ran.stdout.count("trains on padded rows"), losses(folder)
+    assert found[False][0] == 1 and found[True][0] == 0
+    assert len(found[True][1]) == 4 and found[False][1] == found[True][1]
