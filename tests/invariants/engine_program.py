@@ -183,10 +183,10 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
-    from training.step1_sft.trainer import SftSettings, SftTrainer
-    from training.step2_reward.trainer import RewardSettings, RewardTrainer
+    from training.step1_sft.trainer import SftTrainer
+    from training.step2_reward.trainer import RewardTrainer
     from training.utils.engine.arguments import EngineArguments
-    from training.utils.engine.setup import may_pack, planner_settings
+    from training.utils.engine.setup import loop_settings, may_pack
     from training.utils.run.metrics import MetricsWriter
 
     engine, model = make_engine(case, models, ranks)
@@ -197,26 +197,17 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         return engine(rows).logprobs_M if case.kind == "sft" else engine(rows)
 
     packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
-    flags = EngineArguments(max_tokens_per_micro_batch=case.max_tokens)
-    plan = planner_settings(flags, LONGEST, model.config.hidden_size, packed, ranks)
-    common = dict(
-        total_steps=STEPS,
-        train_plan=plan(case.micro),
-        eval_plan=plan(2),
-        eval_interval=0,
-        pad_token_id=case.pad_token_id,
-        seed=SEED,
+    flags = EngineArguments(
+        per_device_train_batch_size=case.micro,
+        per_device_eval_batch_size=2,
+        max_tokens_per_micro_batch=case.max_tokens,
     )
+    steps = (STEPS, case.per_step)
+    loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, SEED)
     folder = out / case.name
+    trainer = SftTrainer if case.kind == "sft" else RewardTrainer
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        if case.kind == "sft":
-            SftTrainer(
-                engine, train_rows, eval_rows, SftSettings(sequences_per_step=case.per_step, **common), metrics
-            ).train()
-        else:
-            RewardTrainer(
-                engine, train_rows, eval_rows, RewardSettings(prompts_per_step=case.per_step, **common), metrics
-            ).train()
+        trainer(engine, train_rows, eval_rows, loop, metrics).train()
     keep_weights(engine, model, folder)
     if not ranks.is_main:
         return {}

@@ -25,9 +25,9 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, model, engine, sft = groups
 
-    from training.step1_sft.trainer import SftSettings, SftTrainer
+    from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase
-    from training.utils.engine.setup import load_under, may_pack, planner_settings, start_run, whole_steps
+    from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import check_positions, load_causal_lm, load_tokenizer
@@ -40,32 +40,20 @@ def main(argv: Sequence[str]) -> None:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
         phase = build_phase(1, data, tokenizer, run.seed, ranks.is_main, say)
-        total_steps, sequences_per_step = whole_steps(engine, len(phase.train), ranks)
+        steps = whole_steps(engine, len(phase.train), ranks)
 
         causal_lm = load_under(settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer)))
         check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
-        trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, total_steps)
+        trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
         packed = may_pack(
             engine.padded, causal_lm, trained, lambda rows: trained(rows).logprobs_M, data.max_seq_len, say
         )
-        plan = planner_settings(engine, data.max_seq_len, causal_lm.config.hidden_size, packed, ranks)
+        loop = loop_settings(
+            engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed
+        )
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            result = SftTrainer(
-                trained,
-                phase.train,
-                phase.eval,
-                SftSettings(
-                    total_steps=total_steps,
-                    sequences_per_step=sequences_per_step,
-                    train_plan=plan(engine.per_device_train_batch_size),
-                    eval_plan=plan(engine.per_device_eval_batch_size),
-                    eval_interval=engine.eval_interval,
-                    pad_token_id=tokenizer.pad_token_id,
-                    seed=run.seed,
-                ),
-                metrics,
-            ).train()
+            result = SftTrainer(trained, phase.train, phase.eval, loop, metrics).train()
 
         tensors = trained.full_state(causal_lm)
         if ranks.is_main:

@@ -13,27 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from training.step1_sft.loss import sft_loss
+from training.utils.data.documents import sentence_document
 from training.utils.data.phases import SentenceRow
 from training.utils.engine.collectives import summed_numbers
+from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
-
-
-@dataclass(frozen=True)
-class SftSettings:
-    """sequences_per_step: of one optimizer step, over all ranks. eval_interval: 0 evaluates only before and after."""
-
-    total_steps: int
-    sequences_per_step: int
-    train_plan: PlanSettings
-    eval_plan: PlanSettings
-    eval_interval: int
-    pad_token_id: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class SftTrainer:
         engine: TrainingEngine,
         train_rows: Sequence[SentenceRow],
         eval_rows: Sequence[SentenceRow],
-        settings: SftSettings,
+        settings: LoopSettings,
         metrics: MetricsWriter,
     ) -> None:
         self.engine = engine
@@ -71,7 +59,7 @@ class SftTrainer:
         before = after = self.evaluate(step=0)
         with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main) as bar:
             for step in range(1, settings.total_steps + 1):
-                taken = stream.take((step - 1) * settings.sequences_per_step, settings.sequences_per_step)
+                taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step([self.train_rows[row] for row in taken])
                 self.metrics.write(step, figures)
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
@@ -115,14 +103,10 @@ class SftTrainer:
 
     def _micro_batches(self, batch: Sequence[SentenceRow], plan: PlanSettings) -> list[TokenRows]:
         """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
-        mine = plan_step([len(row.input_ids) for row in batch], plan).micro_batches[self.ranks.rank]
+        documents = [sentence_document(row) for row in batch]
+        mine = plan_step([document.tokens for document in documents], plan).micro_batches[self.ranks.rank]
+        pad = self.settings.pad_token_id
         return [
-            packed_rows([[_document(batch[index]) for index in row] for row in rows], self.settings.pad_token_id).to(
-                self.ranks.device
-            )
+            packed_rows([[documents[index] for index in row] for row in rows], pad).to(self.ranks.device)
             for rows in mine
         ]
-
-
-def _document(row: SentenceRow) -> Document:
-    return plain(TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask)))

@@ -25,9 +25,9 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, model, engine, reward = groups
 
-    from training.step2_reward.trainer import RewardSettings, RewardTrainer
+    from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
-    from training.utils.engine.setup import load_under, may_pack, planner_settings, start_run, whole_steps
+    from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import (
@@ -46,32 +46,20 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
         tokenizer = with_pad_apart(tokenizer, data.end_of_conversation_token)
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
-        total_steps, prompts_per_step = whole_steps(engine, len(phase.train), ranks)
+        steps = whole_steps(engine, len(phase.train), ranks)
 
         scorer = load_under(
             settings, ranks, lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False)
         )
         check_positions(scorer, data.max_seq_len, "--max_seq_len")
-        trained = TrainingEngine(ScalarModel(scorer), settings, ranks, total_steps)
+        trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
         packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say)
-        plan = planner_settings(engine, data.max_seq_len, scorer.config.hidden_size, packed, ranks)
+        loop = loop_settings(
+            engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run.seed
+        )
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            result = RewardTrainer(
-                trained,
-                phase.train,
-                phase.eval,
-                RewardSettings(
-                    total_steps=total_steps,
-                    prompts_per_step=prompts_per_step,
-                    train_plan=plan(engine.per_device_train_batch_size),
-                    eval_plan=plan(engine.per_device_eval_batch_size),
-                    eval_interval=engine.eval_interval,
-                    pad_token_id=tokenizer.pad_token_id,
-                    seed=run.seed,
-                ),
-                metrics,
-            ).train()
+            result = RewardTrainer(trained, phase.train, phase.eval, loop, metrics).train()
 
         tensors = trained.full_state(scorer)
         if ranks.is_main:

@@ -24,7 +24,7 @@ from training.utils.data.tokenize import end_of_conversation_id
 from training.utils.engine.setup import may_pack
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
-from training.utils.layout.planner import PlanSettings
+from training.utils.layout.planner import PlanSettings, forward_plan
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
@@ -146,17 +146,14 @@ def make_parts(
 
 
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool) -> PlanSettings:
-    """How one rank lays out its own sequences; packed, a forward takes as many tokens as a padded one could."""
-    budget = ppo.max_tokens_per_micro_batch
-    if budget is None and packed:
-        budget = ppo.per_device_training_batch_size * longest_tokens
-    return PlanSettings(
-        ranks=1,
-        max_tokens_per_micro_batch=budget,
-        max_rows_per_micro_batch=ppo.per_device_training_batch_size,
+    """How one rank lays out its own sequences."""
+    return forward_plan(
+        sequences=ppo.per_device_training_batch_size,
+        longest_tokens=longest_tokens,
+        hidden_size=model.config.get_text_config().hidden_size,
         packed=packed,
-        max_row_tokens=longest_tokens,
-        quadratic_tokens=6.0 * model.config.hidden_size,
+        ranks=1,
+        max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
     )
 
 

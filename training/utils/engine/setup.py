@@ -9,11 +9,12 @@ import torch
 
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.config import deepspeed_config, filled_in_keys
+from training.utils.engine.loop import LoopSettings
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
-from training.utils.layout.planner import PlanSettings
+from training.utils.layout.planner import PlanSettings, forward_plan
 from training.utils.layout.rows import TokenRows
 from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import say
@@ -66,28 +67,37 @@ def may_pack(
     return reason is None
 
 
-def planner_settings(
-    engine: EngineArguments, max_seq_len: int, hidden_size: int, packed: bool, ranks: Ranks
-) -> Callable[[int], PlanSettings]:
-    """Return a function from the sequences of one forward to how documents are dealt to ranks and rows.
+def loop_settings(
+    engine: EngineArguments,
+    steps: tuple[int, int],
+    max_seq_len: int,
+    model: Any,
+    packed: bool,
+    ranks: Ranks,
+    pad_token_id: int,
+    seed: int,
+) -> LoopSettings:
+    """What a loop is told. steps: what `whole_steps` gave. packed: what `may_pack` gave."""
 
-    Packed, a forward takes as many tokens as that many sequences could have.
-    """
-
-    def settings(sequences: int) -> PlanSettings:
-        budget = engine.max_tokens_per_micro_batch
-        if budget is None and packed:
-            budget = sequences * max_seq_len
-        return PlanSettings(
-            ranks=ranks.world_size,
-            max_tokens_per_micro_batch=budget,
-            max_rows_per_micro_batch=sequences,
+    def plan(sequences: int) -> PlanSettings:
+        return forward_plan(
+            sequences=sequences,
+            longest_tokens=max_seq_len,
+            hidden_size=model.config.get_text_config().hidden_size,
             packed=packed,
-            max_row_tokens=max_seq_len,
-            quadratic_tokens=6.0 * hidden_size,
+            ranks=ranks.world_size,
+            max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
         )
 
-    return settings
+    return LoopSettings(
+        total_steps=steps[0],
+        items_per_step=steps[1],
+        train_plan=plan(engine.per_device_train_batch_size),
+        eval_plan=plan(engine.per_device_eval_batch_size),
+        eval_interval=engine.eval_interval,
+        pad_token_id=pad_token_id,
+        seed=seed,
+    )
 
 
 def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dtype], Any]) -> Any:

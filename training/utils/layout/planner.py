@@ -37,6 +37,31 @@ class PlanSettings:
     quadratic_tokens: float = 3072.0
 
 
+def forward_plan(
+    sequences: int,
+    longest_tokens: int,
+    hidden_size: int,
+    packed: bool,
+    ranks: int,
+    max_tokens_per_micro_batch: int | None = None,
+) -> PlanSettings:
+    """Settings for a user who thinks of a forward as so many sequences of at most `longest_tokens`.
+
+    Packed, a forward takes as many tokens as that many sequences could have, unless a bound is given.
+    """
+    budget = max_tokens_per_micro_batch
+    if budget is None and packed:
+        budget = sequences * longest_tokens
+    return PlanSettings(
+        ranks=ranks,
+        max_tokens_per_micro_batch=budget,
+        max_rows_per_micro_batch=sequences,
+        packed=packed,
+        max_row_tokens=longest_tokens,
+        quadratic_tokens=6.0 * hidden_size,
+    )
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """micro_batches[rank][m]: the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""

@@ -21,9 +21,13 @@ _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 class TokenLogprobs(NamedTuple):
-    """logprobs_M: float32, log p(target | what it may see). entropies_M: float32 in nats, or None."""
+    """logprobs_M: float32, log p(target | what it may see). log_normalizers_M: float32, log of the sum of the
+    exponentiated logits (what a z-loss holds near 0). is_greedy_M: bool, the target has the largest logit.
+    entropies_M: float32 in nats, or None where they were not asked for."""
 
     logprobs_M: torch.Tensor
+    log_normalizers_M: torch.Tensor
+    is_greedy_M: torch.Tensor
     entropies_M: torch.Tensor | None
 
 
@@ -69,12 +73,12 @@ def read_logits(
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     log_norm_M = torch.logsumexp(logits_MV, dim=-1)
-    logprobs_M = logits_MV.gather(-1, target_ids_M.unsqueeze(-1)).squeeze(-1) - log_norm_M
-    if not with_entropy:
-        return TokenLogprobs(logprobs_M, None)
-    # H = log Z - sum p * logit
-    expected_logit_M = (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
-    return TokenLogprobs(logprobs_M, log_norm_M - expected_logit_M)
+    target_logit_M = logits_MV.gather(-1, target_ids_M.unsqueeze(-1)).squeeze(-1)
+    entropies_M = None
+    if with_entropy:  # H = log Z - sum p * logit
+        entropies_M = log_norm_M - (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
+    is_greedy_M = target_logit_M >= logits_MV.detach().amax(dim=-1)
+    return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M)
 
 
 def _inputs(rows: TokenRows) -> dict[str, torch.Tensor | bool | None]:

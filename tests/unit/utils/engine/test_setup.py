@@ -10,8 +10,9 @@ import yaml
 
 from tests.tiny_models import tiny_causal_lm
 from training.utils.engine.arguments import EngineArguments
+from training.utils.engine.loop import LoopSettings
 from training.utils.engine.settings import EngineSettings
-from training.utils.engine.setup import load_under, may_pack, planner_settings, start_run, whole_steps
+from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
@@ -48,18 +49,28 @@ def test_rows_that_fill_no_step():
         whole_steps(EngineArguments(gradient_accumulation_steps=2), 63, ranks(2))
 
 
+class OfHiddenSize64:
+    """A model in all that `loop_settings` asks of one."""
+
+    hidden_size = 64
+
+    @property
+    def config(self):
+        return self
+
+    def get_text_config(self):
+        return self
+
+
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_plan_is_the_flags(packed):
-    engine = EngineArguments(max_tokens_per_micro_batch=999)
-    plan = planner_settings(engine, max_seq_len=200, hidden_size=64, packed=packed, ranks=ranks(3))
-    assert plan(5) == PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0)
-
-
-def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
-    plan = planner_settings(EngineArguments(), max_seq_len=200, hidden_size=64, packed=True, ranks=ranks(3))
-    assert plan(5) == PlanSettings(3, 1000, 5, True, max_row_tokens=200, quadratic_tokens=384.0)
-    padded = planner_settings(EngineArguments(), max_seq_len=200, hidden_size=64, packed=False, ranks=ranks(3))
-    assert padded(5).max_tokens_per_micro_batch is None
+def test_the_loop_is_the_flags(packed):
+    engine = EngineArguments(
+        per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4
+    )
+    loop = loop_settings(engine, (10, 15), 200, OfHiddenSize64(), packed, ranks(3), pad_token_id=1, seed=2)
+    train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0)
+    evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0)
+    assert loop == LoopSettings(10, 15, train, evaluation, eval_interval=4, pad_token_id=1, seed=2)
 
 
 class Read:

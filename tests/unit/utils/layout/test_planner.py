@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.layout.planner import PlanSettings, StepPlan, balanced, plan_step
+from training.utils.layout.planner import PlanSettings, StepPlan, balanced, forward_plan, plan_step
 
 lengths = st.lists(st.integers(1, 600), max_size=60)
 padded_plans = st.builds(
@@ -186,3 +186,10 @@ def test_balanced_by_hand():
     # 8 | 7, then 6 to the emptier: 8 | 7 6, then 5: 8 5 | 7 6, then 4 at a tie of 13 tokens and 2 documents: the first.
     assert balanced([4, 5, 6, 7, 8], range(5), 2) == [[4, 1, 0], [3, 2]]
     assert balanced([4, 5, 6, 7, 8], [2, 0], 3) == [[2], [0], []]
+
+
+def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
+    settings = dict(sequences=5, longest_tokens=200, hidden_size=64, ranks=3)
+    assert forward_plan(**settings, packed=True) == PlanSettings(3, 1000, 5, True, 200, 384.0)
+    assert forward_plan(**settings, packed=False) == PlanSettings(3, None, 5, False, 200, 384.0)
+    assert forward_plan(**settings, packed=True, max_tokens_per_micro_batch=300).max_tokens_per_micro_batch == 300

@@ -32,6 +32,10 @@ def test_read_logits_by_hand():
     sharp = read_logits(logits_MV, targets_M, 0.5, with_entropy=False)
     torch.testing.assert_close(sharp.logprobs_M, torch.log(torch.tensor([4 / 30, 25 / 30])))
     assert sharp.entropies_M is None
+    # The sums of 1, 2, 5 and of 1, 4, 25; the last token has the largest logit.
+    torch.testing.assert_close(plain.log_normalizers_M, torch.log(torch.tensor([8.0, 8.0])))
+    torch.testing.assert_close(sharp.log_normalizers_M, torch.log(torch.tensor([30.0, 30.0])))
+    assert plain.is_greedy_M.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])

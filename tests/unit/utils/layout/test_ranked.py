@@ -1,17 +1,20 @@
-"""Ranked responses as sentences and pairs."""
+"""Ranked responses as sequences and pairs."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from training.step2_reward.trainer import RankedRows, planned_tokens, ranked_rows
-from training.utils.data.phases import ResponsesRow
+from training.utils.layout.documents import Document, TokenSequence, shared_prompt
+from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows, real_tokens
 
 
-def row(prompt: list[int], *responses: list[int]) -> ResponsesRow:
-    return ResponsesRow(0, np.array(prompt, np.int32), tuple(np.array(ids, np.int32) for ids in responses))
+def sequence(ids: list[int]) -> TokenSequence:
+    return TokenSequence(torch.tensor(ids), torch.zeros(len(ids), dtype=torch.bool))
+
+
+def row(prompt: list[int], *responses: list[int]) -> Document:
+    return shared_prompt(sequence(prompt), [sequence(ids) for ids in responses])
 
 
 PAIR = row([5, 6], [7, 2], [8, 9, 2])
@@ -71,6 +74,8 @@ def test_no_prompts_give_a_row_of_padding(shared):
     "responses", [([1] * 5, [2] * 90), ([1] * 90, [2] * 5), ([1], [2], [3] * 40)], ids=["long", "short", "three"]
 )
 def test_the_planner_bounds_what_is_computed_padding_included(responses):
-    one = row([5] * 10, *responses)
+    one, lengths = row([5] * 10, *responses), [len(ids) for ids in responses]
     for shared in (False, True):
-        assert planned_tokens(one, shared) == ranked_rows([[one]], shared, 0).rows.input_ids_NT.numel()
+        rows = ranked_rows([[one]], shared, 0).rows
+        assert planned_tokens(10, lengths, shared) == rows.input_ids_NT.numel()
+        assert real_tokens(10, lengths, shared) == rows.real_tokens

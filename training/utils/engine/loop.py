@@ -1,0 +1,21 @@
+"""What the loops of steps 1 and 2 are told: how many steps, of what size, laid out how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.utils.layout.planner import PlanSettings
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
+    eval_interval: in optimizer steps; 0 evaluates only before and after."""
+
+    total_steps: int
+    items_per_step: int
+    train_plan: PlanSettings
+    eval_plan: PlanSettings
+    eval_interval: int
+    pad_token_id: int
+    seed: int
