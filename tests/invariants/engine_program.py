@@ -251,10 +251,10 @@ def spread_rows(how: str) -> list:
 
 
 def _laid(batch: list, min_width: int = 1, pad: int = PAD) -> Any:
-    from training.step1_sft.trainer import _document
+    from training.utils.data.documents import sentence_document
     from training.utils.layout.rows import packed_rows
 
-    return packed_rows([[_document(row)] for row in batch], pad, min_width)
+    return packed_rows([[sentence_document(row)] for row in batch], pad, min_width)
 
 
 def _first_rank_alone(batch: list, ranks: Any) -> list:
