@@ -1,34 +1,22 @@
 """The two ways a step reads a model: log-probabilities of given tokens, and scalars at given positions.
 
-Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers every weight where it is used: the head
-is called as a module, inside a forward. Logits are computed at the predicting positions only.
+Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers every weight where it is used. Logits are
+computed at the predicting positions only, and in chunks where they are many (`target_head`).
 
 N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from training.utils.layout.rows import TokenRows
+from training.utils.models.target_head import TargetHead, TokenLogprobs
 
 # Families that scale or cap their logits after the head say so under these names; None or 1.0 means they do not.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-
-
-class TokenLogprobs(NamedTuple):
-    """logprobs_M: float32, log p(target | what it may see). log_normalizers_M: float32, log of the sum of the
-    exponentiated logits (what a z-loss holds near 0). is_greedy_M: bool, the target has the largest logit.
-    entropies_M: float32 in nats, or None where they were not asked for."""
-
-    logprobs_M: torch.Tensor
-    log_normalizers_M: torch.Tensor
-    is_greedy_M: torch.Tensor
-    entropies_M: torch.Tensor | None
 
 
 class PolicyModel(nn.Module):
@@ -38,15 +26,16 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         text_config = model.config.get_text_config()
-        self._plain_head = all(getattr(text_config, name, None) in (None, 1.0) for name in _LOGIT_CHANGES)
+        head = model.get_output_embeddings()
+        changed = any(getattr(text_config, name, None) not in (None, 1.0) for name in _LOGIT_CHANGES)
+        self._target_head = None if changed or type(head) is not nn.Linear else TargetHead(head)
 
     def forward(self, rows: TokenRows, temperature: float = 1.0, with_entropy: bool = False) -> TokenLogprobs:
-        if self._plain_head:
-            hidden_PH = _hidden_at(self.model, rows, rows.predictor_M)
-            logits_MV = self.model.get_output_embeddings()(hidden_PH)
-        else:
-            logits_NTV = self.model(**_inputs(rows)).logits
-            logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
+        if self._target_head is not None:
+            hidden_MH = _hidden_at(self.model, rows, rows.predictor_M)
+            return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy)
+        logits_NTV = self.model(**_inputs(rows)).logits
+        logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
         return read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
 
 

@@ -1,0 +1,180 @@
+"""Log-probabilities of given tokens straight from hidden states: the logits never stand in memory as a whole.
+
+A loss needs one number a token, and a row of logits is as long as the vocabulary: 1 MB in float32 at 256,000 tokens.
+Logits are computed in chunks of rows and turned into probabilities in place. Where all rows fit one chunk their
+probabilities are kept for the backward; otherwise each chunk's logits are computed again there (as in Liger Kernel,
+Hsu et al. 2024, arXiv:2410.10989, and unlike it for any loss: the gradient of each log-probability may be anything).
+torch's own `linear_cross_entropy` gives a loss alone, and was slower where we measured it (docs/lab_book.md).
+
+M tokens to be predicted, H hidden size, V vocabulary, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+# Logits and their gradient of one chunk: 512 rows at a vocabulary of 128,000. Smaller chunks cost time on a GPU: each
+# reads and writes the whole gradient of the head's weight.
+CHUNK_BYTES = 256 * 2**20
+
+
+class TokenLogprobs(NamedTuple):
+    """logprobs_M: float32, log p(target | what it may see). log_normalizers_M: float32, log of the sum of the
+    exponentiated logits (what a z-loss holds near 0). is_greedy_M: bool, the target has the largest logit.
+    entropies_M: float32 in nats, or None where they were not asked for. All after division by the temperature;
+    float64 models give float64."""
+
+    logprobs_M: torch.Tensor
+    log_normalizers_M: torch.Tensor
+    is_greedy_M: torch.Tensor
+    entropies_M: torch.Tensor | None
+
+
+class TargetHead(nn.Module):
+    """A model's output layer, read at chosen tokens. It shares the layer's weight (and bias), as parameters of its
+    own: ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
+
+    def __init__(self, head: nn.Linear, chunk_bytes: int = CHUNK_BYTES) -> None:
+        super().__init__()
+        self.weight = head.weight
+        self.bias = head.bias
+        self._chunk_bytes = chunk_bytes
+
+    def forward(
+        self, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
+    ) -> TokenLogprobs:
+        vocabulary = getattr(self.weight, "ds_shape", self.weight.shape)[0]
+        chunk = max(1, self._chunk_bytes // (4 * vocabulary))
+        read = _TargetLogprobs.apply(
+            hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk
+        )
+        logprobs_M, log_normalizers_M, is_greedy_M, entropies_M = read
+        return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, entropies_M if with_entropy else None)
+
+
+class _TargetLogprobs(torch.autograd.Function):
+    """See TargetHead. With l the logits over the temperature, z = log sum exp l, p = exp(l - z), t the target and
+    H = z - sum p l the entropy:  d logprob / d l_v = [v = t] - p_v,  d z / d l_v = p_v,  and
+    d H / d l_v = -p_v (l_v - z + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        target_ids_M: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+        chunk: int,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        parts: list[tuple[torch.Tensor, ...]] = []
+        kept_MV = None
+        for begin in range(0, max(1, len(hidden_MH)), chunk):
+            here = slice(begin, begin + chunk)
+            logits_CV = _logits(hidden_MH[here], weight_VH, bias_V, temperature)
+            target_C = logits_CV.gather(-1, target_ids_M[here].unsqueeze(-1)).squeeze(-1)
+            most_C1 = logits_CV.amax(dim=-1, keepdim=True)
+            raised_CV = (logits_CV - most_C1 if with_entropy else logits_CV.sub_(most_C1)).exp_()
+            sum_C1 = raised_CV.sum(dim=-1, keepdim=True)
+            z_C = (most_C1 + sum_C1.log()).squeeze(-1)
+            entropy_C = z_C
+            if with_entropy:
+                entropy_C = z_C - logits_CV.mul_(raised_CV).sum(dim=-1) / sum_C1.squeeze(-1)
+            parts.append((target_C - z_C, z_C, target_C >= most_C1.squeeze(-1), entropy_C))
+            if chunk >= len(hidden_MH) and any(ctx.needs_input_grad[:3]):
+                kept_MV = raised_CV.div_(sum_C1)
+        logprobs_M, z_M, is_greedy_M, entropies_M = (torch.cat(column) for column in zip(*parts, strict=True))
+        ctx.mark_non_differentiable(is_greedy_M)
+        ctx.save_for_backward(hidden_MH, target_ids_M, z_M, entropies_M)
+        # A parameter is kept as it is: under ZeRO-3 its storage comes and goes.
+        ctx.head, ctx.kept_MV, ctx.temperature, ctx.chunk = (weight_VH, bias_V), kept_MV, temperature, chunk
+        return logprobs_M, z_M, is_greedy_M, entropies_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        grad_logprobs_M, grad_z_M, _, grad_entropies_M = grads
+        hidden_MH, target_ids_M, z_M, entropies_M = ctx.saved_tensors
+        weight_VH, bias_V = ctx.head
+        grad_hidden_MH = torch.empty_like(hidden_MH) if ctx.needs_input_grad[0] else None
+        sums = _HeadGradients(weight_VH, bias_V, *ctx.needs_input_grad[1:3])
+        # Probabilities become gradients in place, so a second backward has to compute them again.
+        kept_MV, ctx.kept_MV = ctx.kept_MV, None
+        for begin in range(0, max(1, len(hidden_MH)), ctx.chunk):
+            here = slice(begin, begin + ctx.chunk)
+            if kept_MV is not None and grad_entropies_M is None:
+                probability_CV, shift_CV = kept_MV, None
+            else:
+                logits_CV = _logits(hidden_MH[here], weight_VH, bias_V, ctx.temperature).sub_(z_M[here].unsqueeze(-1))
+                shift_CV = None
+                if grad_entropies_M is not None:
+                    shift_CV = (logits_CV + entropies_M[here].unsqueeze(-1)).mul_(grad_entropies_M[here].unsqueeze(-1))
+                probability_CV = logits_CV.exp_()
+            scale_C = torch.zeros_like(z_M[here])
+            if grad_logprobs_M is not None:
+                scale_C -= grad_logprobs_M[here]
+            if grad_z_M is not None:
+                scale_C += grad_z_M[here]
+            if shift_CV is None:
+                grad_CV = probability_CV.mul_(scale_C.unsqueeze(-1))
+            else:
+                grad_CV = probability_CV.mul_(scale_C.unsqueeze(-1) - shift_CV)
+            if grad_logprobs_M is not None:
+                grad_CV.scatter_add_(-1, target_ids_M[here].unsqueeze(-1), grad_logprobs_M[here].unsqueeze(-1))
+            if ctx.temperature != 1.0:
+                grad_CV.div_(ctx.temperature)
+            grad_CV = grad_CV.to(hidden_MH.dtype)
+            if grad_hidden_MH is not None:
+                torch.mm(grad_CV, weight_VH, out=grad_hidden_MH[here])
+            sums.add(grad_CV, hidden_MH[here])
+        return (grad_hidden_MH, *sums.totals(), None, None, None, None)
+
+
+class _HeadGradients:
+    """Adds up the gradients of the head's weight and bias over chunks: in float32 where there are several in half."""
+
+    def __init__(
+        self, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, of_weight: bool, of_bias: bool
+    ) -> None:
+        self._dtypes = (weight_VH.dtype, None if bias_V is None else bias_V.dtype)
+        self._wanted = (of_weight, of_bias)
+        self._sums: list[torch.Tensor | None] = [None, None]
+
+    def add(self, grad_CV: torch.Tensor, hidden_CH: torch.Tensor) -> None:
+        if self._wanted[0]:
+            have = self._sums[0]
+            if have is None:
+                self._sums[0] = grad_CV.t() @ hidden_CH
+            elif have.dtype == grad_CV.dtype == _at_least_float32(grad_CV.dtype):
+                have.addmm_(grad_CV.t(), hidden_CH)
+            else:
+                wide = have.to(_at_least_float32(have.dtype))
+                self._sums[0] = wide.add_(grad_CV.t() @ hidden_CH)
+        if self._wanted[1]:
+            part_V = grad_CV.sum(dim=0, dtype=_at_least_float32(grad_CV.dtype))
+            self._sums[1] = part_V if self._sums[1] is None else self._sums[1].add_(part_V)
+
+    def totals(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        weight, bias = self._sums
+        return (
+            None if weight is None else weight.to(self._dtypes[0]),
+            None if bias is None else bias.to(self._dtypes[1]),
+        )
+
+
+def _logits(
+    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, temperature: float
+) -> torch.Tensor:
+    """Fresh logits over the temperature, in float32 (float64 of float64): the caller may write into them."""
+    logits_CV = functional.linear(hidden_CH, weight_VH, bias_V)
+    logits_CV = logits_CV.to(_at_least_float32(logits_CV.dtype))
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
