@@ -18,9 +18,10 @@ from training.step3_ppo.rollout import ENGINES
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.arguments import DataArguments
-from training.utils.data.build import build_phase, build_unsupervised
+from training.utils.data.build import build_phase
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.data.tokenize import end_of_conversation_id
+from training.utils.data.unsupervised import build_unsupervised
 from training.utils.engine.setup import may_pack
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in

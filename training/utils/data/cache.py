@@ -38,6 +38,10 @@ _opened_here: set[str] = set()
 Log = Callable[[str], None]
 
 
+def silent(line: str) -> None:
+    """The log of a rank that says nothing."""
+
+
 @dataclass(frozen=True)
 class CachedFolder:
     """An opened folder: its splits by name, its manifest, and whether it was found (`resumed`) or built

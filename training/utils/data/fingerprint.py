@@ -26,7 +26,16 @@ _SETTLED_SECONDS = 2.0
 _MEMO_NAME = "file_digests.json"
 
 # The modules that decide what the cached rows are; a change in any of them rebuilds.
-_ROW_MAKERS = ("build.py", "dataset.py", "phases.py", "splits.py", "tokenize.py")
+_ROW_MAKERS = (
+    "build.py",
+    "dataset.py",
+    "phases.py",
+    "row_makers.py",
+    "sources.py",
+    "splits.py",
+    "tokenize.py",
+    "unsupervised.py",
+)
 
 
 def hash_parts(parts: dict[str, str]) -> str:

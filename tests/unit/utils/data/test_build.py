@@ -23,10 +23,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
-from training.utils.data.build import build_phase, build_unsupervised
+from training.utils.data.build import build_phase
 from training.utils.data.phases import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.registry import register_dataset
+from training.utils.data.unsupervised import build_unsupervised
 from training.utils.run.errors import ThreestepError
 
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 2 + 3 is 5.", "rejected": " It is 4."}

@@ -1,0 +1,72 @@
+"""What became of the raw rows: counts, reports of what was built, and the error where none is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.utils.data.arguments import DataArguments
+from training.utils.data.phases import PHASE_NAMES
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What became of the raw rows of one split: how many were kept, cut, and left out for which reason."""
+
+    rows: int
+    tokens: int
+    truncated: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """The reports of both splits, and whether the cache had them."""
+
+    train: SplitReport
+    eval: SplitReport
+    resumed: bool
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log: what was kept, cut and left out."""
+        parts = []
+        for name, split in (("train", self.train), ("eval", self.eval)):
+            left_out = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+            parts.append(
+                f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
+                + (f"dropped: {left_out}" if left_out else "none dropped")
+            )
+        return "; ".join(parts)
+
+
+@dataclass
+class Counts:
+    """Grows while rows are made: how many were cut, and how many left out for which reason."""
+
+    truncated: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"truncated": self.truncated, "dropped": dict(self.dropped)}
+
+
+def nothing_left(phase: int, data: DataArguments, sources: Sequence[str], offered: int, counts: Counts) -> str:
+    """Why a phase has no training rows though its sources, by name, offered `offered` of them."""
+    names = ", ".join(f"'{name}'" for name in sources)
+    start = f"phase {phase} ({PHASE_NAMES[phase]}) has no training rows: "
+    if offered == 0:
+        return start + (
+            f"data_split {data.data_split} gives it none of the rows of {names}; raise its share or use "
+            "more data"
+        )
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+    hint = ""
+    if "no_rejected" in counts.dropped:
+        hint = "; a pair needs a rejected response (of jsonl: and json: files, --rejected_column names it)"
+    elif set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
+        flag = "max_prompt_seq_len" if phase == 3 else "max_seq_len"
+        hint = f"; raise {flag} or change the truncation"
+    return start + f"all {offered} rows of {names} were dropped ({reasons}){hint}"

@@ -1,0 +1,210 @@
+"""The raw rows of one source become the tokenized rows of one phase; what is left out is counted.
+
+Knows nothing of splits, files or the cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.arguments import DataArguments
+from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.reports import Counts
+from training.utils.data.sources import Source
+from training.utils.data.tokenize import TextTokenizer, TooLong, cut_prompt, fit_sentences
+from training.utils.run.errors import ThreestepError
+
+TEXTS_PER_CALL = 1024
+
+
+@dataclass(frozen=True)
+class Dropped:
+    reason: str
+
+
+class RowMaker:
+    """Turns the raw rows of one source into records of one phase, a few hundred texts at a time."""
+
+    def __init__(
+        self, phase: int, data: DataArguments, texts: TextTokenizer, source: Source, counts: Counts
+    ) -> None:
+        self._data = data
+        self._texts = texts
+        self._source = source
+        self._raw = source.raw
+        self._counts = counts
+        self._read: Callable[[Any, str, str], Any] = {
+            1: self._read_chosen,
+            2: self._read_responses,
+            3: self._read_prompt,
+        }[phase]
+        makers: dict[int, Callable[..., Iterator[Row]]] = {
+            1: self._make_sentences,
+            2: self._make_responses,
+            3: self._make_prompts,
+        }
+        self._make = makers[phase]
+
+    def rows(self, rows: Sequence[Any], indices: Iterable[int], first_id: int) -> Iterator[Row]:
+        waiting: list[tuple[int, str, Any]] = []
+        for index in indices:
+            sample, where = rows[int(index)], f"dataset '{self._source.name}', row {int(index)}"
+            prompt = self._text(self._raw.get_prompt(sample), where, "get_prompt")
+            if prompt is None:
+                self._drop("no_prompt")
+                continue
+            read = self._read(sample, prompt, where)
+            if isinstance(read, Dropped):
+                self._drop(read.reason)
+                continue
+            waiting.append((first_id + int(index), prompt, read))
+            if len(waiting) == TEXTS_PER_CALL:
+                yield from self._make(waiting)
+                waiting = []
+        if waiting:
+            yield from self._make(waiting)
+
+    def _drop(self, reason: str) -> None:
+        self._counts.dropped[reason] += 1
+
+    def _text(self, value: Any, where: str, getter: str) -> str | None:
+        if value is not None and not isinstance(value, str):
+            raise ThreestepError(
+                f"{where}: {type(self._raw).__name__}.{getter} gave {type(value).__name__}, expected "
+                "text or None"
+            )
+        return value
+
+    # Reading: what a phase takes from a sample, or why it is left out.
+
+    def _response(self, sample: Any, prompt: str, kind: str, where: str) -> str | Dropped:
+        """The chosen or rejected text: the rest of the sentence behind the prompt.
+
+        DeepSpeed-Chat asks for sentences alone (`get_prompt_and_chosen`), so that is what its subclasses
+        surely have; where the sentence does not begin with the prompt, `get_chosen` is asked.
+        """
+        sentence = self._text(
+            getattr(self._raw, f"get_prompt_and_{kind}")(sample), where, f"get_prompt_and_{kind}"
+        )
+        if sentence is None:
+            return Dropped(f"no_{kind}")
+        if sentence.startswith(prompt):
+            response: str | None = sentence[len(prompt) :]
+        else:
+            response = self._text(getattr(self._raw, f"get_{kind}")(sample), where, f"get_{kind}")
+        if response is None:
+            return Dropped(f"no_{kind}")
+        return response if response.strip() else Dropped("empty_response")
+
+    def _read_chosen(self, sample: Any, prompt: str, where: str) -> str | Dropped:
+        return self._response(sample, prompt, "chosen", where)
+
+    def _read_responses(self, sample: Any, prompt: str, where: str) -> list[str] | Dropped:
+        given = self._raw.get_responses(sample)
+        if given is None:
+            both = [self._response(sample, prompt, kind, where) for kind in ("chosen", "rejected")]
+            for response in both:
+                if isinstance(response, Dropped):
+                    return response
+            return both  # type: ignore[return-value]
+        if len(given) < 2 or not all(isinstance(response, str) for response in given):
+            raise ThreestepError(
+                f"{where}: {type(self._raw).__name__}.get_responses gave {len(given)} responses "
+                f"({', '.join(type(response).__name__ for response in given)}), expected 2 or more "
+                "texts, or None"
+            )
+        return list(given) if all(response.strip() for response in given) else Dropped("empty_response")
+
+    def _read_prompt(self, sample: Any, prompt: str, where: str) -> Any:
+        reference = self._raw.get_reference(sample)
+        try:
+            json.dumps(reference)
+        except (TypeError, ValueError) as error:
+            raise ThreestepError(
+                f"{where}: {type(self._raw).__name__}.get_reference gave what JSON cannot hold: {error}"
+            ) from error
+        return reference
+
+    # Making: tokens, lengths, records.
+
+    def _make_sentences(self, waiting: Sequence[tuple[int, str, str]]) -> Iterator[Row]:
+        for row_id, prompt_ids, (response_ids,) in self._fitted(
+            [(row_id, prompt, [response]) for row_id, prompt, response in waiting], end_id=None
+        ):
+            loss_mask = np.ones(len(prompt_ids) + len(response_ids), dtype=bool)
+            if self._data.loss_on == "response":
+                loss_mask[: len(prompt_ids)] = False
+            loss_mask[0] = False
+            yield SentenceRow(row_id, np.array(prompt_ids + response_ids, np.int32), loss_mask)
+
+    def _make_responses(self, waiting: Sequence[tuple[int, str, list[str]]]) -> Iterator[Row]:
+        for row_id, prompt_ids, responses in self._fitted(waiting, end_id=self._texts.end_id):
+            if len({tuple(ids) for ids in responses}) < len(responses):
+                self._drop("identical_responses")
+                continue
+            yield ResponsesRow(
+                row_id, np.array(prompt_ids, np.int32), tuple(np.array(ids, np.int32) for ids in responses)
+            )
+
+    def _fitted(
+        self, waiting: Sequence[tuple[int, str, list[str]]], end_id: int | None
+    ) -> Iterator[tuple[int, list[int], tuple[list[int], ...]]]:
+        """Tokenized rows of prompt and responses that keep within max_seq_len; counts what is cut or left
+        out.
+        """
+        prompt_ids = self._texts.encode_prompts([prompt for _, prompt, _ in waiting])
+        spread = [(place, text) for place, (_, _, texts) in enumerate(waiting) for text in texts]
+        encoded = iter(
+            self._texts.encode_responses(
+                [waiting[place][1] for place, _ in spread],
+                [prompt_ids[place] for place, _ in spread],
+                [text for _, text in spread],
+            )
+        )
+        for (row_id, _, texts), ids in zip(waiting, prompt_ids, strict=True):
+            responses = [next(encoded) for _ in texts]
+            if not ids:
+                self._drop("empty_prompt")
+                continue
+            try:
+                fitted = fit_sentences(ids, responses, self._data.max_seq_len, self._data.truncation, end_id)
+            except TooLong as long:
+                raise ThreestepError(
+                    f"dataset '{self._source.name}', row id {row_id}: a sentence of "
+                    f"{long.length_tokens} tokens, and "
+                    f"max_seq_len is {self._data.max_seq_len} with truncation 'error'; raise "
+                    "max_seq_len or choose "
+                    "another truncation"
+                ) from None
+            if fitted.dropped:
+                self._drop(fitted.dropped)
+                continue
+            self._counts.truncated += fitted.truncated
+            yield row_id, fitted.prompt_ids, fitted.response_ids
+
+    def _make_prompts(self, waiting: Sequence[tuple[int, str, Any]]) -> Iterator[Row]:
+        most, truncation = self._data.max_prompt_seq_len, self._data.prompt_truncation
+        prompts = self._texts.encode_prompts([prompt for _, prompt, _ in waiting])
+        for (row_id, prompt, reference), ids in zip(waiting, prompts, strict=True):
+            if not ids:
+                self._drop("empty_prompt")
+                continue
+            if len(ids) > most:
+                if truncation == "error":
+                    raise ThreestepError(
+                        f"dataset '{self._source.name}', row id {row_id}: a prompt of {len(ids)} tokens, and "
+                        f"max_prompt_seq_len is {most} with prompt_truncation 'error'; raise "
+                        "max_prompt_seq_len or "
+                        "choose another prompt_truncation"
+                    )
+                if truncation == "drop":
+                    self._drop("prompt_too_long")
+                    continue
+                ids = cut_prompt(ids, most, truncation)
+                self._counts.truncated += 1
+            yield PromptRow(row_id, np.array(ids[::-1], np.int32), prompt, reference)

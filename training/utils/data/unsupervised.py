@@ -1,0 +1,118 @@
+"""Text without prompts, as blocks of one length: step 3's pretraining loss."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from training.utils.data import fingerprint
+from training.utils.data.arguments import DataArguments
+from training.utils.data.cache import Log, open_or_build, silent
+from training.utils.data.dataset import CachedSplit, SplitWriter
+from training.utils.data.phases import TextBlock
+from training.utils.data.raw_dataset import load_by_name
+from training.utils.data.readers import JsonLines
+from training.utils.data.row_makers import TEXTS_PER_CALL
+from training.utils.data.splits import shuffled_order
+from training.utils.data.tokenize import TextTokenizer, end_of_conversation_id
+from training.utils.run.errors import ThreestepError
+
+
+def build_unsupervised(
+    data: DataArguments,
+    tokenizer: Any,
+    block_length: int,
+    seed: int,
+    is_main_rank: bool = True,
+    log: Log | None = None,
+) -> CachedSplit:
+    """Text of `unsupervised_dataset_name` as blocks of exactly `block_length` tokens, out of the cache or
+    built now.
+
+    Documents are put in an order decided by the seed, each with what the tokenizer puts before a text and
+    its eos
+    behind (the end-of-conversation token where the tokenizer has no eos), joined and cut; the last, shorter
+    block is left out and its tokens are counted in the manifest (`tokens_left_over`).
+    """
+    say = log if log is not None and is_main_rank else silent
+    name = data.unsupervised_dataset_name
+    if name is None:
+        raise ThreestepError(
+            "unsupervised_dataset_name: no dataset is named; name one, or a file as jsonl:PATH"
+        )
+    texts = TextTokenizer(tokenizer, data.end_of_conversation_token)
+    end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
+    column = data.unsupervised_text_column
+    if name.startswith("jsonl:"):
+        path = name[len("jsonl:") :]
+        if not os.path.isfile(path):
+            raise ThreestepError(f"unsupervised_dataset_name: there is no file '{path}'")
+        content = fingerprint.digest_file(path, data.cache_dir)
+        rows: Any = None
+    else:
+        rows = _unsupervised_rows(name, data.unsupervised_dataset_config_name, column)
+        content = fingerprint.content_of_rows(rows, data.cache_dir)
+
+    def build(folder: str) -> dict[str, Any]:
+        source = rows
+        if source is None:
+            source = JsonLines(path, {column: "unsupervised_text_column"}, (column,))
+        with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
+            left_over = _write_blocks(writer, source, column, texts, end_id, block_length, seed)
+        if writer.rows == 0:
+            raise ThreestepError(
+                f"unsupervised_dataset_name: '{name}' has {left_over} tokens, fewer than one block of "
+                f"{block_length}; use more text or shorter blocks"
+            )
+        counts = {"rows": writer.rows, "tokens": writer.tokens, "tokens_left_over": left_over}
+        return {"splits": {"train": counts}}
+
+    parts = {
+        "datasets": json.dumps([name, data.unsupervised_dataset_config_name]),
+        "rows": content,
+        "text column": column,
+        "block length": str(block_length),
+        "seed": str(seed),
+        "end of text": str(end_id),
+        "ids before a text": str(texts.prefix_ids),
+        **fingerprint.parts_of_tokenizer(tokenizer),
+        "code": fingerprint.code_of_rows(),
+    }
+    return open_or_build(data.cache_dir, "text", parts, build, data.rebuild_cache, say).splits["train"]
+
+
+def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
+    loaded = load_by_name(name, config_name)
+    rows = loaded["train"] if isinstance(loaded, dict) else loaded
+    if column not in rows.column_names:
+        raise ThreestepError(
+            f"unsupervised_dataset_name: '{name}' has no column '{column}', its columns are "
+            f"{', '.join(rows.column_names)}; name the right one with --unsupervised_text_column"
+        )
+    return rows
+
+
+def _write_blocks(
+    writer: SplitWriter,
+    rows: Any,
+    column: str,
+    texts: TextTokenizer,
+    end_id: int,
+    block_length: int,
+    seed: int,
+) -> int:
+    """Returns how many tokens were left over."""
+    order = shuffled_order(len(rows), seed)
+    waiting = np.zeros(0, np.int32)
+    for begin in range(0, len(order), TEXTS_PER_CALL):
+        documents = [rows[int(index)][column] for index in order[begin : begin + TEXTS_PER_CALL]]
+        encoded = texts.encode_texts([text for text in documents if text])
+        waiting = np.concatenate([waiting, *(np.array([*ids, end_id], np.int32) for ids in encoded)])
+        whole = len(waiting) // block_length
+        for block in waiting[: whole * block_length].reshape(whole, block_length):
+            writer.append(TextBlock(writer.rows, block))
+        waiting = waiting[whole * block_length :]
+    return len(waiting)
