@@ -1,7 +1,8 @@
 """What every competitor is given: the same model folder and the same texts.
 
 A Llama shape with random weights, a byte-level BPE tokenizer trained on the texts, and GSM8K as JSON lines: `sft.jsonl`
-(prompt, chosen) and `pairs.jsonl` (prompt, chosen, rejected).
+(prompt, chosen), `pairs.jsonl` (prompt, chosen, rejected), `pairs_half.jsonl` (the same with prompts as long as the
+responses) and `ranked2`, `ranked4`, `ranked8` (a prompt and K responses, the prompt half of each sequence).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ SHAPES = {
     "tiny": (64, 2, 4, 128),
 }
 VOCABULARY = 8192
+RANKED = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,23 @@ class Workload:
     def pairs(self) -> Path:
         return self.folder / "pairs.jsonl"
 
+    def ranked(self, responses: int) -> Path:
+        return self.folder / f"ranked{responses}" / "rows.jsonl"
+
+    def tokens(self, file: str) -> tuple[int, int]:
+        """Tokens of a file of prompts with several responses: each prompt once, and once a response."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        shared = unshared = 0
+        for line in (self.folder / file).read_text().splitlines():
+            row = json.loads(line)
+            responses = row.get("responses") or [row["chosen"], row["rejected"]]
+            prompt, *others = (len(ids) for ids in tokenizer([row["prompt"], *responses])["input_ids"])
+            shared += prompt + sum(others) + len(others)
+            unshared += len(others) * (prompt + 1) + sum(others)
+        return shared, unshared
+
 
 def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
     """Return the workload in `folder`, made there where it is missing. `data_dir` holds GSM8K as published."""
@@ -51,7 +70,13 @@ def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
     workload.folder.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in (data_dir / "train.jsonl").read_text().splitlines()]
     _write(workload.sft, [{"prompt": _prompt(row), "chosen": " " + row["answer"]} for row in rows])
-    _write(workload.pairs, _pairs(data_dir / "model_solutions.jsonl"))
+    pairs = _pairs(data_dir / "model_solutions.jsonl")
+    _write(workload.pairs, pairs)
+    questions = [row["question"] for row in rows]
+    _write(workload.folder / "pairs_half.jsonl", [_with_half_prompt(row, questions, i) for i, row in enumerate(pairs)])
+    for count in RANKED:
+        workload.ranked(count).parent.mkdir(exist_ok=True)
+        _write(workload.ranked(count), _ranked(rows, count))
     _make_model(workload, shape, [_prompt(row) + " " + row["answer"] for row in rows])
     (workload.folder / "done").touch()
     return workload
@@ -70,6 +95,32 @@ def _pairs(path: Path) -> list[dict]:
                 chosen, rejected = " " + row["ground_truth"], " " + answer["solution"]
                 pairs.append({"prompt": _prompt(row), "chosen": chosen, "rejected": rejected})
     return pairs
+
+
+def _with_half_prompt(row: dict, questions: list[str], index: int) -> dict:
+    """The pair with more questions before its own, until the prompt is about as long as a response, in characters."""
+    wanted = (len(row["chosen"]) + len(row["rejected"])) // 2
+    return {**row, "prompt": _as_long_as(row["prompt"], wanted, questions, index)}
+
+
+def _as_long_as(prompt: str, characters: int, questions: list[str], index: int) -> str:
+    while len(prompt) < characters:
+        room = characters - len(prompt)
+        prompt = f"{questions[index % len(questions)][:room]} {prompt}"
+        index += 1
+    return prompt
+
+
+def _ranked(rows: list[dict], count: int) -> list[dict]:
+    """Rows of a prompt and `count` answers, those to other questions behind its own: what is learnt does not
+    matter here."""
+    made = []
+    for index, row in enumerate(rows[:1000]):
+        responses = [" " + rows[(index + 997 * step) % len(rows)]["answer"] for step in range(count)]
+        wanted = sum(len(text) for text in responses) // count
+        questions = [other["question"] for other in rows[index + 1 : index + 20]]
+        made.append({"prompt": _as_long_as(_prompt(row), wanted, questions, 0), "responses": responses})
+    return made
 
 
 def _write(path: Path, rows: list[dict]) -> None:

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--head", default="all", choices=("all", "chosen"))
     arguments = parser.parse_args()
     workload = Workload(Path(arguments.workload))
-    ids, is_target = _tokens(workload)
+    ids, is_target = tokens_of(workload)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
     model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -54,7 +54,7 @@ def main() -> None:
         print(json.dumps({"units": size, "seconds": time.perf_counter() - started}), flush=True)
 
 
-def _tokens(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens_of(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
     tokenizer = AutoTokenizer.from_pretrained(workload.model)
     rows = [json.loads(line) for line in workload.sft.read_text().splitlines()]
     prompts = tokenizer([row["prompt"] for row in rows], add_special_tokens=False)["input_ids"]

@@ -1,6 +1,7 @@
 """TRL's trainers on the workload, in TRL's own environment (this file imports nothing of Threestep).
 
     python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
+    python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
-BATCH = 8
 MODES = {
     "plain": {},
     "padding_free": {"padding_free": True, "max_length": None},
@@ -24,39 +24,41 @@ MODES = {
 
 
 class Clock(TrainerCallback):
-    """Prints the units and the seconds of each optimizer step."""
+    """Prints the units and the seconds from the end of one optimizer step to the end of the next."""
 
     def __init__(self) -> None:
         self.units = 0
-        self.started = 0.0
-
-    def on_step_begin(self, *_: object, **__: object) -> None:
         self.started = time.perf_counter()
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        print(json.dumps({"units": self.units, "seconds": time.perf_counter() - self.started}), flush=True)
+        now = time.perf_counter()
+        print(json.dumps({"units": self.units, "seconds": now - self.started}), flush=True)
+        self.units, self.started = 0, now
 
 
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trainer", required=True, choices=("sft", "reward"))
+    parser.add_argument("--trainer", required=True, choices=("sft", "reward", "dpo"))
     parser.add_argument("--workload", required=True)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--mode", default="plain", choices=sorted(MODES))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--pairs", default="pairs.jsonl")
     arguments = parser.parse_args()
-    trainer, clock = (_sft if arguments.trainer == "sft" else _reward)(arguments)
+    trainer, clock = {"sft": _sft, "reward": _reward, "dpo": _dpo}[arguments.trainer](arguments)
     collate = trainer.data_collator
 
     def counted(features: list) -> dict:
         batch = collate(features)
-        if arguments.trainer == "reward":
-            clock.units = batch["input_ids"].shape[0] // 2
+        if arguments.trainer != "sft":
+            clock.units += len(features)
         elif "attention_mask" in batch:
-            clock.units = int(batch["attention_mask"].sum())
+            clock.units += int(batch["attention_mask"].sum())
         else:
-            clock.units = batch["input_ids"].numel()
+            clock.units += batch["input_ids"].numel()
         return batch
 
     trainer.data_collator = counted
@@ -67,7 +69,8 @@ def main() -> None:
 def _settings(arguments: argparse.Namespace) -> dict:
     return {
         "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": BATCH,
+        "per_device_train_batch_size": arguments.batch,
+        "gradient_accumulation_steps": arguments.accumulate,
         "max_steps": arguments.steps,
         "bf16": arguments.dtype == "bf16",
         "use_cpu": True,
@@ -103,7 +106,20 @@ def _reward(arguments: argparse.Namespace) -> tuple:
         model=AutoModelForSequenceClassification.from_pretrained(workload / "model", num_labels=1),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=RewardConfig(**_settings(arguments)),
-        train_dataset=load_dataset("json", data_files=str(workload / "pairs.jsonl"), split="train"),
+        train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train"),
+    )
+    return trainer, Clock()
+
+
+def _dpo(arguments: argparse.Namespace) -> tuple:
+    from trl import DPOConfig, DPOTrainer
+
+    workload = Path(arguments.workload)
+    trainer = DPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        processing_class=AutoTokenizer.from_pretrained(workload / "model"),
+        args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=True),
+        train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
     )
     return trainer, Clock()
 

@@ -1,0 +1,155 @@
+"""Who runs against whom: for each benchmark, the command of every competitor. The first is the one that is compared."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.workload import Workload
+
+TRL = "trl==1.16.0"
+ROOT = Path(__file__).parents[1]
+# Sequences (SFT) of an optimizer step, 163 tokens each on GSM8K: 3,900, as the bare loop's 8 x 512 = 4,096.
+SFT_FORWARD, SFT_ACCUMULATION = 8, 3
+PAIRS = 8
+
+
+@dataclass(frozen=True)
+class Competition:
+    """unit: what a competitor counts a second. commands: by name. notes: lines printed under the table."""
+
+    unit: str
+    commands: dict[str, list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+Make = Callable[[Workload, argparse.Namespace], Competition]
+
+
+def _sft(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    commands = {
+        "Threestep": _threestep_sft(workload, arguments),
+        "bare loop, loss on every token": _ours("floor_sft", workload, arguments, []),
+        "bare loop, the same logits only": _ours("floor_sft", workload, arguments, ["--head", "chosen"]),
+    }
+    if not arguments.without_trl:
+        for mode in ("plain", "padding_free", "grouped"):
+            accumulate = ["--mode", mode, "--batch", str(SFT_FORWARD), "--accumulate", str(SFT_ACCUMULATION)]
+            commands[f"TRL, {mode}"] = _trl("sft", workload, arguments, accumulate)
+    return Competition("token", commands)
+
+
+def _overhead(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """What the engine, the planner and the loop cost: the same rows and model without them."""
+    commands = {
+        "Threestep": _threestep_sft(workload, arguments),
+        "the same rows by bare PyTorch": _ours("floor_rows", workload, arguments, []),
+    }
+    return Competition("token", commands)
+
+
+def _pairwise(file: str, trainer: str, workload: Workload, arguments: argparse.Namespace) -> Competition:
+    step = {"reward": "step2_reward", "dpo": "step2_dpo"}[trainer]
+    flags = ["--data_path", f"jsonl:{workload.folder / file}", "--data_split", "0,1,0", "--learning_rate", "1e-5"]
+    flags += ["--per_device_train_batch_size", str(PAIRS)]
+    commands = {
+        "Threestep": _threestep(step, "pairs", workload, arguments, flags),
+        "Threestep, padded": _threestep(step, "pairs", workload, arguments, [*flags, "--padded"]),
+    }
+    if not arguments.without_trl:
+        commands["TRL"] = _trl(trainer, workload, arguments, ["--pairs", file, "--batch", str(PAIRS)])
+    return Competition("pair", commands, [_tokens_ratio(workload, file)])
+
+
+def _ranked(responses: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """K ranked responses a prompt: the prompt once, or K times."""
+    file = workload.ranked(responses)
+    flags = ["--dataset_module", str(ROOT / "benchmarks" / "ranked_dataset.py"), "--data_path", "benchmark_ranked"]
+    flags += ["--dataset_dir", str(file.parent), "--data_split", "0,1,0", "--learning_rate", "1e-5"]
+    flags += ["--per_device_train_batch_size", str(prompts_of(responses))]
+    commands = {
+        "Threestep": _threestep("step2_reward", "pairs", workload, arguments, flags),
+        "Threestep, padded": _threestep("step2_reward", "pairs", workload, arguments, [*flags, "--padded"]),
+        "bare PyTorch, shared": _ours("floor_ranked", workload, arguments, ["--responses", str(responses)]),
+        "bare PyTorch, packed, unshared": _ours(
+            "floor_ranked", workload, arguments, ["--responses", str(responses), "--unshared"]
+        ),
+    }
+    return Competition("pair", commands, [_tokens_ratio(workload, str(file.relative_to(workload.folder)))])
+
+
+def prompts_of(responses: int) -> int:
+    """Prompts of an optimizer step, so that a step has 16 sequences for any number of responses."""
+    return 2 * PAIRS // responses
+
+
+def _head(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """The loss from hidden states, 4,096 tokens at a vocabulary of 128,000."""
+    program = [sys.executable, "-m", "benchmarks.competitors.head"]
+    common = ["--dtype", arguments.dtype, "--steps", str(arguments.steps)]
+    names = {"Threestep": "threestep", "torch's linear_cross_entropy": "torch", "all logits at once": "whole"}
+    return Competition("token", {name: [*program, "--how", how, *common] for name, how in names.items()})
+
+
+COMPETITIONS: dict[str, Make] = {
+    "sft": _sft,
+    "overhead": _overhead,
+    "reward": partial(_pairwise, "pairs.jsonl", "reward"),
+    "reward_half": partial(_pairwise, "pairs_half.jsonl", "reward"),
+    "dpo": partial(_pairwise, "pairs.jsonl", "dpo"),
+    "ranked2": partial(_ranked, 2),
+    "ranked4": partial(_ranked, 4),
+    "ranked8": partial(_ranked, 8),
+    "head": _head,
+}
+
+
+def _threestep_sft(workload: Workload, arguments: argparse.Namespace) -> list[str]:
+    flags = ["--data_path", f"jsonl:{workload.sft}", "--data_split", "1,0,0", "--learning_rate", "1e-5"]
+    flags += ["--per_device_train_batch_size", str(SFT_FORWARD)]
+    flags += ["--gradient_accumulation_steps", str(SFT_ACCUMULATION)]
+    return _threestep("step1_sft", "tokens", workload, arguments, flags)
+
+
+def _threestep(step: str, unit: str, workload: Workload, arguments: argparse.Namespace, flags: list[str]) -> list[str]:
+    output = str(workload.folder / f"{step}_run")
+    program = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", step, "--unit", unit]
+    shared = ["--model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--zero_stage", "1"]
+    shared += ["--max_train_steps", str(arguments.steps), "--max_eval_rows", "8", "--max_seq_len", "512"]
+    shared += ["--data_output_path", str(workload.folder / "cache")]
+    return [*program, "--output_dir", output, "--", *shared, *flags]
+
+
+def _ours(competitor: str, workload: Workload, arguments: argparse.Namespace, flags: list[str]) -> list[str]:
+    program = [sys.executable, "-m", f"benchmarks.competitors.{competitor}", "--workload", str(workload.folder)]
+    return [*program, "--dtype", arguments.dtype, "--steps", str(arguments.steps), *flags]
+
+
+def _trl(trainer: str, workload: Workload, arguments: argparse.Namespace, flags: list[str]) -> list[str]:
+    python = _trl_python(Path(arguments.folder) / "trl_venv")
+    program = str(ROOT / "benchmarks" / "competitors" / "trl_peer.py")
+    common = ["--workload", str(workload.folder), "--dtype", arguments.dtype, "--steps", str(arguments.steps)]
+    return [python, program, "--trainer", trainer, *common, *flags]
+
+
+def _trl_python(folder: Path) -> str:
+    python = folder.absolute() / "bin" / "python"
+    if not (folder / "done").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        pins = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
+        subprocess.run([*pins, "torch==2.13.0"], check=True)
+        subprocess.run([*pins, TRL, "datasets", "accelerate"], check=True)
+        (folder / "done").touch()
+    return str(python)
+
+
+def _tokens_ratio(workload: Workload, file: str) -> str:
+    """Of the tokens computed, unshared over shared: what sharing prompts could gain at most."""
+    shared, unshared = workload.tokens(file)
+    return f"tokens computed, unshared over shared: {unshared / shared:.3f}"
