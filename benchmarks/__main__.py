@@ -77,7 +77,7 @@ def _run(command: list[str], threads: int) -> Measured:
         error.seek(0)
         if process.returncode:
             sys.exit(f"{' '.join(command)} ended with code {process.returncode}:\n{error.read()[-3000:]}")
-        steps = [json.loads(line) for line in out if line.startswith("{")]
+        steps = [json.loads(line) for line in out if line.startswith('{"units"')]
     if len(steps) <= WARM_UP_STEPS:
         sys.exit(f"{' '.join(command)} reported {len(steps)} steps; {WARM_UP_STEPS} of them only warm up")
     return Measured([step["units"] / step["seconds"] for step in steps[WARM_UP_STEPS:]], usage.ru_maxrss * 1024)

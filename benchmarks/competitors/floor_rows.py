@@ -20,7 +20,7 @@ from benchmarks.workload import Workload
 from training.step1_sft.loss import sft_loss
 from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import forward_plan, plan_step
+from training.utils.layout.planner import forward_overhead_tokens, forward_plan, plan_step
 from training.utils.layout.rows import packed_rows
 from training.utils.models.loading import load_causal_lm
 from training.utils.models.settings import ModelSettings
@@ -41,7 +41,15 @@ def main() -> None:
     causal_lm = load_causal_lm(ModelSettings(str(workload.model)), dtype, 0).train()
     policy = PolicyModel(causal_lm)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, fused=True)
-    plan = forward_plan(SFT_FORWARD, LONGEST, causal_lm.config.hidden_size, packed=True, ranks=1)
+    weights = sum(parameter.numel() for parameter in causal_lm.parameters())
+    plan = forward_plan(
+        SFT_FORWARD,
+        LONGEST,
+        causal_lm.config.hidden_size,
+        packed=True,
+        ranks=1,
+        forward_tokens=forward_overhead_tokens(weights, on_gpu=False),
+    )
     documents = _documents(workload)
     per_step = SFT_FORWARD * SFT_ACCUMULATION
     stream = ShuffledStream(len(documents), seed=1)

@@ -14,7 +14,7 @@ from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
-from training.utils.layout.planner import PlanSettings, forward_plan
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens, forward_plan
 from training.utils.layout.rows import TokenRows
 from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import say
@@ -54,14 +54,16 @@ def may_pack(
     read: Callable[[TokenRows], torch.Tensor],
     longest_tokens: int,
     say: Callable[..., None],
+    sharing: bool = True,
 ) -> bool:
-    """Whether documents may share rows: not where the user wants padding, nor where the model cannot honour it."""
+    """Whether documents may share rows: not where the user wants padding, nor where the model cannot honour it.
+    sharing: the documents share prompts."""
     from training.utils.models.layout_check import why_not_packed
 
     if padded:
         return False
     engine.eval()
-    reason = why_not_packed(model, read, longest_tokens, engine.ranks.device)
+    reason = why_not_packed(model, read, longest_tokens, engine.ranks.device, sharing)
     if reason is not None:
         say(f"warning: {type(model).__name__} trains on padded rows: {reason}", engine.ranks.is_main)
     return reason is None
@@ -78,6 +80,9 @@ def loop_settings(
     seed: int,
 ) -> LoopSettings:
     """What a loop is told. steps: what `whole_steps` gave. packed: what `may_pack` gave."""
+    from training.utils.models.attention import long_rows_are_free
+
+    weights = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
     def plan(sequences: int) -> PlanSettings:
         return forward_plan(
@@ -87,6 +92,8 @@ def loop_settings(
             packed=packed,
             ranks=ranks.world_size,
             max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
+            long_rows_are_free=long_rows_are_free(model.config._attn_implementation),
+            forward_tokens=forward_overhead_tokens(weights, ranks.device.type == "cuda"),
         )
 
     return LoopSettings(

@@ -11,6 +11,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Up to so many forwards a rank the planner tries a few more, and dealing by length; the time it takes is its bound.
+_MANY = 6
+
 # Rows, documents and micro-batches are tuples of indices into the step's documents.
 Row = tuple[int, ...]
 MicroBatch = tuple[Row, ...]
@@ -27,6 +30,8 @@ class PlanSettings:
     quadratic_tokens: the row width at which attention costs as much as the rest of the layer (6 x hidden size: a
         layer's matrices take 24 h^2 FLOPs a token forward, attention 4 h for each position of the row). The planner
         weighs wide rows, which fill better, against their attention.
+    forward_tokens: what beginning another forward costs, in tokens of the model's work. The planner weighs it against
+        the padding that rows of like widths save.
     """
 
     ranks: int
@@ -35,6 +40,7 @@ class PlanSettings:
     packed: bool = False
     max_row_tokens: int = 0
     quadratic_tokens: float = 3072.0
+    forward_tokens: float = float("inf")
 
 
 def forward_plan(
@@ -44,22 +50,38 @@ def forward_plan(
     packed: bool,
     ranks: int,
     max_tokens_per_micro_batch: int | None = None,
+    long_rows_are_free: bool = False,
+    forward_tokens: float = float("inf"),
 ) -> PlanSettings:
     """Settings for a user who thinks of a forward as so many sequences of at most `longest_tokens`.
 
     Packed, a forward takes as many tokens as that many sequences could have, unless a bound is given.
+    long_rows_are_free: attention costs what each document costs, so that a forward is one row without padding.
     """
     budget = max_tokens_per_micro_batch
     if budget is None and packed:
         budget = sequences * longest_tokens
+    free = packed and long_rows_are_free and budget is not None
     return PlanSettings(
         ranks=ranks,
         max_tokens_per_micro_batch=budget,
         max_rows_per_micro_batch=sequences,
         packed=packed,
-        max_row_tokens=longest_tokens,
-        quadratic_tokens=6.0 * hidden_size,
+        max_row_tokens=max(longest_tokens, budget) if free else longest_tokens,
+        quadratic_tokens=float("inf") if free else 6.0 * hidden_size,
+        forward_tokens=forward_tokens,
     )
+
+
+def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
+    """What a forward and backward cost beside their tokens, in tokens of 6 x `weights` FLOPs: every weight's gradient
+    is read and written (12 bytes a weight), and kernels are launched from Python (20 ms for some hundred layers).
+
+    The rates are those of a laptop's cores (2e11 FLOP/s, 2e10 byte/s) and of an H100 (5e14, 3e12), to the digit that
+    a choice between two or three forwards needs. 25 million weights on a CPU: 20 + 27 tokens.
+    """
+    flops, bytes_per_second = (5e14, 3e12) if on_gpu else (2e11, 2e10)
+    return 2.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
 
 
 @dataclass(frozen=True)
@@ -80,7 +102,7 @@ class StepPlan:
 def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
     """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once."""
     shares = _shares(lengths, settings)
-    fitted = [_fewest_micro_batches(lengths, share, settings) for share in shares]
+    fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
     micro_batches = []
     for share, smallest in zip(shares, fitted, strict=True):
@@ -117,8 +139,8 @@ def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int
     return dealt
 
 
-def _fewest_micro_batches(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
-    """The smallest number of micro-batches that keeps every bound."""
+def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
+    """The smallest number of micro-batches that keeps every bound, or a few more where that pads less."""
     if not share:
         return []
     if not settings.packed:
@@ -131,8 +153,26 @@ def _fewest_micro_batches(lengths: Sequence[int], share: Sequence[int], settings
     while True:
         micro_batches = _laid_out(lengths, share, count, settings)
         if count >= len(share) or all(_fits(lengths, rows, settings) for rows in micro_batches):
-            return micro_batches
+            break
         count += 1
+    # A few more may pad less. Where there are many, widths are alike already.
+    if count <= _MANY:
+        for more in range(count + 1, min(len(share), count + _MANY) + 1):
+            other = _laid_out(lengths, share, more, settings)
+            if more * settings.forward_tokens >= _cost(lengths, micro_batches, settings):
+                break
+            if _cost(lengths, other, settings) < _cost(lengths, micro_batches, settings):
+                micro_batches = other
+    return micro_batches
+
+
+def _cost(lengths: Sequence[int], micro_batches: Sequence[MicroBatch], settings: PlanSettings) -> float:
+    """Padding, attention and the forwards themselves, in tokens."""
+    cost = 0.0
+    for rows in micro_batches:
+        width = _width(lengths, rows)
+        cost += len(rows) * width * (1.0 + width / settings.quadratic_tokens)
+    return cost + (len(micro_batches) * settings.forward_tokens if len(micro_batches) > 1 else 0.0)
 
 
 def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
@@ -149,8 +189,12 @@ def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings
 def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings: PlanSettings) -> list[MicroBatch]:
     """`share` in at most `count` micro-batches, none empty."""
     if settings.packed:
-        dealt = balanced(lengths, share, count)
-        return [_packed(lengths, documents, settings) for documents in dealt if documents]
+        dealings = [balanced(lengths, share, count)]
+        if 1 < count <= 2 * _MANY:
+            dealings.append(_by_length(lengths, share, count))
+        plans = [[_packed(lengths, documents, settings) for documents in dealt if documents] for dealt in dealings]
+        fitting = [plan for plan in plans if all(_fits(lengths, rows, settings) for rows in plan)]
+        return min(fitting or plans[:1], key=lambda plan: _cost(lengths, plan, settings))
     # One document a row: neighbours in length share a micro-batch, so that little is padding.
     longest_first = sorted(share, key=lambda index: (-lengths[index], index))
     size, longer = divmod(len(share), count)
@@ -159,6 +203,19 @@ def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings
         cuts.append(cuts[-1] + size + (index < longer))
     slices = [longest_first[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
     return [tuple((index,) for index in documents) for documents in slices if documents]
+
+
+def _by_length(lengths: Sequence[int], share: Sequence[int], count: int) -> list[list[int]]:
+    """`share` cut into `count` runs of neighbours in length, about equal in tokens."""
+    total = sum(lengths[index] for index in share)
+    dealt: list[list[int]] = [[]]
+    before = 0
+    for index in sorted(share, key=lambda index: (-lengths[index], index)):
+        if dealt[-1] and before + lengths[index] / 2 > total * len(dealt) / count:
+            dealt.append([])
+        dealt[-1].append(index)
+        before += lengths[index]
+    return dealt
 
 
 def _fits(lengths: Sequence[int], rows: MicroBatch, settings: PlanSettings) -> bool:

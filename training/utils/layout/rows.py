@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from training.utils.layout.documents import Document, TokenSequence, plain
+from training.utils.run.errors import ThreestepError
 
 PAD_SEGMENT = -1
 
@@ -74,6 +75,27 @@ class TokenRows:
         seen_NTT = self.visible_NSS[rows_N11, looking_NT.unsqueeze(2), looking_NT.unsqueeze(1)]
         causal_TT = torch.ones(width, width, dtype=torch.bool, device=looking_NT.device).tril()
         return (seen_NTT & causal_TT).unsqueeze(1)
+
+    def cumulative_lengths(self) -> tuple[torch.Tensor, int]:
+        """Return where each document begins in the flattened rows, and the end: int32 [documents + 1], the padding of
+        a row counted as one; and the longest in tokens. What FlashAttention takes in place of a mask.
+
+        ThreestepError where a segment sees another: lengths cannot say that.
+        """
+        if self.visible_NSS is not None:
+            own = torch.eye(self.visible_NSS.shape[1], dtype=torch.bool, device=self.visible_NSS.device)
+            if bool((self.visible_NSS & ~own).any()):
+                raise ThreestepError(
+                    "cumulative lengths say where a document ends and not that its responses share a prompt; use the "
+                    "attention implementation sdpa or flex_attention"
+                )
+        segment_NT = self.segment_ids_NT
+        begins_NT = torch.ones_like(segment_NT, dtype=torch.bool)
+        begins_NT[:, 1:] = segment_NT[:, 1:] != segment_NT[:, :-1]
+        starts = torch.nonzero(begins_NT.flatten()).flatten()
+        ends = torch.tensor([segment_NT.numel()], device=starts.device)
+        lengths = torch.cat([starts, ends]).to(torch.int32)
+        return lengths, int(lengths.diff().max())
 
 
 def padded_rows(sequences: Sequence[TokenSequence], pad_token_id: int, min_width: int = 1) -> TokenRows:

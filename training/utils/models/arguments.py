@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.utils.models.attention import check_implementation
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 
@@ -15,6 +16,13 @@ class ModelArguments:
     model_name_or_path: str = field(default="", metadata={"help": "Folder or hub name of the model to start from."})
     pad_token: str | None = field(
         default=None, metadata={"help": "A token of the tokenizer to pad with, where it names none itself."}
+    )
+    attn_implementation: str = field(
+        default="sdpa",
+        metadata={
+            "help": "'sdpa' runs everywhere; on CUDA 'flex_attention' skips what nobody sees, and 'flash_attention_2' "
+            "or '_3', where installed, packs but shares no prompts."
+        },
     )
     dropout: float | None = field(default=None, metadata={"help": "Every dropout rate; default: the model's own."})
     gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: less memory."})
@@ -36,12 +44,14 @@ class ModelArguments:
             "--model_name_or_path expects the folder or hub name of a model, got nothing; "
             "`python -m training.new_model --out DIR` makes one with random weights",
         )
+        check_implementation(mistakes, self.attn_implementation)
         check_lora(mistakes, self.lora_dim, self.lora_dropout)
         check_dropout(mistakes, "--dropout", self.dropout)
 
     def settings(self) -> ModelSettings:
         return ModelSettings(
             name_or_path=self.model_name_or_path,
+            attn_implementation=self.attn_implementation,
             dropout=self.dropout,
             gradient_checkpointing=self.gradient_checkpointing,
             lora_dim=self.lora_dim,

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.models.attention import IMPLEMENTATIONS, shares_prompts
 
 # Largest difference in a log-probability or a score, packed beside alone, that rounding explains. A model with wrong
 # positions differs by more than its own rounding; a leak between documents is found without a tolerance.
@@ -21,9 +22,14 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05, tor
 
 
 def why_not_packed(
-    model: PreTrainedModel, read: Callable[[TokenRows], torch.Tensor], longest_tokens: int, device: torch.device
+    model: PreTrainedModel,
+    read: Callable[[TokenRows], torch.Tensor],
+    longest_tokens: int,
+    device: torch.device,
+    sharing: bool = True,
 ) -> str | None:
-    """Return None where packed rows and shared prompts give what separate sequences give, else the reason.
+    """Return None where packed rows give what separate sequences give, else the reason. sharing: the documents to
+    come share prompts.
 
     read: TokenRows -> float32 [M] (or [B]), in eval mode. longest_tokens: of the documents to come. Under ZeRO-3 a
     collective: every rank calls it, and every rank gets the same answer.
@@ -34,11 +40,13 @@ def why_not_packed(
     if window is not None and windowed and window < longest_tokens:
         return f"its sliding window of {window} tokens is shorter than the sequences ({longest_tokens} tokens)"
     implementation = model.config._attn_implementation
-    if implementation != "sdpa":
+    if implementation not in IMPLEMENTATIONS:
         return f"its attention implementation '{implementation}' takes no mask of segments here"
+    if sharing and not shares_prompts(implementation):
+        return f"its attention implementation '{implementation}' cannot share a prompt; sdpa and flex_attention can"
     vocabulary = text_config.vocab_size
-    first, second = _documents(vocabulary, seed=0)
-    other, _ = _documents(vocabulary, seed=1)
+    first, second = _documents(vocabulary, 0, sharing)
+    other, _ = _documents(vocabulary, 1, sharing)
     try:
         with torch.no_grad():
             packed = read(packed_rows([[first, second]], 0).to(device))
@@ -57,17 +65,21 @@ def why_not_packed(
     return None
 
 
-def _documents(vocabulary: int, seed: int) -> tuple[Document, Document]:
-    """A prompt with two responses, and another; the same lengths for every seed."""
+def _documents(vocabulary: int, seed: int, sharing: bool) -> tuple[Document, Document]:
+    """A prompt with two responses (or one), and another; the same lengths for every seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def run(length: int, is_target: bool) -> TokenSequence:
         ids = torch.randint(0, vocabulary, (length,), generator=generator)
         return TokenSequence(ids, torch.full((length,), is_target))
 
-    first = shared_prompt(run(5, False), [run(3, True), run(4, True)])
+    def document(prompt: int, *responses: int) -> Document:
+        whole = shared_prompt(run(prompt, False), [run(length, True) for length in responses])
+        return whole if sharing else unshared(whole)[0]
+
+    first = document(5, 3, 4)
     generator.manual_seed(100)  # the second document is the same for every seed
-    return first, shared_prompt(run(4, False), [run(2, True), run(3, True)])
+    return first, document(4, 2, 3)
 
 
 def _outputs(packed: torch.Tensor, first: Document, second: Document) -> int:

@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.utils.models.attention import SDPA
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
@@ -135,18 +136,31 @@ def _load_config(name_or_path: str) -> Any:
 
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
     _check_folder(settings.name_or_path)
+    _check_attention(settings.attn_implementation)
+    # sdpa is transformers' own choice; asked for by name, a family that lacks it would be refused, and falls back here.
+    if settings.attn_implementation != SDPA:
+        config["attn_implementation"] = settings.attn_implementation
     # transformers reports a new scalar head as a table of missing keys; a new head is what step 2 asks for.
     report = logging.getLogger("transformers.modeling_utils")
     level = report.level
     report.setLevel(logging.ERROR)
     try:
         return auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, ImportError) as problem:
         raise ThreestepError(
             f"no model could be loaded from '{settings.name_or_path}': {_first_line(problem)}"
         ) from problem
     finally:
         report.setLevel(level)
+
+
+def _check_attention(implementation: str) -> None:
+    import torch
+
+    if implementation != SDPA and not torch.cuda.is_available():
+        raise ThreestepError(
+            f"--attn_implementation {implementation} trains on CUDA alone, and there is no CUDA device here; use sdpa"
+        )
 
 
 def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """name_or_path: folder or hub name. dropout: every dropout rate of the model, None keeps the model's own.
-    lora_*: see training.utils.models.lora. gradient_checkpointing: recompute activations in backward."""
+    """name_or_path: folder or hub name. attn_implementation: see training.utils.models.attention. dropout: every
+    dropout rate of the model, None keeps the model's own. lora_*: see training.utils.models.lora.
+    gradient_checkpointing: recompute activations in backward."""
 
     name_or_path: str
+    attn_implementation: str = "sdpa"
     dropout: float | None = None
     gradient_checkpointing: bool = False
     lora_dim: int = 0

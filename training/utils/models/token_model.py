@@ -8,11 +8,14 @@ N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size,
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from training.utils.layout.rows import TokenRows
+from training.utils.models.attention import model_inputs
 from training.utils.models.target_head import TargetHead, TokenLogprobs
 
 # Families that scale or cap their logits after the head say so under these names; None or 1.0 means they do not.
@@ -34,7 +37,7 @@ class PolicyModel(nn.Module):
         if self._target_head is not None:
             hidden_MH = _hidden_at(self.model, rows, rows.predictor_M)
             return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy)
-        logits_NTV = self.model(**_inputs(rows)).logits
+        logits_NTV = self.model(**_inputs(self.model, rows)).logits
         logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
         return read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
 
@@ -70,15 +73,10 @@ def read_logits(
     return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M)
 
 
-def _inputs(rows: TokenRows) -> dict[str, torch.Tensor | bool | None]:
-    return {
-        "input_ids": rows.input_ids_NT,
-        "position_ids": rows.position_ids_NT,
-        "attention_mask": rows.dense_mask(),
-        "use_cache": False,
-    }
+def _inputs(model: PreTrainedModel, rows: TokenRows) -> dict[str, Any]:
+    return model_inputs(rows, model.config._attn_implementation)
 
 
 def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:
-    hidden_NTH = model.base_model(**_inputs(rows))[0]
+    hidden_NTH = model.base_model(**_inputs(model, rows))[0]
     return hidden_NTH.flatten(0, 1).index_select(0, positions)

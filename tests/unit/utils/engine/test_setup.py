@@ -14,7 +14,7 @@ from training.utils.engine.loop import LoopSettings
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
 from training.utils.engine.startup import Ranks
-from training.utils.layout.planner import PlanSettings
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.layout.rows import TokenRows
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
@@ -53,6 +53,7 @@ class OfHiddenSize64:
     """A model in all that `loop_settings` asks of one."""
 
     hidden_size = 64
+    _attn_implementation = "sdpa"
 
     @property
     def config(self):
@@ -61,6 +62,9 @@ class OfHiddenSize64:
     def get_text_config(self):
         return self
 
+    def parameters(self):
+        return [torch.zeros(1000), torch.zeros(500)]
+
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_loop_is_the_flags(packed):
@@ -68,8 +72,9 @@ def test_the_loop_is_the_flags(packed):
         per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4
     )
     loop = loop_settings(engine, (10, 15), 200, OfHiddenSize64(), packed, ranks(3), pad_token_id=1, seed=2)
-    train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0)
-    evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0)
+    each = forward_overhead_tokens(1500, on_gpu=False)
+    train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
+    evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     assert loop == LoopSettings(10, 15, train, evaluation, eval_interval=4, pad_token_id=1, seed=2)
 
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.layout.planner import PlanSettings, StepPlan, balanced, forward_plan, plan_step
+from training.utils.layout.planner import (
+    PlanSettings,
+    StepPlan,
+    balanced,
+    forward_overhead_tokens,
+    forward_plan,
+    plan_step,
+)
 
 lengths = st.lists(st.integers(1, 600), max_size=60)
 padded_plans = st.builds(
@@ -92,7 +99,8 @@ def test_another_process_makes_the_same_plan():
     """Ranks do not talk about plans: nothing in one may hang on the process, hashing say."""
     plan = PlanSettings(3, 700, packed=True, max_row_tokens=300)
     lengths = [17 * index % 251 + 1 for index in range(40)]
-    program = f"from training.utils.layout.planner import PlanSettings, plan_step\nprint(plan_step({lengths}, {plan}))"
+    imports = "from math import inf\nfrom training.utils.layout.planner import PlanSettings, plan_step\n"
+    program = f"{imports}print(plan_step({lengths}, {plan}))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert said == str(plan_step(lengths, plan))
 
@@ -193,3 +201,32 @@ def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
     assert forward_plan(**settings, packed=True) == PlanSettings(3, 1000, 5, True, 200, 384.0)
     assert forward_plan(**settings, packed=False) == PlanSettings(3, None, 5, False, 200, 384.0)
     assert forward_plan(**settings, packed=True, max_tokens_per_micro_batch=300).max_tokens_per_micro_batch == 300
+
+
+def test_rows_of_any_length_make_one_row_of_a_forward():
+    plan = forward_plan(5, 200, 64, packed=True, ranks=1, long_rows_are_free=True)
+    lengths = [150, 20, 90, 200, 10]
+    (((row,),),) = plan_step(lengths, plan).micro_batches
+    assert sorted(row) == [0, 1, 2, 3, 4]
+
+
+def test_forwards_of_like_widths_are_weighed_against_their_own_cost():
+    """Documents of 400, 400, 100, 100, and rows of 500 at most. One forward: two rows of 500 (400 + 100 each) pad
+    nothing. Of 400, 400, 250, 250 and rows of 400 at most: one forward is four rows of 400 = 1,600 tokens; two are
+    2 x 400 + 2 x 250 = 1,300 and another forward. Attention is left out: quadratic_tokens is infinite."""
+
+    def plan(lengths: list[int], widest: int, forward_tokens: float) -> tuple:
+        settings = PlanSettings(1, 10**6, None, True, widest, float("inf"), forward_tokens)
+        return plan_step(lengths, settings).micro_batches[0]
+
+    assert len(plan([400, 400, 100, 100], 500, 1.0)) == 1
+    # Beginning a forward counts once for each, where there are several: 2 x 140 < 300 saved < 2 x 160.
+    assert plan([400, 250, 400, 250], 400, 140.0) == (((0,), (2,)), ((1,), (3,)))
+    assert len(plan([400, 250, 400, 250], 400, 160.0)) == 1
+
+
+def test_the_overhead_of_a_forward_by_hand():
+    """CPU: 2 x 2e11 / 2e10 = 20 tokens, and 0.02 s x 2e11 / (6 x 25e6) = 26.7. GPU: 333, and 0.02 x 5e14 / 6e9 =
+    1,667."""
+    assert round(forward_overhead_tokens(25_000_000, on_gpu=False), 1) == 46.7
+    assert round(forward_overhead_tokens(10**9, on_gpu=True)) == 2000

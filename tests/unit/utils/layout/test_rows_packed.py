@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
+from training.utils.run.errors import ThreestepError
 
 
 def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:
@@ -197,3 +198,17 @@ def test_rows_of_several_widths_keep_flat_positions(packed):
     flat = rows.input_ids_NT.flatten()
     assert flat[rows.end_B].tolist() == [7, 9, 1]
     assert flat[rows.predictor_M].tolist() == [6, 8, 2]
+
+
+def test_cumulative_lengths_by_hand():
+    """Row 0: documents of 3 and 2 tokens. Row 1: one of 4, then 1 of padding, which counts as a document."""
+    rows = packed_rows([[plain(run([5, 6, 7])), plain(run([8, 9]))], [plain(run([1, 2, 3, 4]))]], pad_token_id=0)
+    lengths, longest = rows.cumulative_lengths()
+    assert lengths.tolist() == [0, 3, 5, 9, 10] and lengths.dtype == torch.int32
+    assert longest == 4
+
+
+def test_cumulative_lengths_cannot_share_a_prompt():
+    rows = packed_rows([[shared_prompt(run([5, 6]), [run([7]), run([9])])]], pad_token_id=0)
+    with pytest.raises(ThreestepError, match="use the attention implementation sdpa or flex_attention"):
+        rows.cumulative_lengths()

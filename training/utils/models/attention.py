@@ -1,0 +1,80 @@
+"""How a layout reaches the attention implementation that a model was loaded with.
+
+| --attn_implementation | what it is given | where |
+| --- | --- | --- |
+| sdpa | a boolean mask of who sees whom, none where causal attention is enough | everywhere; quadratic in the row |
+| flex_attention | a block mask: blocks that nobody sees are skipped, shared prompts too | CUDA (no backward on a CPU) |
+| flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
+
+Knows no engine and no loss. N rows, T tokens in a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from training.utils.run.errors import Mistakes, nearest_names
+
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
+
+SDPA, FLEX = "sdpa", "flex_attention"
+FLASH = ("flash_attention_2", "flash_attention_3")
+IMPLEMENTATIONS = (SDPA, FLEX, *FLASH)
+
+
+def check_implementation(mistakes: Mistakes, name: str) -> None:
+    """Note an attention implementation that has no form of the layout."""
+    mistakes.require(
+        name in IMPLEMENTATIONS,
+        f"--attn_implementation expects one of {', '.join(IMPLEMENTATIONS)}, got '{name}'"
+        f"{nearest_names(name, IMPLEMENTATIONS)}",
+    )
+
+
+def shares_prompts(implementation: str) -> bool:
+    """Whether one document may hold a prompt and several responses that do not see each other."""
+    return implementation not in FLASH
+
+
+def long_rows_are_free(implementation: str) -> bool:
+    """Whether attention costs what each document costs, in a row of any length (a dense mask pays for the row)."""
+    return implementation in (FLEX, *FLASH)
+
+
+def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
+    """The keyword arguments of a transformers model's forward. Hidden states come back as [N, T] or as one row of
+    N x T; flattened, a token stands at the same place."""
+    inputs: dict[str, Any] = {
+        "input_ids": rows.input_ids_NT,
+        "position_ids": rows.position_ids_NT,
+        "attention_mask": None,
+        "use_cache": False,
+    }
+    if implementation in FLASH:
+        lengths, longest = rows.cumulative_lengths()
+        inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
+        inputs["position_ids"] = rows.position_ids_NT.view(1, -1)
+        inputs.update(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=longest, max_length_k=longest)
+    elif implementation == FLEX:
+        inputs["attention_mask"] = _block_mask(rows)
+    else:
+        inputs["attention_mask"] = rows.dense_mask()
+    return inputs
+
+
+def _block_mask(rows: TokenRows) -> Any:
+    """A BlockMask [N, 1, T, T] of the rule of `TokenRows.dense_mask`."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    count, width = rows.input_ids_NT.shape
+    seen_NSS = rows.visible_NSS
+    if seen_NSS is None:  # one document a row, and its padding
+        seen_NSS = torch.eye(2, dtype=torch.bool, device=rows.input_ids_NT.device).expand(count, 2, 2)
+    segment_NT = rows.segment_ids_NT % seen_NSS.shape[1]  # -1, padding, is the last segment
+
+    def may_look(n: Any, head: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & seen_NSS[n, segment_NT[n, q], segment_NT[n, k]]
+
+    return create_block_mask(may_look, count, None, width, width, device=rows.input_ids_NT.device)
