@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def blocks(count=3):
         with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
             for row in range(count):
                 writer.append(TextBlock(row, np.array([row, row], np.int32)))
-        return {"splits": {"train": {"rows": writer.rows, "tokens": writer.tokens}}}
+        return {"splits": {"train": asdict(writer.written)}}
 
     return build
 
@@ -171,7 +172,7 @@ def test_a_build_that_fails_leaves_nothing(ask, tmp_path):
 
 def test_a_folder_that_may_not_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ThreestepError, match="data_output_path: the folder .* cannot be made"):
+    with pytest.raises(ThreestepError, match="data_output_path: the folder .* cannot be made or written to"):
         open_or_build(str(tmp_path / "file" / "cache"), "phase1", PARTS, blocks(), False, print)
 
 
@@ -190,6 +191,7 @@ def test_this_process_began_before_its_imports_and_not_long_ago():
 # and prints what was logged.
 PROGRAM = """
 import os, sys, time
+from dataclasses import asdict
 import numpy as np
 from training.utils.data.cache import open_or_build
 from training.utils.data.dataset import SplitWriter
@@ -204,7 +206,7 @@ def build(where):
         for row in range(5000):
             writer.append(TextBlock(row, np.array([row], np.int32)))
         time.sleep(seconds)
-    return {"splits": {"train": {"rows": writer.rows, "tokens": writer.tokens}}}
+    return {"splits": {"train": asdict(writer.written)}}
 
 opened = open_or_build(folder, "phase1", {"datasets": "a"}, build, rebuild, print)
 print("rows", len(opened.splits["train"]), opened.splits["train"][4999].input_ids[0])

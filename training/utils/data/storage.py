@@ -1,0 +1,104 @@
+"""Files written with their checksum, flushed and verified. Knows nothing of rows, shards or manifests."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class HashedFile:
+    """A file to write from its beginning; `size_bytes` and `sha256` say what was written so far.
+
+    An OSError that it raises carries the file's name, so that whoever catches it knows which disk refused.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._digest = hashlib.sha256()
+        self._file = open(path, "wb", buffering=2**20)  # noqa: SIM115 (closed by close)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, content: Any) -> int:
+        with naming(self.path):
+            written = self._file.write(content)
+        self._digest.update(content)
+        self.size_bytes += written
+        return written
+
+    def flush(self) -> None:
+        with naming(self.path):
+            self._file.flush()
+
+    def close(self) -> None:
+        with naming(self.path):
+            self._file.close()
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        try:
+            self.close()
+        except OSError:
+            if failure[0] is None:  # otherwise the first refusal is already on its way
+                raise
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """An OSError inside that names no file gets the name `path` (a failed write names none of itself)."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
+def write_json(path: str, content: Any) -> None:
+    with naming(path), open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+
+
+def read_json_object(path: str) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file or it holds something else."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def sha256_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def flush_to_disk(path: str) -> None:
+    """fsync of a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot flush a folder
+            raise
+    finally:
+        os.close(handle)
