@@ -15,20 +15,21 @@ long. A changed byte in the middle of a larger file is not looked for; `--rebuil
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.data.dataset import CachedSplit
 from training.utils.data.fingerprint import hash_parts
-from training.utils.data.shards import drop_shards, keep_finished_shards
-from training.utils.data.storage import flush_to_disk, read_json_object, sha256_of, write_json
+from training.utils.data.shard_files import drop_shards, keep_finished_shards
+from training.utils.data.storage import flush_to_disk, read_json_object, sha256_of, try_lock, write_json
 from training.utils.data.workers import BuildStopped
+
+if TYPE_CHECKING:
+    from training.utils.data.dataset import CachedSplit
 
 CACHE_FORMAT = 1
 CHECKED_BYTES = 16 * 2**20
@@ -104,7 +105,11 @@ def open_or_build(
         found, reason = _try_open(final, fingerprint, name, log)
         if found is not None:
             return found
-    with _writing_into(cache_dir), locked(final + LOCK, lambda: log(f"data: {name} waits for another that builds it")):
+
+    def waiting() -> None:
+        log(f"data: {name} waits for another process that builds it")
+
+    with _writing_into(cache_dir), locked(final + LOCK, waiting):
         found, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
         if found is not None:
             return found
@@ -176,6 +181,8 @@ def _try_open(
 
 def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     """Open and verify; raises FileNotFoundError where there is no folder, Damaged where it is not sound."""
+    from training.utils.data.dataset import CachedSplit  # pyarrow, which `--help` does without
+
     if not os.path.isdir(final):
         raise FileNotFoundError(final)
     manifest = read_manifest(final)
@@ -269,26 +276,6 @@ def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def try_lock(path: str) -> int | None:
-    """Lock a file, made where it is missing: a handle that holds the lock until it is closed; None where another
-    process has it.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it may have removed the file: a lock on a file without a name keeps nobody out.
-        if os.path.samestat(os.fstat(handle), os.stat(path)):
-            return handle
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        os.close(handle)
-        error.filename = path
-        raise
-    os.close(handle)
-    return None
 
 
 def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:

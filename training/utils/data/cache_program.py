@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.data.arguments import DataArguments
-from training.utils.data.cache import BUILDING, LOCK, OLD, read_manifest, try_lock
-from training.utils.data.dataset import try_to_own
-from training.utils.data.storage import sha256_of
+from training.utils.data.cache import BUILDING, LOCK, OLD, read_manifest
+from training.utils.data.storage import sha256_of, try_lock, try_to_own
 from training.utils.run.errors import ThreestepError
 
 _DAY_SECONDS = 86400.0

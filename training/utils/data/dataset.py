@@ -9,12 +9,9 @@ i // ROWS_PER_BATCH. Loss masks are stored as spans: (begin, end, begin, end, ..
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -22,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
-from training.utils.data.storage import HashedFile
+from training.utils.data.storage import HashedFile, share
 
 ROWS_PER_BATCH = 2048
 
@@ -129,11 +126,16 @@ def _cut_anew(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
             rows += waiting[-1].num_rows
             if rows >= ROWS_PER_BATCH:
                 whole = pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
-                yield whole.slice(0, ROWS_PER_BATCH)
+                yield _copied(whole.slice(0, ROWS_PER_BATCH))
                 waiting = [whole.slice(ROWS_PER_BATCH)]
                 rows -= ROWS_PER_BATCH
     if rows:
-        yield pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+        yield _copied(pa.Table.from_batches(waiting).combine_chunks().to_batches()[0])
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in buffers of their own: a slice is written with as much of its neighbours as pads it."""
+    return batch.take(np.arange(batch.num_rows))
 
 
 def _to_column(name: str, rows: list[Any]) -> pa.Array:
@@ -171,20 +173,6 @@ def _spans(masks: Sequence[np.ndarray]) -> pa.ListArray:
     # A mask that is True to its end has an edge at its length, which is where the gap behind it stands.
     values = (edges - begins[rows]).astype(np.int32)
     return pa.ListArray.from_arrays(_offsets(np.bincount(rows, minlength=len(masks))), pa.array(values))
-
-
-def try_to_own(path: str, until: ExitStack) -> bool:
-    """Hold a file of rows alone until `until` ends; False where a `CachedSplit` of any process has it open."""
-    try:
-        file = until.enter_context(open(path, "r+b"))  # some file systems lock alone what is open for writing
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        return error.errno in (errno.ENOLCK, errno.EOPNOTSUPP)  # no locks there: nobody can hold one
-    return True
 
 
 class _Ragged:
@@ -235,8 +223,7 @@ class CachedSplit(Sequence):
         self.manifest = manifest
         self._rows = rows
         self._in_use = open(path, "rb")  # noqa: SIM115 (held as long as this split)
-        with suppress(OSError):  # a file system without locks: nothing then keeps `prune` away
-            fcntl.flock(self._in_use, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        share(self._in_use)
         self._reader = pa.ipc.open_file(pa.memory_map(path, "r"))
         self._row_type = _KINDS[self._reader.schema.metadata[b"rows"].decode()]
         self._batches: dict[int, _Batch] = {}

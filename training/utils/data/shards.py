@@ -1,16 +1,14 @@
 """Splits built a shard at a time, by several processes, and joined.
 
-A shard is what a fixed range of raw rows becomes: an Arrow file with a small JSON file beside it that is written
-last and holds its checksum. A build that is killed leaves its finished shards, and the next one of the same thing uses
-those that are still what their checksum says. Which rows make a shard depends on the number of raw rows alone, and
-joining cuts the rows into batches anew, so the result has the same bytes for any number of workers or shards.
+A shard is what a fixed range of raw rows becomes. A build that is killed leaves its finished shards, and the next one
+of the same thing uses those that are still what their checksum says. Which rows make a shard depends on the number
+of raw rows alone, and joining cuts the rows into batches anew, so the result has the same bytes for any number of
+workers or shards.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,14 +17,20 @@ from typing import Any
 from training.utils.data.dataset import SplitWriter, join_files
 from training.utils.data.phases import Row
 from training.utils.data.reports import Counts
-from training.utils.data.storage import read_json_object, sha256_of, write_json
+from training.utils.data.shard_files import (
+    Shard,
+    finish_shard,
+    finished_shard,
+    keep_shards,
+    make_shards_folder,
+    shard_path,
+)
 from training.utils.data.workers import run_jobs, worker_count
 from training.utils.run.metrics import progress_bar
 
 # Enough shards to keep 64 cores busy to the end, few enough files, and enough texts for a tokenizer's call.
 _SHARDS = 256
 _LEAST_ROWS, _MOST_ROWS = 512, 8192
-_FOLDER = "shards"
 
 Say = Callable[[str], None]
 
@@ -44,28 +48,12 @@ class SplitPlan:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A finished shard: raw rows `begin` .. `end` - 1 of a split. `file` stands in the folder of the shards."""
-
-    split: str
-    begin: int
-    end: int
-    file: str
-    rows: int
-    tokens: int
-    truncated: int
-    dropped: dict[str, int]
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class BuiltShards:
-    """The shards of one split in order, and their sums."""
+    """The shards of one split in order, their files and their sums."""
 
-    folder: str
     row_type: type
     shards: list[Shard]
+    paths: list[str]
 
     @property
     def rows(self) -> int:
@@ -78,14 +66,18 @@ class BuiltShards:
             dropped.update(shard.dropped)
         return Counts(sum(shard.truncated for shard in self.shards), dropped)
 
-    @property
-    def paths(self) -> list[str]:
-        return [os.path.join(self.folder, shard.file) for shard in self.shards]
-
     def join(self, path: str) -> dict[str, Any]:
         """Write the rows of all shards to one file; returns what the manifest says of it."""
         written = join_files(self.paths, path, self.row_type)
         return {**asdict(written), **self.counts.as_json()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    plan: SplitPlan
+    begin: int
+    end: int
+    path: str
 
 
 def shard_ranges(raw_rows: int) -> list[tuple[int, int]]:
@@ -100,105 +92,50 @@ def build_shards(
     """Make every shard of every split that `folder` does not have yet, in as many processes as
     `workers.worker_count` says. A bar is drawn on a terminal.
     """
-    shards_folder = os.path.join(folder, _FOLDER)
-    os.makedirs(shards_folder, exist_ok=True)
-    wanted = [(plan, begin, end) for plan in plans for begin, end in shard_ranges(plan.raw_rows)]
-    found = [_finished(shards_folder, plan.name, begin, end) for plan, begin, end in wanted]
-    _sweep(shards_folder, [shard for shard in found if shard is not None])
-    missing = [number for number, shard in enumerate(found) if shard is None]
-    if len(missing) < len(wanted):
-        say(f"data: {len(wanted) - len(missing)} of {len(wanted)} shards were finished by a build that was stopped")
-
-    def work(job: int) -> dict[str, Any]:
-        plan, begin, end = wanted[missing[job]]
-        return asdict(_build_shard(shards_folder, plan, begin, end))
-
-    raw_rows = sum(end - begin for _, begin, end in wanted)
-    to_build = sum(wanted[number][2] - wanted[number][1] for number in missing)
-    tokens = 0
-    with progress_bar(raw_rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:
-        bar.update(raw_rows - to_build)
-        bar.initial = raw_rows - to_build  # so that the rate is this run's own
-        for job, answer in run_jobs(len(missing), work, worker_count(num_workers, to_build)):
-            shard = found[missing[job]] = Shard(**answer)
-            tokens += shard.tokens
-            seconds = bar.format_dict["elapsed"]
-            bar.set_postfix_str(f"{tokens / max(seconds, 1e-9):,.0f} tokens/s", refresh=False)
-            bar.update(shard.end - shard.begin)
-    done = [shard for shard in found if shard is not None]
-    return {
-        plan.name: BuiltShards(shards_folder, plan.row_type, [shard for shard in done if shard.split == plan.name])
+    make_shards_folder(folder)
+    wanted = [
+        _Job(plan, begin, end, shard_path(folder, plan.name, begin, end))
         for plan in plans
-    }
+        for begin, end in shard_ranges(plan.raw_rows)
+    ]
+    done = {job.path: shard for job in wanted if (shard := finished_shard(job.path)) is not None}
+    keep_shards(folder, done)
+    if done:
+        say(f"data: {len(done)} of {len(wanted)} shards were finished by a build that was stopped")
+    for path, shard in _make([job for job in wanted if job.path not in done], num_workers, list(done.values())):
+        done[path] = shard
+    built = {}
+    for plan in plans:
+        paths = [job.path for job in wanted if job.plan is plan]
+        built[plan.name] = BuiltShards(plan.row_type, [done[path] for path in paths], paths)
+    return built
 
 
-def drop_shards(folder: str) -> None:
-    """Remove the shards of a folder whose splits are joined."""
-    shards_folder = os.path.join(folder, _FOLDER)
-    if os.path.isdir(shards_folder):
-        shutil.rmtree(shards_folder)
+def _make(jobs: list[_Job], num_workers: int | None, found: Sequence[Shard]) -> Iterator[tuple[str, Shard]]:
+    """The shards of the jobs as they are finished, with a bar that begins behind the rows of those that were found."""
+    rows_found = sum(shard.end - shard.begin for shard in found)
+    rows = sum(job.end - job.begin for job in jobs)
+    tokens = 0
+    with progress_bar(rows_found + rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:
+        bar.update(rows_found)
+        bar.initial = rows_found  # so that the rate is this build's own
+        for number, answer in run_jobs(
+            len(jobs), lambda number: asdict(_build_shard(jobs[number])), worker_count(num_workers, rows)
+        ):
+            shard = Shard(**answer)
+            yield jobs[number].path, shard
+            tokens += shard.tokens
+            rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+            bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+            bar.update(shard.end - shard.begin)
 
 
-def keep_finished_shards(folder: str) -> int:
-    """Remove everything from a folder that is being built but its finished shards; returns how many those are."""
-    for name in os.listdir(folder):
-        if name != _FOLDER:
-            os.remove(os.path.join(folder, name))
-    shards_folder = os.path.join(folder, _FOLDER)
-    names = set(os.listdir(shards_folder)) if os.path.isdir(shards_folder) else set()
-    finished = {name.removesuffix(".json") for name in names if name.endswith(".json")}
-    for name in names:
-        if os.path.splitext(name)[0] not in finished or name.endswith(".part"):
-            os.remove(os.path.join(shards_folder, name))
-    return len(finished)
-
-
-def _build_shard(folder: str, plan: SplitPlan, begin: int, end: int) -> Shard:
-    """Write a shard under another name, then its JSON file, whose presence says that the shard is finished."""
-    path = os.path.join(folder, _name(plan.name, begin, end))
+def _build_shard(job: _Job) -> Shard:
+    """Write a shard under another name first: what has the right one is whole."""
     counts = Counts()
-    with SplitWriter(path + ".part", plan.row_type) as writer:
-        for row in plan.make(begin, end, counts):
+    with SplitWriter(job.path + ".part", job.plan.row_type) as writer:
+        for row in job.plan.make(job.begin, job.end, counts):
             writer.append(row)
-    shard = Shard(
-        split=plan.name,
-        begin=begin,
-        end=end,
-        file=os.path.basename(path) + ".arrow",
-        **asdict(writer.written),
-        **counts.as_json(),
-    )
-    os.replace(path + ".part", path + ".arrow")
-    write_json(path + ".json.part", {"key": _key(folder), **asdict(shard)})
-    os.replace(path + ".json.part", path + ".json")
+    shard = Shard(job.plan.name, job.begin, job.end, **asdict(writer.written), **counts.as_json())
+    finish_shard(job.path, job.path + ".part", shard)
     return shard
-
-
-def _finished(folder: str, split: str, begin: int, end: int) -> Shard | None:
-    """The shard where it is there, belongs here and is what its checksum says."""
-    name = _name(split, begin, end)
-    entry = read_json_object(os.path.join(folder, name + ".json"))
-    path = os.path.join(folder, name + ".arrow")
-    try:
-        if entry is None or entry.pop("key", None) != _key(folder) or sha256_of(path) != entry["sha256"]:
-            return None
-        return Shard(**entry)
-    except (OSError, KeyError, TypeError):
-        return None
-
-
-def _sweep(folder: str, keep: Sequence[Shard]) -> None:
-    """Remove what a killed build left half-written, and what is damaged."""
-    kept = {shard.file for shard in keep} | {shard.file.removesuffix(".arrow") + ".json" for shard in keep}
-    for name in os.listdir(folder):
-        if name not in kept:
-            os.remove(os.path.join(folder, name))
-
-
-def _name(split: str, begin: int, end: int) -> str:
-    return f"{split}-{begin:09d}-{end:09d}"
-
-
-def _key(folder: str) -> str:
-    """What the shards of a folder belong to: the name of the folder that is being built holds the fingerprint."""
-    return os.path.basename(os.path.dirname(folder))

@@ -1,14 +1,15 @@
-"""Files written with their checksum, flushed and verified. Knows nothing of rows, shards or manifests."""
+"""Files written with their checksum, flushed, verified and locked. Knows nothing of rows, shards or manifests."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any
 
 
 class HashedFile:
@@ -102,3 +103,43 @@ def flush_to_disk(path: str) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def try_lock(path: str) -> int | None:
+    """Lock a file, made where it is missing: a handle that holds the lock until it is closed; None where another
+    process has it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it may have removed the file: a lock on a file without a name keeps nobody out.
+        if os.path.samestat(os.fstat(handle), os.stat(path)):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(handle)
+        error.filename = path
+        raise
+    os.close(handle)
+    return None
+
+
+def share(file: IO[Any]) -> None:
+    """Hold a shared lock on an open file for as long as it is open, so that nobody owns it."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def try_to_own(path: str, until: ExitStack) -> bool:
+    """Hold a file alone until `until` ends; False where any process shares it."""
+    try:
+        file = until.enter_context(open(path, "r+b"))  # some file systems lock alone what is open for writing
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.EOPNOTSUPP)  # no locks there: nobody can hold one
+    return True

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.utils.data import cache
+from training.utils.data import cache, storage
 from training.utils.data.cache import open_or_build
 from training.utils.data.cache_program import main
 from training.utils.data.dataset import SplitWriter
@@ -147,7 +147,7 @@ def test_prune_keeps_what_another_program_uses(folder, capsys):
 
 
 def test_prune_keeps_what_is_being_built(folder, capsys):
-    lock = cache.try_lock(str(next(folder.glob("phase1-*.lock"))))
+    lock = storage.try_lock(str(next(folder.glob("phase1-*.lock"))))
     lines = run(capsys, "prune", folder, "--keep_newest", 0)
     os.close(lock)
     assert len(rows_left(folder)) == 1 and sum(line.endswith(": in use") for line in lines) == 1
@@ -173,13 +173,13 @@ def test_unfinished_builds_are_listed_and_pruned(tmp_path, capsys):
 
 def test_a_lock_on_a_removed_file_keeps_nobody_out(tmp_path):
     path = str(tmp_path / "a.lock")
-    first = cache.try_lock(path)
-    assert cache.try_lock(path) is None
+    first = storage.try_lock(path)
+    assert storage.try_lock(path) is None
     os.remove(path)
-    second = cache.try_lock(path)
+    second = storage.try_lock(path)
     assert second is not None  # the file that has the name now
     os.close(first)
-    assert cache.try_lock(path) is None
+    assert storage.try_lock(path) is None
     os.close(second)
 
 

@@ -44,11 +44,11 @@ def make(begin, end, counts):
 def ask(tmp_path):
     """Build 5,000 rows with `make`, or find them; returns (opened folder, lines logged)."""
 
-    def call(make=make, num_workers=1, raw_rows=RAW_ROWS):
+    def call(make=make, num_workers=1):
         log: list[str] = []
 
         def build(folder):
-            built = build_shards(folder, [SplitPlan("train", TextBlock, raw_rows, make)], num_workers, log.append)
+            built = build_shards(folder, [SplitPlan("train", TextBlock, RAW_ROWS, make)], num_workers, log.append)
             return {"splits": {"train": built["train"].join(os.path.join(folder, "train.arrow"))}}
 
         return open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, False, log.append), log
@@ -206,7 +206,8 @@ from training.utils.data import shards
 from training.utils.data.cache import open_or_build
 from training.utils.data.phases import TextBlock
 
-shards._LEAST_ROWS = 100RAW_ROWS = {RAW_ROWS}
+shards._LEAST_ROWS = 100
+RAW_ROWS = {RAW_ROWS}
 folder, num_workers, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 
 {inspect.getsource(make)}
@@ -229,13 +230,21 @@ def start(folder, num_workers, seconds):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def until(process, words):
+    """Read what a process says until it says these words."""
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if words in line:
+            return
+    raise AssertionError("".join(said))
+
+
 def test_builds_killed_at_any_moment_are_gone_on_with(tmp_path, ask, whole):
     moments = random.Random(1)
     for _ in range(3):
         process = start(tmp_path, 2, 0.02)
-        for line in process.stdout:
-            if line.startswith("building"):
-                break
+        until(process, "building")
         time.sleep(moments.uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -261,9 +270,7 @@ def test_one_that_waits_goes_on_where_the_killed_one_was(tmp_path, ask, whole):
     while not list(tmp_path.rglob("*.json")):
         time.sleep(0.02)
     second = start(tmp_path, 2, 0.0)
-    for line in second.stdout:
-        if "waits for another" in line:
-            break
+    until(second, "waits for another process")
     first.kill()
     first.communicate()
     output, _ = second.communicate(timeout=60)
@@ -342,11 +349,12 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_on_a_terminal_alone(ask, monkeypatch, capfd):
-    ask()
+    folder, _ = ask()
     assert capfd.readouterr() == ("", "")
+    shutil.rmtree(folder.path)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with pytest.raises(KeyboardInterrupt):
-        ask(stops_at(2100, KeyboardInterrupt())[0], raw_rows=RAW_ROWS + 1)
-    # 2,048 of 5,001 rows, time gone and left, and both rates
-    assert "2048/5001" in terminal.getvalue() and "row/s" in terminal.getvalue() and "tokens/s" in terminal.getvalue()
+        ask(stops_at(2100, KeyboardInterrupt())[0])
+    # 2,048 of 5,000 rows, time gone and left, and both rates
+    assert "2048/5000" in terminal.getvalue() and "row/s" in terminal.getvalue() and "tokens/s" in terminal.getvalue()
