@@ -3,7 +3,8 @@
     python -m benchmarks sft --data_dir ../shared/data/gsm8k [--shape 25m] [--dtype fp32] [--rounds 3] [--steps 10]
 
 NAME: sft, reward, reward_half (prompts are half of the tokens), dpo, ranked2, ranked4, ranked8 (K responses a prompt,
-shared and unshared), overhead (the same rows without the engine), head (the loss at a vocabulary of 128,000).
+shared and unshared), overhead (the same rows without the engine), head (the loss at a vocabulary of 128,000), data
+(raw rows to cached tokens, and what opening a cached split costs).
 
 Competitors take turns (A B C, A B C, ...), so that a machine whose speed drifts slows all of them; each figure is a
 median over all steady steps, and only ratios are claims. TRL runs in an environment of its own, made on first use.

@@ -97,6 +97,21 @@ def _head(workload: Workload, arguments: argparse.Namespace) -> Competition:
     return Competition("token", {name: [*program, "--how", how, *common] for name, how in names.items()})
 
 
+def _data(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """Raw rows to cached tokens of phase 1, in as many processes (or threads) each as --threads says."""
+
+    def ours(how: str) -> list[str]:
+        return _ours("data", workload, arguments, ["--how", how, "--threads", str(arguments.threads)])
+
+    commands = {"Threestep": ours("threestep"), "encode_batch alone": ours("encode_batch")}
+    if not arguments.without_trl:
+        flags = ["--prepare_only", "--processes", str(arguments.threads)]
+        commands["TRL's SFTTrainer, its dataset alone"] = _trl("sft", workload, arguments, flags)
+    opening = [sys.executable, "-m", "benchmarks.competitors.opening", "--folder", str(workload.folder / "opening")]
+    done = subprocess.run(opening, cwd=ROOT, capture_output=True, text=True, check=True)
+    return Competition("token", commands, [done.stdout.strip()])
+
+
 COMPETITIONS: dict[str, Make] = {
     "sft": _sft,
     "overhead": _overhead,
@@ -107,6 +122,7 @@ COMPETITIONS: dict[str, Make] = {
     "ranked4": partial(_ranked, 4),
     "ranked8": partial(_ranked, 8),
     "head": _head,
+    "data": _data,
 }
 
 

@@ -51,7 +51,11 @@ MATHS_MAY_IMPORT = ("training.utils.run.errors",)
 
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # A small program talks on standard output; beside those at the package's top, these do.
-MAY_PRINT = ("training.utils.run.program", "training.utils.run.launch")
+MAY_PRINT = (
+    "training.utils.run.program",
+    "training.utils.run.launch",
+    "training.utils.data.cache_program",  # python -m training.utils.data.cache list | verify | prune
+)
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 

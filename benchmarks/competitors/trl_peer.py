@@ -2,6 +2,7 @@
 
     python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
     python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
+    python trl_peer.py --trainer sft --prepare_only --processes 2 --workload DIR --steps 10
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--pairs", default="pairs.jsonl")
+    parser.add_argument("--prepare_only", action="store_true", help="time the dataset's preparation, --steps times")
+    parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.prepare_only:
+        _prepare(arguments)
+        return
     trainer, clock = {"sft": _sft, "reward": _reward, "dpo": _dpo}[arguments.trainer](arguments)
     collate = trainer.data_collator
 
@@ -96,6 +102,33 @@ def _sft(arguments: argparse.Namespace) -> tuple:
         train_dataset=data,
     )
     return trainer, Clock()
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    """What SFTTrainer does with its dataset before it trains, by itself; nothing is taken from a cache."""
+    import datasets
+    from trl import SFTConfig, SFTTrainer
+
+    class Timed(SFTTrainer):
+        def _prepare_dataset(self, *given: object, **named: object) -> object:
+            started = time.perf_counter()
+            prepared = super()._prepare_dataset(*given, **named)
+            seconds = time.perf_counter() - started
+            print(json.dumps({"units": sum(map(len, prepared["input_ids"])), "seconds": seconds}), flush=True)
+            return prepared
+
+    datasets.disable_caching()
+    workload = Path(arguments.workload)
+    data = load_dataset("json", data_files=str(workload / "sft.jsonl"), split="train")
+    data = data.rename_column("chosen", "completion")
+    processes = arguments.processes if arguments.processes > 1 else None
+    for _ in range(arguments.steps):
+        Timed(
+            model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+            processing_class=AutoTokenizer.from_pretrained(workload / "model"),
+            args=SFTConfig(**_settings(arguments), dataset_num_proc=processes),
+            train_dataset=data,
+        )
 
 
 def _reward(arguments: argparse.Namespace) -> tuple:

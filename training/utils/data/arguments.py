@@ -100,6 +100,13 @@ class DataArguments:
     max_eval_rows: int | None = field(
         default=None, metadata={"help": "Keep at most so many evaluation rows in a phase."}
     )
+    num_workers: int | None = field(
+        default=None,
+        metadata={
+            "help": "Processes that tokenize; default: one for each core that this process may use, and one "
+            "for each 1,000 rows at most. The result is the same for any number."
+        },
+    )
     rebuild_cache: bool = field(
         default=False, metadata={"help": "Build the tokenized data again even where the cache has it."}
     )
@@ -166,6 +173,6 @@ class DataArguments:
             0.0 <= self.eval_fraction < 1.0,
             f"eval_fraction: expected a share from 0 up to, not including, 1, got {self.eval_fraction}",
         )
-        for flag in ("max_train_rows", "max_eval_rows"):
+        for flag, unit in (("max_train_rows", "row"), ("max_eval_rows", "row"), ("num_workers", "process")):
             got = getattr(self, flag)
-            mistakes.require(got is None or got >= 1, f"{flag}: expected at least 1 row, got {got}")
+            mistakes.require(got is None or got >= 1, f"{flag}: expected at least 1 {unit}, got {got}")

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from training.utils.data import fingerprint
 from training.utils.data.arguments import DataArguments
 from training.utils.data.cache import Log, open_or_build, silent
-from training.utils.data.dataset import CachedSplit, SplitWriter
-from training.utils.data.phases import PHASE_NAMES, PromptRow, ResponsesRow, SentenceRow
+from training.utils.data.dataset import CachedSplit
+from training.utils.data.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.reports import BuildReport, Counts, SplitReport, nothing_left
 from training.utils.data.row_makers import RowMaker
-from training.utils.data.sources import Source, choose_rows, open_sources
+from training.utils.data.shards import SplitPlan, build_shards
+from training.utils.data.sources import Portion, Source, choose_rows, open_sources, part_of
 from training.utils.data.splits import parse_data_split
 from training.utils.data.tokenize import TextTokenizer, require_pad_token
 from training.utils.run.errors import ThreestepError
@@ -57,7 +58,7 @@ def build_phase(
     sources = open_sources(phase, data, seed)
 
     def build(folder: str) -> dict[str, Any]:
-        return _build_splits(folder, phase, data, texts, sources, seed)
+        return _build_splits(folder, phase, data, texts, sources, seed, say)
 
     parts = _parts_of_phase(phase, data, tokenizer, texts, sources, seed)
     cached = open_or_build(data.cache_dir, f"phase{phase}", parts, build, data.rebuild_cache, say)
@@ -110,20 +111,32 @@ def _parts_of_phase(
 
 
 def _build_splits(
-    folder: str, phase: int, data: DataArguments, texts: TextTokenizer, sources: Sequence[Source], seed: int
+    folder: str,
+    phase: int,
+    data: DataArguments,
+    texts: TextTokenizer,
+    sources: Sequence[Source],
+    seed: int,
+    say: Log,
 ) -> dict[str, Any]:
     """Write train.arrow and eval.arrow; returns what the manifest says of them."""
-    chosen = choose_rows(phase, data, sources, seed)
-    splits = {}
-    for key, portions in (("train", chosen.train), ("eval", chosen.eval)):
-        counts = Counts()
-        with SplitWriter(os.path.join(folder, f"{key}.arrow"), _ROW_TYPES[phase]) as writer:
-            for portion in portions:
+
+    def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts], Iterator[Row]]:
+        def make(begin: int, end: int, counts: Counts) -> Iterator[Row]:
+            for portion in part_of(portions, begin, end):
                 maker = RowMaker(phase, data, texts, portion.source, counts)
-                for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
-                    writer.append(row)
-        if key == "train" and writer.rows == 0:
-            offered = sum(len(portion.indices) for portion in portions)
-            raise ThreestepError(nothing_left(phase, data, [source.name for source in sources], offered, counts))
-        splits[key] = {"rows": writer.rows, "tokens": writer.tokens, **counts.as_json()}
+                yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
+
+        return make
+
+    chosen = choose_rows(phase, data, sources, seed)
+    plans = [
+        SplitPlan(key, _ROW_TYPES[phase], sum(len(portion.indices) for portion in portions), maker_of(portions))
+        for key, portions in (("train", chosen.train), ("eval", chosen.eval))
+    ]
+    built = build_shards(folder, plans, data.num_workers, say)
+    if built["train"].rows == 0:
+        names, offered = [source.name for source in sources], plans[0].raw_rows
+        raise ThreestepError(nothing_left(phase, data, names, offered, built["train"].counts))
+    splits = {key: shards.join(os.path.join(folder, f"{key}.arrow")) for key, shards in built.items()}
     return {"phase": phase, "splits": splits, "sources": chosen.described}

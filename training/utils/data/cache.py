@@ -1,9 +1,11 @@
 """Folders that are built once, published whole, and found again by what they were built from.
 
 A folder is built beside its place under a file lock and appears by one rename, so what has the right name
-is finished; what a killed build leaves has another name, and the next build of the same thing removes it.
-Processes that want the same folder wait for the lock by polling, never inside a collective. Knows nothing
-of rows or tokens.
+is finished; what a killed build leaves has another name, and the next build of the same thing goes on from there
+(see `shards`). Processes that want the same folder wait for the lock by polling, never inside a collective. Knows
+nothing of rows or tokens.
+
+    python -m training.utils.data.cache list | verify | prune    (see `cache_program`)
 
 What is verified when a folder is opened: the manifest (readable, this format, this fingerprint, these
 parts), and of each file its size, its Arrow footer, and its sha256 where it is at most `CHECKED_BYTES`
@@ -13,24 +15,29 @@ long. A changed byte in the middle of a larger file is not looked for; `--rebuil
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.data.dataset import CachedSplit
 from training.utils.data.fingerprint import hash_parts
-from training.utils.run.errors import ThreestepError
+from training.utils.data.shard_files import drop_shards, keep_finished_shards
+from training.utils.data.storage import flush_to_disk, read_json_object, sha256_of, try_lock, write_json
+from training.utils.data.workers import BuildStopped
+
+if TYPE_CHECKING:
+    from training.utils.data.dataset import CachedSplit
 
 CACHE_FORMAT = 1
 CHECKED_BYTES = 16 * 2**20
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+BUILDING = ".building"
+OLD = ".old"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POLL_SECONDS = 0.1
 _IMPORTED_AT = time.time()
 _opened_here: set[str] = set()
@@ -83,21 +90,26 @@ def open_or_build(
     """Open the folder that was built from `parts`, or build it: exactly one of the processes that ask at
     once does.
 
-    `build(folder)` writes Arrow files into an empty folder and returns {"splits": {split: {"rows": int,
-    "tokens": int}}} (the files are `split`.arrow) and whatever else belongs into the manifest. With
-    `rebuild` a folder that was there before this process began is built again. One line is logged:
-    `resumed`, or `built` and why.
+    `build(folder)` writes Arrow files into a folder that holds nothing, or the shards of a build that was
+    stopped, and returns {"splits": {split: what `dataset.Written` says of `split`.arrow}} and whatever else belongs
+    into the manifest. With `rebuild` a folder that was there before this process began is built again. One line is
+    logged: `resumed`, or `built` and why. Raises BuildStopped, which names `cache_dir`, where the disk is full or
+    may not be written to; a folder that is there needs no permission to write.
     """
+    cache_dir = os.path.abspath(cache_dir)
     parts = {"cache format": str(CACHE_FORMAT), **parts}
     fingerprint = hash_parts(parts)
     final = os.path.join(cache_dir, f"{name}-{fingerprint[:20]}")
-    _make_folder(cache_dir)
     reason = None
     if not rebuild:
         found, reason = _try_open(final, fingerprint, name, log)
         if found is not None:
             return found
-    with _locked(final + ".lock", lambda: log(f"data: {name} waits for another process that builds it")):
+
+    def waiting() -> None:
+        log(f"data: {name} waits for another process that builds it")
+
+    with _writing_into(cache_dir), locked(final + LOCK, waiting):
         found, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
         if found is not None:
             return found
@@ -115,18 +127,30 @@ def open_or_build(
     return CachedFolder(final, opened, manifest, resumed=False)
 
 
-def _make_folder(path: str) -> None:
+@contextmanager
+def _writing_into(cache_dir: str) -> Iterator[None]:
+    """The folder is there, and an OSError inside about a file in it becomes one sentence that names the folder."""
     try:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(cache_dir, exist_ok=True)
+        yield
     except OSError as error:
-        raise ThreestepError(
-            f"data_output_path: the folder '{path}' cannot be made ({error.strerror}); name one you may "
-            "write to"
-        ) from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ThreestepError(
-            f"data_output_path: the folder '{path}' may not be written to; name one you may write to"
-        )
+        if error.filename is None or not _lies_on_one_line(cache_dir, os.path.abspath(str(error.filename))):
+            raise  # a dataset's own files, say
+        if error.errno in _FULL:
+            what = (
+                f"the folder '{cache_dir}' has no room left ({error.strerror}): free some and run again (what was "
+                "finished is kept and used), or name another one"
+            )
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            what = f"the folder '{cache_dir}' may not be written to ({error.strerror}); name one you may write to"
+        else:
+            what = f"the folder '{cache_dir}' cannot be made or written to ({error.strerror}); name another one"
+        raise BuildStopped(f"data_output_path: {what}") from error
+
+
+def _lies_on_one_line(folder: str, path: str) -> bool:
+    """Whether one is the other or stands in it."""
+    return os.path.commonpath([folder, path]) in (folder, path)
 
 
 def _try_open(
@@ -148,6 +172,8 @@ def _try_open(
     if only_fresh and (final in _opened_here or manifest["published_at_seconds"] < _process_started_at()):
         return None, None
     _opened_here.add(final)
+    with suppress(OSError):  # `prune` goes by when a folder was last used; one that is read-only is not pruned
+        os.utime(os.path.join(final, MANIFEST))
     rows = ", ".join(f"{split['rows']:,} {key} rows" for key, split in manifest["splits"].items())
     log(f"data: {name} resumed in {time.perf_counter() - started:.2f} s: {rows}; {final}")
     return CachedFolder(final, splits, manifest, resumed=True), None
@@ -155,9 +181,11 @@ def _try_open(
 
 def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     """Open and verify; raises FileNotFoundError where there is no folder, Damaged where it is not sound."""
+    from training.utils.data.dataset import CachedSplit  # pyarrow, which `--help` does without
+
     if not os.path.isdir(final):
         raise FileNotFoundError(final)
-    manifest = _read_manifest(final)
+    manifest = read_manifest(final)
     if manifest is None:
         raise Damaged("no readable manifest")
     if hash_parts(manifest.get("parts", {})) != fingerprint:
@@ -169,7 +197,7 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
             size = os.path.getsize(path)
             if size != entry["bytes"]:
                 raise Damaged(f"{entry['file']} has {size} bytes and should have {entry['bytes']}")
-            if size <= CHECKED_BYTES and _sha256(path) != entry["sha256"]:
+            if size <= CHECKED_BYTES and sha256_of(path) != entry["sha256"]:
                 raise Damaged(f"{entry['file']} has another checksum than its manifest says")
             splits[key] = CachedSplit(path, entry["rows"], manifest)
         except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are OSError or ValueError
@@ -177,13 +205,9 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     return splits
 
 
-def _read_manifest(folder: str) -> dict[str, Any] | None:
-    try:
-        with open(os.path.join(folder, _MANIFEST), encoding="utf-8") as file:
-            manifest = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("splits"), dict) else None
+def read_manifest(folder: str) -> dict[str, Any] | None:
+    manifest = read_json_object(os.path.join(folder, MANIFEST))
+    return manifest if manifest is not None and isinstance(manifest.get("splits"), dict) else None
 
 
 def _build(
@@ -194,25 +218,14 @@ def _build(
     reason: str,
 ) -> dict[str, Any]:
     """Build beside the place and publish by one rename; the lock is held."""
-    parent, name = os.path.split(final)
-    for leftover in os.listdir(parent):
-        if leftover.startswith(f"{name}.building-") or leftover.startswith(f"{name}.old-"):
-            shutil.rmtree(os.path.join(parent, leftover), ignore_errors=True)
-    building = f"{final}.building-{os.getpid()}"
-    os.mkdir(building)
+    building, old = final + BUILDING, final + OLD
+    shutil.rmtree(old, ignore_errors=True)
+    os.makedirs(building, exist_ok=True)
+    keep_finished_shards(building)
     try:
         started = time.perf_counter()
         contents = build(building)
-        splits = {}
-        for key, counts in contents["splits"].items():
-            path = os.path.join(building, f"{key}.arrow")
-            splits[key] = {
-                "file": f"{key}.arrow",
-                **counts,
-                "bytes": os.path.getsize(path),
-                "sha256": _sha256(path),
-            }
-            _flush(path)
+        splits = {key: {"file": f"{key}.arrow", **written} for key, written in contents["splits"].items()}
         manifest = {
             **contents,
             "fingerprint": fingerprint,
@@ -222,55 +235,44 @@ def _build(
             "build_seconds": round(time.perf_counter() - started, 3),
             "published_at_seconds": time.time(),
         }
-        with open(os.path.join(building, _MANIFEST), "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1, ensure_ascii=False)
-        _flush(os.path.join(building, _MANIFEST))
-        _flush(building)
+        write_json(os.path.join(building, MANIFEST), manifest)
+        for name in [*(entry["file"] for entry in splits.values()), MANIFEST]:
+            flush_to_disk(os.path.join(building, name))
+        drop_shards(building)
+        flush_to_disk(building)
         if os.path.isdir(final):
-            os.rename(final, f"{final}.old-{os.getpid()}")
+            os.rename(final, old)
         os.rename(building, final)
-        _flush(parent)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+        flush_to_disk(os.path.dirname(final))
+    except BaseException as failure:
+        _clear_up(building, failure)
         raise
-    shutil.rmtree(f"{final}.old-{os.getpid()}", ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
     return manifest
 
 
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems cannot flush a folder
-            raise
-    finally:
-        os.close(handle)
+def _clear_up(building: str, failure: BaseException) -> None:
+    """After a failure: shards stay where the same build may yet succeed (a full disk, a stop from outside), not
+    where the data or the code has to change first.
+    """
+    finished = 0
+    if isinstance(failure, (BuildStopped, OSError)) or not isinstance(failure, Exception):
+        with suppress(OSError):
+            finished = keep_finished_shards(building)
+    if not finished:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 @contextmanager
-def _locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
+def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold an exclusive lock on a file; the kernel releases it when the process ends, however it ends."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    told = False
+    handle = try_lock(path)
+    if handle is None:
+        on_wait()
+    while handle is None:
+        time.sleep(_POLL_SECONDS)
+        handle = try_lock(path)
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    on_wait()
-                    told = True
-                time.sleep(_POLL_SECONDS)
         yield
     finally:
         os.close(handle)
@@ -281,8 +283,8 @@ def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
     nearest: tuple[int, float, list[str]] | None = None
     for folder in os.listdir(cache_dir):
         path = os.path.join(cache_dir, folder)
-        manifest = _read_manifest(path) if folder.startswith(f"{name}-") and os.path.isdir(path) else None
-        if manifest is None or ".building-" in folder or ".old-" in folder:
+        manifest = read_manifest(path) if folder.startswith(f"{name}-") and os.path.isdir(path) else None
+        if manifest is None or folder.endswith((BUILDING, OLD)):
             continue
         old = manifest.get("parts", {})
         if old.get("datasets") != parts.get("datasets"):
@@ -294,3 +296,10 @@ def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
     if nearest is None:
         return "none was built from these datasets before"
     return "changed since the last one: " + ", ".join(nearest[2])
+
+
+if __name__ == "__main__":
+    from training.utils.data.cache_program import main
+    from training.utils.run.program import run_program
+
+    run_program(main)

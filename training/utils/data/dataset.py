@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
+from training.utils.data.storage import HashedFile, share
 
 ROWS_PER_BATCH = 2048
 
@@ -36,6 +38,16 @@ def _schema(row_type: type) -> pa.Schema:
     return pa.schema(list(columns.items()), metadata={"rows": row_type.__name__})
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a manifest says of a file of rows."""
+
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
 class SplitWriter:
     """Writes rows of one type to an Arrow file, a batch at a time; use as a context manager."""
 
@@ -44,8 +56,13 @@ class SplitWriter:
         self.tokens = 0
         self._row_type = row_type
         self._waiting: list[Any] = []
-        self._file = pa.OSFile(path, "wb")
+        self._file = HashedFile(path)
         self._stream = pa.ipc.new_file(self._file, _schema(row_type))
+
+    @property
+    def written(self) -> Written:
+        """What became of it; ask after the end of the context."""
+        return Written(self.rows, self.tokens, self._file.size_bytes, self._file.sha256)
 
     def append(self, row: Row) -> None:
         self._waiting.append(row)
@@ -68,15 +85,62 @@ class SplitWriter:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        if failure[0] is None and self._waiting:
-            self._write_batch()
-        self._stream.close()
-        self._file.close()
+        if failure[0] is not None:
+            self._file.__exit__(*failure)
+            return
+        with self._file:
+            if self._waiting:
+                self._write_batch()
+            self._stream.close()
+
+
+def join_files(paths: Sequence[str], path: str, row_type: type) -> Written:
+    """Write the rows of several files to one, in order and in batches of `ROWS_PER_BATCH` however they were cut
+    before: the same rows give the same bytes.
+    """
+    rows = tokens = 0
+    with HashedFile(path) as file:
+        with pa.ipc.new_file(file, _schema(row_type)) as stream:
+            for batch in _cut_anew(paths):
+                stream.write_batch(batch)
+                rows += batch.num_rows
+                tokens += int(batch.column("length_tokens").to_numpy().sum())
+    return Written(rows, tokens, file.size_bytes, file.sha256)
+
+
+def token_runs(paths: Sequence[str]) -> Iterator[np.ndarray]:
+    """The ids of all rows of several files of `TextBlock`, int32, a batch at a time."""
+    for path in paths:
+        reader = pa.ipc.open_file(pa.memory_map(path, "r"))
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number).column("input_ids").values.to_numpy()
+
+
+def _cut_anew(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for path in paths:
+        reader = pa.ipc.open_file(pa.memory_map(path, "r"))
+        for number in range(reader.num_record_batches):
+            waiting.append(reader.get_batch(number))
+            rows += waiting[-1].num_rows
+            if rows >= ROWS_PER_BATCH:
+                whole = pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+                yield _copied(whole.slice(0, ROWS_PER_BATCH))
+                waiting = [whole.slice(ROWS_PER_BATCH)]
+                rows -= ROWS_PER_BATCH
+    if rows:
+        yield _copied(pa.Table.from_batches(waiting).combine_chunks().to_batches()[0])
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in buffers of their own: a slice is written with as much of its neighbours as pads it."""
+    return batch.take(np.arange(batch.num_rows))
 
 
 def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "loss_spans":
-        return _ragged([_spans(row.loss_mask) for row in rows])
+        return _spans([row.loss_mask for row in rows])
     if name == "response_ids":
         inner = _ragged([ids for row in rows for ids in row.response_ids])
         return pa.ListArray.from_arrays(_offsets([len(row.response_ids) for row in rows]), inner)
@@ -90,7 +154,7 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     return _ragged([getattr(row, name) for row in rows])
 
 
-def _offsets(lengths: Sequence[int]) -> pa.Array:
+def _offsets(lengths: Sequence[int] | np.ndarray) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
@@ -99,9 +163,16 @@ def _ragged(arrays: Sequence[np.ndarray]) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays]), pa.array(values))
 
 
-def _spans(mask: np.ndarray) -> np.ndarray:
-    edges = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
-    return np.flatnonzero(edges).astype(np.int32)
+def _spans(masks: Sequence[np.ndarray]) -> pa.ListArray:
+    """The runs of True in each mask: begin, end, begin, end, ..."""
+    gap = np.zeros(1, bool)  # between the masks, so that no run goes on from one into the next
+    joined = np.concatenate([gap, *(part for mask in masks for part in (mask, gap))])
+    begins = np.concatenate([[0], np.cumsum([len(mask) + 1 for mask in masks])])
+    edges = np.flatnonzero(joined[1:] != joined[:-1])
+    rows = np.searchsorted(begins, edges, side="right") - 1
+    # A mask that is True to its end has an edge at its length, which is where the gap behind it stands.
+    values = (edges - begins[rows]).astype(np.int32)
+    return pa.ListArray.from_arrays(_offsets(np.bincount(rows, minlength=len(masks))), pa.array(values))
 
 
 class _Ragged:
@@ -139,7 +210,8 @@ class _Batch:
 class CachedSplit(Sequence):
     """The rows of one split of one phase, read from a memory map.
 
-    Opening reads the file's footer alone, whatever its size. `split[i]` gives the phase's record
+    Opening reads the file's footer alone, whatever its size, and holds a shared lock on the file, so that nobody
+    prunes what is in use. `split[i]` gives the phase's record
     (`SentenceRow`, `ResponsesRow`, `PromptRow` or `TextBlock`), whose arrays are read-only views; negative
     i counts from the end, i beyond it raises IndexError. `lengths`: int64 [rows], the tokens of each row
     (phase 2: prompt and all responses). `manifest`: the manifest of the folder the split is in, as read
@@ -150,6 +222,8 @@ class CachedSplit(Sequence):
         self.path = path
         self.manifest = manifest
         self._rows = rows
+        self._in_use = open(path, "rb")  # noqa: SIM115 (held as long as this split)
+        share(self._in_use)
         self._reader = pa.ipc.open_file(pa.memory_map(path, "r"))
         self._row_type = _KINDS[self._reader.schema.metadata[b"rows"].decode()]
         self._batches: dict[int, _Batch] = {}

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,18 @@ def _read_memo(path: str) -> dict[str, list[Any]]:
 
 
 def _write_memo(path: str, memo: dict[str, list[Any]]) -> None:
-    """Whole or not at all; a write that another process overtakes costs one more hashing."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=_MEMO_NAME)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(memo, file)
-    os.replace(temporary, path)
+    """Whole or not at all; a write that another process overtakes, or the disk refuses, costs one more hashing."""
+    temporary = None
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=_MEMO_NAME)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(memo, file)
+        os.replace(temporary, path)
+    except OSError:
+        if temporary is not None:
+            with suppress(OSError):
+                os.remove(temporary)
 
 
 def code_of_rows() -> str:

@@ -7,6 +7,7 @@ with it.
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,13 +50,17 @@ class JsonLines(Sequence):
                 self.columns.update(row)
                 self._begins.append(begin)
             begin += len(line)
+        self._end = begin
 
     def __len__(self) -> int:
         return len(self._begins)
 
     def __getitem__(self, index):
-        self._file.seek(self._begins[int(index)])
-        return _parse(self._file.readline(), self.path)
+        place = range(len(self))[int(index)]
+        begin = self._begins[place]
+        end = self._begins[place + 1] if place + 1 < len(self) else self._end
+        # Not seek and read: forked workers share the place in the file, and would move it for each other.
+        return _parse(os.pread(self._file.fileno(), end - begin, begin), self.path)
 
 
 class JsonList(Sequence):

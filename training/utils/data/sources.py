@@ -106,6 +106,17 @@ def choose_rows(phase: int, data: DataArguments, sources: Sequence[Source], seed
     )
 
 
+def part_of(portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:
+    """The rows begin .. end - 1 of several portions, numbered through."""
+    parts = []
+    for portion in portions:
+        taken = portion.indices[max(begin, 0) : max(end, 0)]
+        if len(taken):
+            parts.append(replace(portion, indices=taken))
+        begin, end = begin - len(portion.indices), end - len(portion.indices)
+    return parts
+
+
 def _at_most(portions: Sequence[Portion], most: int | None, seed: int) -> list[Portion]:
     picked = pick_rows([portion.indices for portion in portions], most, seed)
     return [replace(portion, indices=indices) for portion, indices in zip(portions, picked, strict=True)]

@@ -23,6 +23,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any, end_of_conversation_token: str | None) -> None:
         self._tokenizer = tokenizer
+        self._backend = _backend_that_agrees(tokenizer)
         self.prefix_ids: Ids = _ids_before_text(tokenizer)
         self.end_id: int = end_of_conversation_id(tokenizer, end_of_conversation_token)
         # Tokenizers of the SentencePiece family put a space of their own before any text; a response has to
@@ -35,15 +36,9 @@ class TextTokenizer:
         """Ids of the texts themselves, with no special tokens around them."""
         if not texts:
             return []
-        return self._tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
+        if self._backend is not None:
+            return _encode_directly(self._tokenizer, self._backend, list(texts))
+        return _encode(self._tokenizer, list(texts))
 
     def encode_prompts(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of prompts, with what the tokenizer puts before a text (a beginning-of-sequence token, say)."""
@@ -81,6 +76,40 @@ class TextTokenizer:
         for index, ids in zip(apart, self._encode([responses[index] for index in apart]), strict=True):
             encoded[index] = ids
         return [ids for ids in encoded if ids is not None]
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
+    return tokenizer(
+        texts,
+        add_special_tokens=False,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]
+
+
+def _encode_directly(tokenizer: Any, backend: Any, texts: list[str]) -> list[Ids]:
+    """What transformers does around the Rust tokenizer for the call in `_encode`, less the masks and offsets that
+    nobody reads: a fifth less time.
+    """
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _backend_that_agrees(tokenizer: Any) -> Any | None:
+    """The Rust tokenizer behind `tokenizer`, where there is one and it gives the same ids; None otherwise (a Python
+    tokenizer, or one whose class does something of its own with a text).
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "encode_batch_fast") or not hasattr(tokenizer, "split_special_tokens"):
+        return None
+    special = " ".join(str(token) for token in tokenizer.all_special_tokens)
+    probes = ["Human: a\n\n  B? Assistant:", " 1,234.5", "", " \u00e9\u4e2d\u6587 \U0001f600", f"x {special} y"]
+    return backend if _encode_directly(tokenizer, backend, probes) == _encode(tokenizer, probes) else None
 
 
 def _ids_before_text(tokenizer: Any) -> Ids:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,13 @@ import numpy as np
 from training.utils.data import fingerprint
 from training.utils.data.arguments import DataArguments
 from training.utils.data.cache import Log, open_or_build, silent
-from training.utils.data.dataset import CachedSplit, SplitWriter
+from training.utils.data.dataset import CachedSplit, SplitWriter, token_runs
 from training.utils.data.phases import TextBlock
 from training.utils.data.raw_dataset import load_by_name
 from training.utils.data.readers import JsonLines
+from training.utils.data.reports import Counts
 from training.utils.data.row_makers import TEXTS_PER_CALL
+from training.utils.data.shards import SplitPlan, build_shards
 from training.utils.data.splits import shuffled_order
 from training.utils.data.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.run.errors import ThreestepError
@@ -60,15 +64,21 @@ def build_unsupervised(
         source = rows
         if source is None:
             source = JsonLines(path, {column: "unsupervised_text_column"}, (column,))
+        order = shuffled_order(len(source), seed)
+
+        def make(begin: int, end: int, counts: Counts) -> Iterator[TextBlock]:
+            return _documents(source, order[begin:end], begin, column, texts, end_id)
+
+        plan = SplitPlan("train", TextBlock, len(source), make)
+        documents = build_shards(folder, [plan], data.num_workers, say)["train"]
         with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
-            left_over = _write_blocks(writer, source, column, texts, end_id, block_length, seed)
+            left_over = _write_blocks(writer, documents.paths, block_length)
         if writer.rows == 0:
             raise ThreestepError(
                 f"unsupervised_dataset_name: '{name}' has {left_over} tokens, fewer than one block of "
                 f"{block_length}; use more text or shorter blocks"
             )
-        counts = {"rows": writer.rows, "tokens": writer.tokens, "tokens_left_over": left_over}
-        return {"splits": {"train": counts}}
+        return {"splits": {"train": {**asdict(writer.written), "tokens_left_over": left_over}}}
 
     parts = {
         "datasets": json.dumps([name, data.unsupervised_dataset_config_name]),
@@ -95,22 +105,23 @@ def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
     return rows
 
 
-def _write_blocks(
-    writer: SplitWriter,
-    rows: Any,
-    column: str,
-    texts: TextTokenizer,
-    end_id: int,
-    block_length: int,
-    seed: int,
-) -> int:
-    """Returns how many tokens were left over."""
-    order = shuffled_order(len(rows), seed)
-    waiting = np.zeros(0, np.int32)
-    for begin in range(0, len(order), TEXTS_PER_CALL):
-        documents = [rows[int(index)][column] for index in order[begin : begin + TEXTS_PER_CALL]]
+def _documents(
+    rows: Any, indices: np.ndarray, first: int, column: str, texts: TextTokenizer, end_id: int
+) -> Iterator[TextBlock]:
+    """Each document's ids and the token that ends it; `first` is the place of the first one in the order."""
+    for begin in range(0, len(indices), TEXTS_PER_CALL):
+        documents = [rows[int(index)][column] for index in indices[begin : begin + TEXTS_PER_CALL]]
+        places = [place for place, text in enumerate(documents, first + begin) if text]
         encoded = texts.encode_texts([text for text in documents if text])
-        waiting = np.concatenate([waiting, *(np.array([*ids, end_id], np.int32) for ids in encoded)])
+        for place, ids in zip(places, encoded, strict=True):
+            yield TextBlock(place, np.array([*ids, end_id], np.int32))
+
+
+def _write_blocks(writer: SplitWriter, paths: Sequence[str], block_length: int) -> int:
+    """Join the documents and cut them; returns how many tokens were left over."""
+    waiting = np.zeros(0, np.int32)
+    for ids in token_runs(paths):
+        waiting = np.concatenate([waiting, ids])
         whole = len(waiting) // block_length
         for block in waiting[: whole * block_length].reshape(whole, block_length):
             writer.append(TextBlock(writer.rows, block))

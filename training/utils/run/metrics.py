@@ -59,13 +59,17 @@ class MetricsWriter:
             self._board.close()
 
 
-def progress_bar(total_steps: int, name: str, is_main_rank: bool) -> tqdm:
-    """A bar on rank 0's stderr; silent elsewhere. Where stderr is no terminal it is drawn every 10 seconds."""
+def progress_bar(
+    total: int, name: str, is_main_rank: bool, unit: str = "step", on_terminal_only: bool = False
+) -> tqdm:
+    """A bar on rank 0's stderr; silent elsewhere. Where stderr is no terminal it is drawn every 10 seconds, or not at
+    all (`on_terminal_only`).
+    """
     return tqdm(
-        total=total_steps,
+        total=total,
         desc=name,
-        unit="step",
-        disable=not is_main_rank,
+        unit=unit,
+        disable=not is_main_rank or (on_terminal_only and not sys.stderr.isatty()),
         dynamic_ncols=True,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )

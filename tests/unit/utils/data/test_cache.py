@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ def blocks(count=3):
         with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
             for row in range(count):
                 writer.append(TextBlock(row, np.array([row, row], np.int32)))
-        return {"splits": {"train": {"rows": writer.rows, "tokens": writer.tokens}}}
+        return {"splits": {"train": asdict(writer.written)}}
 
     return build
 
@@ -132,7 +134,7 @@ def test_a_damaged_folder_is_found_out_and_built_again(ask, name, harm, fragment
     assert not again.resumed and any("was damaged" in line and fragment in line for line in log), log
     assert len(again.splits["train"]) == 3
     assert ask(build=never)[0].resumed
-    assert not [entry for entry in os.listdir(Path(folder.path).parent) if ".old-" in entry or ".building" in entry]
+    assert not [entry for entry in os.listdir(Path(folder.path).parent) if ".old" in entry or ".building" in entry]
 
 
 def test_large_files_are_checked_by_size_and_footer(ask, monkeypatch):
@@ -171,14 +173,46 @@ def test_a_build_that_fails_leaves_nothing(ask, tmp_path):
 
 def test_a_folder_that_may_not_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ThreestepError, match="data_output_path: the folder .* cannot be made"):
+    with pytest.raises(ThreestepError, match="data_output_path: the folder .* cannot be made or written to"):
         open_or_build(str(tmp_path / "file" / "cache"), "phase1", PARTS, blocks(), False, print)
 
 
-def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ThreestepError, match="data_output_path: the folder .* may not be written to"):
-        open_or_build(str(tmp_path), "phase1", PARTS, blocks(), False, print)
+@pytest.fixture
+def nobody():
+    """Permissions do not bind root: be somebody else for a while."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        yield
+        os.seteuid(0)
+    else:
+        yield
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_a_folder_that_may_not_be_written(open_folder, request):
+    os.chmod(open_folder, 0o555)
+    request.getfixturevalue("nobody")
+    with pytest.raises(ThreestepError) as mistake:
+        open_or_build(str(open_folder), "phase1", PARTS, blocks(), False, print)
+    assert str(mistake.value) == (
+        f"data_output_path: the folder '{open_folder}' may not be written to (Permission denied); name one you may "
+        "write to"
+    )
+    assert os.listdir(open_folder) == []
+
+
+def test_what_is_there_needs_no_permission_to_write(open_folder, request):
+    open_or_build(str(open_folder), "phase1", PARTS, blocks(), False, print)
+    os.chmod(open_folder, 0o555)
+    request.getfixturevalue("nobody")
+    assert open_or_build(str(open_folder), "phase1", PARTS, never, False, print).resumed
 
 
 def test_this_process_began_before_its_imports_and_not_long_ago():
@@ -190,6 +224,7 @@ def test_this_process_began_before_its_imports_and_not_long_ago():
 # and prints what was logged.
 PROGRAM = """
 import os, sys, time
+from dataclasses import asdict
 import numpy as np
 from training.utils.data.cache import open_or_build
 from training.utils.data.dataset import SplitWriter
@@ -204,7 +239,7 @@ def build(where):
         for row in range(5000):
             writer.append(TextBlock(row, np.array([row], np.int32)))
         time.sleep(seconds)
-    return {"splits": {"train": {"rows": writer.rows, "tokens": writer.tokens}}}
+    return {"splits": {"train": asdict(writer.written)}}
 
 opened = open_or_build(folder, "phase1", {"datasets": "a"}, build, rebuild, print)
 print("rows", len(opened.splits["train"]), opened.splits["train"][4999].input_ids[0])
@@ -248,10 +283,10 @@ def test_a_build_killed_half_way_leaves_nothing_that_looks_finished(tmp_path):
     process.wait()
     process.stdout.close()
     folders = [name for name in os.listdir(tmp_path) if (tmp_path / name).is_dir()]
-    assert len(folders) == 1 and ".building-" in folders[0]  # what is left has not the name of a finished one
+    assert len(folders) == 1 and folders[0].endswith(".building")  # what is left has not the name of a finished one
     output = finish(start(tmp_path, 0))
     assert "phase1 built in" in output and "resumed" not in output and "damaged" not in output
-    assert not any(".building-" in name for name in os.listdir(tmp_path))
+    assert not any(".building" in name for name in os.listdir(tmp_path))
     assert "resumed in" in finish(start(tmp_path, 0))
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from training.utils.data import dataset
-from training.utils.data.dataset import CachedSplit, SplitWriter
+from training.utils.data.dataset import CachedSplit, SplitWriter, join_files, token_runs
 from training.utils.data.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
+from training.utils.data.storage import try_to_own
 
 
 def ids(*values: int) -> np.ndarray:
@@ -114,3 +120,69 @@ def test_a_file_with_fewer_rows_than_said(tmp_path):
     write(path, [TextBlock(0, ids(1))])
     with pytest.raises(ValueError, match="1 batches where 5000 rows need 3"):
         CachedSplit(str(path), 5000, {})
+
+
+@pytest.mark.parametrize("row_type", MAKERS, ids=lambda row_type: row_type.__name__)
+def test_joined_files_have_the_same_bytes_however_the_rows_were_cut(tmp_path, monkeypatch, row_type):
+    monkeypatch.setattr(dataset, "ROWS_PER_BATCH", 4)
+    rows = [MAKERS[row_type](row) for row in range(23)]
+    found = []
+    for cuts in ([0, 23], [0, 4, 8, 23], [0, 1, 1, 7, 19, 23], [*range(24)]):
+        paths = [str(tmp_path / f"{begin}-{end}") for begin, end in zip(cuts, cuts[1:], strict=False)]
+        for path, begin, end in zip(paths, cuts, cuts[1:], strict=False):
+            with SplitWriter(path, row_type) as writer:
+                for row in rows[begin:end]:
+                    writer.append(row)
+            assert writer.written.bytes == Path(path).stat().st_size
+        written = join_files(paths, str(tmp_path / "joined"), row_type)
+        found.append((tmp_path / "joined").read_bytes())
+        assert (written.rows, written.bytes) == (23, len(found[-1]))
+        assert written.tokens == sum(row.length_tokens for row in rows)
+        assert written.sha256 == hashlib.sha256(found[-1]).hexdigest()
+    assert len(set(found)) == 1
+    split = CachedSplit(str(tmp_path / "joined"), 23, {})
+    for index, row in enumerate(rows):
+        assert all(same(value, getattr(split[index], name)) for name, value in vars(row).items())
+
+
+def test_no_files_and_no_rows_are_joined_to_none(tmp_path):
+    assert join_files([], str(tmp_path / "joined"), TextBlock).rows == 0
+    assert len(CachedSplit(str(tmp_path / "joined"), 0, {})) == 0
+
+
+def test_the_ids_of_several_files_in_a_row(tmp_path):
+    for name, rows in (("a", [ids(1, 2), ids(3)]), ("b", []), ("c", [ids(4)])):
+        write(tmp_path / name, [TextBlock(0, each) for each in rows])
+    runs = list(token_runs([str(tmp_path / name) for name in "abc"]))
+    assert np.concatenate(runs).tolist() == [1, 2, 3, 4] and runs[0].dtype == np.int32
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.booleans()), min_size=1, max_size=6))
+def test_spans_are_the_runs_of_true(masks):
+    spans = dataset._spans([np.array(mask, bool) for mask in masks]).to_pylist()
+    for mask, flat in zip(masks, spans, strict=True):
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        assert [any(begin <= place < end for begin, end in pairs) for place in range(len(mask))] == mask
+        # each as long as it can be: two runs do not touch
+        assert all(begin < end for begin, end in pairs)
+        assert all(left[1] < right[0] for left, right in zip(pairs, pairs[1:], strict=False))
+
+
+def test_an_open_split_is_not_another_ones_own(tmp_path):
+    path = str(tmp_path / "split")
+    opened = write(path, [TextBlock(0, ids(1))])
+    with ExitStack() as held:
+        assert not try_to_own(path, held)
+    del opened
+    with ExitStack() as held:
+        assert try_to_own(path, held) and try_to_own(str(tmp_path / "missing"), held)
+
+
+def test_what_fails_half_way_is_closed_and_no_split(tmp_path):
+    path = tmp_path / "split"
+    with pytest.raises(KeyError), SplitWriter(str(path), TextBlock) as writer:
+        writer.append(TextBlock(0, ids(1)))
+        raise KeyError
+    with pytest.raises((OSError, ValueError)):
+        CachedSplit(str(path), 1, {})

@@ -191,3 +191,54 @@ def test_cut_prompt():
     assert cut_prompt(P, 3, "right") == [1, 2, 3]
     assert cut_prompt(P, 3, "middle") == [1, 3, 4]
     assert cut_prompt(P, 4, "middle") == P
+
+
+# --- the short way to the Rust tokenizer
+
+
+def by_transformers(tokenizer, texts):
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("split_special_tokens", [False, True])
+@pytest.mark.parametrize("make", [with_bos_and_eos, with_a_space_of_its_own])
+def test_the_short_way_gives_what_transformers_gives(make, split_special_tokens):
+    tokenizer = make()
+    tokenizer.split_special_tokens = split_special_tokens
+    texts = TextTokenizer(tokenizer, None)
+    assert texts._backend is not None
+    given = [PROMPT, RESPONSE, "", "</s>", "a </s> b\n\n", "\u00e9\u4e2d\U0001f600", " " * 50]
+    expected = by_transformers(tokenizer, given)
+    # what an earlier call asked for stays in the Rust tokenizer, and must not count
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer(given, truncation=True, max_length=2, padding="max_length")
+    assert texts._encode(given) == expected
+
+
+class Shouting(PreTrainedTokenizerFast):
+    """Does something of its own with a text."""
+
+    def _encode_plus(self, text, *args, **kwargs):
+        texts = [text.upper()] if isinstance(text, str) else [each.upper() for each in text]
+        return super()._encode_plus(texts[0] if isinstance(text, str) else texts, *args, **kwargs)
+
+
+class WithoutBackend:
+    """As a tokenizer that is written in Python."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_token_id
+
+    def __call__(self, *given, **named):
+        return self._tokenizer(*given, **named)
+
+
+def test_a_tokenizer_with_ways_of_its_own_is_asked_itself():
+    plain = with_bos_and_eos()
+    shouting = Shouting(tokenizer_object=plain.backend_tokenizer, bos_token="<s>", eos_token="</s>")
+    for tokenizer in (shouting, WithoutBackend(plain)):
+        texts = TextTokenizer(tokenizer, None)
+        assert texts._backend is None
+        assert texts._encode([PROMPT, RESPONSE]) == by_transformers(tokenizer, [PROMPT, RESPONSE])
+    assert by_transformers(shouting, [PROMPT]) != by_transformers(plain, [PROMPT])

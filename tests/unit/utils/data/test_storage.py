@@ -1,0 +1,73 @@
+"""Files with their checksum, and refusals that say where."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import resource
+
+import pytest
+
+from training.utils.data.storage import HashedFile, naming, read_json_object, sha256_of, write_json
+
+
+def test_size_and_checksum_are_those_of_the_file(tmp_path):
+    path = tmp_path / "file"
+    with HashedFile(str(path)) as file:
+        for part in (b"one", memoryview(b"two"), b"", b"x" * 3_000_000):
+            assert file.write(part) == len(part)
+    content = path.read_bytes()
+    assert content[:6] == b"onetwo" and file.size_bytes == len(content) == 3_000_006 and file.closed
+    assert file.sha256 == sha256_of(str(path)) == hashlib.sha256(content).hexdigest()
+
+
+def limited(size_bytes, write):
+    """Run `write` while no file may grow beyond a size; a real refusal by the system, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [10_000, 3_000_000], ids=["at-the-close", "at-a-write"])
+def test_a_refused_write_names_its_file(tmp_path, size):
+    path = str(tmp_path / "file")
+
+    def write():
+        with HashedFile(path) as file:
+            file.write(b"x" * size)
+
+    with pytest.raises(OSError) as failure:
+        limited(1000, write)
+    assert (failure.value.errno, failure.value.filename) == (errno.EFBIG, path)
+    with pytest.raises(OSError) as failure:
+        limited(1000, lambda: write_json(path, ["x" * size]))
+    assert (failure.value.errno, failure.value.filename) == (errno.EFBIG, path)
+
+
+def test_the_first_failure_is_the_one_that_is_told(tmp_path):
+    def write():
+        with HashedFile(str(tmp_path / "file")) as file:
+            file.write(b"x" * 10_000)
+            raise ValueError("a wrong row")  # closing fails too
+
+    with pytest.raises(ValueError, match="a wrong row"):
+        limited(1000, write)
+
+
+def test_an_error_keeps_the_name_it_has():
+    with pytest.raises(OSError) as failure, naming("mine"):
+        raise OSError(1, "no", "yours")
+    assert failure.value.filename == "yours"
+
+
+def test_json_objects(tmp_path):
+    path = tmp_path / "file"
+    assert read_json_object(str(path)) is None
+    write_json(str(path), {"a": "é"})
+    assert read_json_object(str(path)) == {"a": "é"}
+    for rubbish in ("[]", "{", "\xff"):
+        path.write_text(rubbish, "latin-1")
+        assert read_json_object(str(path)) is None

@@ -1,0 +1,141 @@
+"""Splits built a shard at a time, by several processes, and joined.
+
+A shard is what a fixed range of raw rows becomes. A build that is killed leaves its finished shards, and the next one
+of the same thing uses those that are still what their checksum says. Which rows make a shard depends on the number
+of raw rows alone, and joining cuts the rows into batches anew, so the result has the same bytes for any number of
+workers or shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from training.utils.data.dataset import SplitWriter, join_files
+from training.utils.data.phases import Row
+from training.utils.data.reports import Counts
+from training.utils.data.shard_files import (
+    Shard,
+    finish_shard,
+    finished_shard,
+    keep_shards,
+    make_shards_folder,
+    shard_path,
+)
+from training.utils.data.workers import run_jobs, worker_count
+from training.utils.run.metrics import progress_bar
+
+# Enough shards to keep 64 cores busy to the end, few enough files, and enough texts for a tokenizer's call.
+_SHARDS = 256
+_LEAST_ROWS, _MOST_ROWS = 512, 8192
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """How one split is made: `make(begin, end, counts)` gives the rows that its raw rows begin .. end - 1 become,
+    whoever asks and in whatever order, and adds to `counts`.
+    """
+
+    name: str
+    row_type: type
+    raw_rows: int
+    make: Callable[[int, int, Counts], Iterator[Row]]
+
+
+@dataclass(frozen=True)
+class BuiltShards:
+    """The shards of one split in order, their files and their sums."""
+
+    row_type: type
+    shards: list[Shard]
+    paths: list[str]
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def counts(self) -> Counts:
+        dropped: Counter[str] = Counter()
+        for shard in self.shards:
+            dropped.update(shard.dropped)
+        return Counts(sum(shard.truncated for shard in self.shards), dropped)
+
+    def join(self, path: str) -> dict[str, Any]:
+        """Write the rows of all shards to one file; returns what the manifest says of it."""
+        written = join_files(self.paths, path, self.row_type)
+        return {**asdict(written), **self.counts.as_json()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    plan: SplitPlan
+    begin: int
+    end: int
+    path: str
+
+
+def shard_ranges(raw_rows: int) -> list[tuple[int, int]]:
+    """The raw rows of each shard: all of one length but the last."""
+    length = min(_MOST_ROWS, max(_LEAST_ROWS, math.ceil(raw_rows / _SHARDS)))
+    return [(begin, min(begin + length, raw_rows)) for begin in range(0, raw_rows, length)]
+
+
+def build_shards(
+    folder: str, plans: Sequence[SplitPlan], num_workers: int | None, say: Say
+) -> dict[str, BuiltShards]:
+    """Make every shard of every split that `folder` does not have yet, in as many processes as
+    `workers.worker_count` says. A bar is drawn on a terminal.
+    """
+    make_shards_folder(folder)
+    wanted = [
+        _Job(plan, begin, end, shard_path(folder, plan.name, begin, end))
+        for plan in plans
+        for begin, end in shard_ranges(plan.raw_rows)
+    ]
+    done = {job.path: shard for job in wanted if (shard := finished_shard(job.path)) is not None}
+    keep_shards(folder, done)
+    if done:
+        say(f"data: {len(done)} of {len(wanted)} shards were finished by a build that was stopped")
+    for path, shard in _make([job for job in wanted if job.path not in done], num_workers, list(done.values())):
+        done[path] = shard
+    built = {}
+    for plan in plans:
+        paths = [job.path for job in wanted if job.plan is plan]
+        built[plan.name] = BuiltShards(plan.row_type, [done[path] for path in paths], paths)
+    return built
+
+
+def _make(jobs: list[_Job], num_workers: int | None, found: Sequence[Shard]) -> Iterator[tuple[str, Shard]]:
+    """The shards of the jobs as they are finished, with a bar that begins behind the rows of those that were found."""
+    rows_found = sum(shard.end - shard.begin for shard in found)
+    rows = sum(job.end - job.begin for job in jobs)
+    tokens = 0
+    with progress_bar(rows_found + rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:
+        bar.update(rows_found)
+        bar.initial = rows_found  # so that the rate is this build's own
+        for number, answer in run_jobs(
+            len(jobs), lambda number: asdict(_build_shard(jobs[number])), worker_count(num_workers, rows)
+        ):
+            shard = Shard(**answer)
+            yield jobs[number].path, shard
+            tokens += shard.tokens
+            rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+            bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+            bar.update(shard.end - shard.begin)
+
+
+def _build_shard(job: _Job) -> Shard:
+    """Write a shard under another name first: what has the right one is whole."""
+    counts = Counts()
+    with SplitWriter(job.path + ".part", job.plan.row_type) as writer:
+        for row in job.plan.make(job.begin, job.end, counts):
+            writer.append(row)
+    shard = Shard(job.plan.name, job.begin, job.end, **asdict(writer.written), **counts.as_json())
+    finish_shard(job.path, job.path + ".part", shard)
+    return shard

@@ -1,0 +1,145 @@
+"""Files written with their checksum, flushed, verified and locked. Knows nothing of rows, shards or manifests."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any
+
+
+class HashedFile:
+    """A file to write from its beginning; `size_bytes` and `sha256` say what was written so far.
+
+    An OSError that it raises carries the file's name, so that whoever catches it knows which disk refused.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._digest = hashlib.sha256()
+        self._file = open(path, "wb", buffering=2**20)  # noqa: SIM115 (closed by close)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, content: Any) -> int:
+        with naming(self.path):
+            written = self._file.write(content)
+        self._digest.update(content)
+        self.size_bytes += written
+        return written
+
+    def flush(self) -> None:
+        with naming(self.path):
+            self._file.flush()
+
+    def close(self) -> None:
+        with naming(self.path):
+            self._file.close()
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        try:
+            self.close()
+        except OSError:
+            if failure[0] is None:  # otherwise the first refusal is already on its way
+                raise
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """An OSError inside that names no file gets the name `path` (a failed write names none of itself)."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
+def write_json(path: str, content: Any) -> None:
+    with naming(path), open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+
+
+def read_json_object(path: str) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file or it holds something else."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def sha256_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def flush_to_disk(path: str) -> None:
+    """fsync of a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot flush a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def try_lock(path: str) -> int | None:
+    """Lock a file, made where it is missing: a handle that holds the lock until it is closed; None where another
+    process has it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it may have removed the file: a lock on a file without a name keeps nobody out.
+        if os.path.samestat(os.fstat(handle), os.stat(path)):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(handle)
+        error.filename = path
+        raise
+    os.close(handle)
+    return None
+
+
+def share(file: IO[Any]) -> None:
+    """Hold a shared lock on an open file for as long as it is open, so that nobody owns it."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def try_to_own(path: str, until: ExitStack) -> bool:
+    """Hold a file alone until `until` ends; False where any process shares it."""
+    try:
+        file = until.enter_context(open(path, "r+b"))  # some file systems lock alone what is open for writing
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.EOPNOTSUPP)  # no locks there: nobody can hold one
+    return True
