@@ -59,7 +59,8 @@ def rollout() -> Rollout:
 
 def how(**changes) -> ExperienceSettings:
     given = {
-        "temperature": 0.8, "clip_reward": 100.0, "kl_coef": 0.1, "advantage": "gae", "gamma": 0.9, "lam": 0.7,
+        "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "kl_coef": 0.1, "advantage": "gae", "gamma": 0.9,
+        "lam": 0.7,
         "whiten_advantages": False, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     return ExperienceSettings(**{**given, **changes})

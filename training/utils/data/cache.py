@@ -28,7 +28,7 @@ from training.utils.data.dataset import CachedSplit
 from training.utils.data.fingerprint import hash_parts
 from training.utils.run.errors import ThreestepError
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2  # 2: rows of phase 2 have margins
 CHECKED_BYTES = 16 * 2**20
 _MANIFEST = "manifest.json"
 _POLL_SECONDS = 0.1
