@@ -47,7 +47,14 @@ class Chain:
 
 def run_step(step: int, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None) -> Ran:
     """What scripts/stepN_*.sh runs, on the CPU."""
-    command = [sys.executable, "-m", "training.utils.run.launch", MODULES[step], *(str(flag) for flag in flags)]
+    return run_module(MODULES[step], flags, ranks, environment)
+
+
+def run_module(
+    module: str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+) -> Ran:
+    """A program by its command line, on the CPU."""
+    command = [sys.executable, "-m", "training.utils.run.launch", module, *(str(flag) for flag in flags)]
     variables = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
@@ -166,7 +173,8 @@ def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
         1: trained.split(),
         2: [*trained.split(), "--gradient_checkpointing", "true"],
         3: "--dtype fp32 --actor_learning_rate 1e-3 --critic_learning_rate 1e-4 --actor_lora_dim 4 --ppo_epochs 2 "
-        "--per_device_generation_batch_size 4 --per_device_training_batch_size 2 --max_answer_seq_len 8".split()
+        "--per_device_generation_batch_size 4 --per_device_training_batch_size 2 --max_answer_seq_len 8 "
+        "--normalize_reward_scores true".split()
         + ["--unsupervised_dataset_name", f"jsonl:{text_file}"],
     }
     return run_chain(place, "alone", start, 1, ["--data_path", f"jsonl:{pairs_file}", *SHARED.split()], flags)

@@ -35,7 +35,7 @@ class RewardArguments:
         metadata={
             "help": "After training, the chosen responses of so many training rows are scored; the mean and standard "
             "deviation go into the model's configuration, for step 3's --normalize_reward_scores. 1,024 rows give the "
-            "mean to 3 % of the standard deviation, at a fraction of the time of training on them. 0 stores none."
+            "mean to a 32nd of the standard deviation, in a fraction of the time of training on them. 0 stores none."
         },
     )
 

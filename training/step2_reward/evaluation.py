@@ -134,8 +134,8 @@ def pairs_of(prompt_R: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(better_Q, worse_Q, weight_Q): every pair of one prompt's responses; the weights of a prompt's pairs add to 1."""
     starts = np.flatnonzero(_is_first(prompt_R))
     better, worse, weights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
-    for start, end in zip(starts, [*starts[1:], len(prompt_R)], strict=True):
-        first, second = np.triu_indices(end - start, k=1)
+    for start, responses in zip(starts, np.diff(np.append(starts, len(prompt_R))), strict=True):
+        first, second = np.triu_indices(responses, k=1)
         better.append(start + first)
         worse.append(start + second)
         weights.append(np.full(len(first), 1.0 / max(len(first), 1)))
