@@ -20,6 +20,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.ranked import response_rows
 from training.utils.layout.rows import TokenRows
+from training.utils.run.errors import ThreestepError
 
 _PLANNED_ROWS = 1024  # laid out at a time, so that memory does not grow with the dataset
 
@@ -33,7 +34,7 @@ def score_responses(
 ) -> ScoredResponses:
     """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
 
-    read: TokenRows -> float32 [sequences], in eval mode.
+    read: TokenRows -> float32 [sequences], in eval mode. Raises ThreestepError where a score is no finite number.
     """
     mine = [np.zeros((0, 4))]
     for start in range(0, len(rows), _PLANNED_ROWS):
@@ -52,6 +53,12 @@ def score_responses(
             mine.append(np.column_stack([np.array(responses).reshape(-1, 3), found]))
     everyone = np.concatenate(gathered(np.concatenate(mine)))
     prompts, places, tokens, scores = everyone.T
+    strange = int(np.count_nonzero(~np.isfinite(scores)))
+    if strange:
+        raise ThreestepError(
+            f"{strange:,} of {len(scores):,} scores are no finite numbers: the model has diverged; train it with a lower "
+            "--learning_rate, or in another --dtype"
+        )
     order = np.lexsort((places, prompts))
     return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
 

@@ -13,6 +13,7 @@ from training.utils.data.phases import ResponsesRow
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import ScalarModel
+from training.utils.run.errors import ThreestepError
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 
@@ -76,6 +77,14 @@ def test_one_response_a_prompt(model):
     chosen = score_responses(ScalarModel(model), chosen_alone(rows(4)), PlanSettings(1, packed=True), 0, ALONE)
     first = np.diff(both.prompt_R, prepend=-1) != 0
     assert chosen.score_R.tolist() == pytest.approx(both.score_R[first].tolist(), abs=1e-5)
+
+
+def test_a_model_that_has_diverged():
+    def read(laid_out):
+        return torch.full_like(laid_out.end_B, 1.0, dtype=torch.float32) / laid_out.end_B.sub(laid_out.end_B[0])
+
+    with pytest.raises(ThreestepError, match="^1 of 4 scores are no finite numbers: the model has diverged"):
+        score_responses(read, rows(3)[:1] + rows(3)[2:], PlanSettings(1), 0, ALONE)
 
 
 def test_the_end_token_is_left_out():
