@@ -56,8 +56,8 @@ def score_responses(
     strange = int(np.count_nonzero(~np.isfinite(scores)))
     if strange:
         raise ThreestepError(
-            f"{strange:,} of {len(scores):,} scores are no finite numbers: the model has diverged; train it with a lower "
-            "--learning_rate, or in another --dtype"
+            f"{strange:,} of {len(scores):,} scores are no finite numbers: the model has diverged; train it with a "
+            "lower --learning_rate, or in another --dtype"
         )
     order = np.lexsort((places, prompts))
     return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
