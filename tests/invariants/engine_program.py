@@ -75,6 +75,7 @@ def cases(world_size: int) -> list[Case]:
         for micro in (1, 2, 3)
     ]
     found += [
+        Case("padded_options_z0", "ranking", "scalar", "margins", micro=2),
         Case("pad_is_eos", pad_token_id=END),
         Case("pad_is_eos_masked", pad_token_id=END, rows="eos_masked"),
         Case("another_pad", pad_token_id=7),
@@ -100,8 +101,8 @@ def packed_cases(world_size: int) -> list[Case]:
         for micro in (1, 6)
     ]
     found += [
-        Case(name, "ranking", "scalar", "margins", zero_stage=int(name[-1]), micro=2, packed=name.startswith("packed"))
-        for name in ("packed_options_z0", "padded_options_z0", "packed_options_z3")
+        Case(f"packed_options_z{stage}", "ranking", "scalar", "margins", zero_stage=stage, micro=2, packed=True)
+        for stage in (0, 3)
     ]
     stage = 0 if world_size == 1 else 3
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
