@@ -47,7 +47,14 @@ class Chain:
 
 def run_step(step: int, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None) -> Ran:
     """What scripts/stepN_*.sh runs, on the CPU."""
-    command = [sys.executable, "-m", "training.utils.run.launch", MODULES[step], *(str(flag) for flag in flags)]
+    return run_module(MODULES[step], flags, ranks, environment)
+
+
+def run_module(
+    module: str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+) -> Ran:
+    """A program by its command line, on the CPU."""
+    command = [sys.executable, "-m", "training.utils.run.launch", module, *(str(flag) for flag in flags)]
     variables = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
@@ -113,7 +120,8 @@ def pairs_file(place: Path) -> Path:
         chosen = dice.choices(words, k=dice.randint(1, 6))
         rejected = dice.choices(words, k=dice.randint(1, 6)) + ["times"]
         prompt = f"Human: Sort these words: {' '.join(dice.sample(chosen, len(chosen)))}. Assistant:"
-        rows.append({"prompt": prompt, "chosen": " " + " ".join(sorted(chosen)), "rejected": " " + " ".join(rejected)})
+        texts = {"prompt": prompt, "chosen": " " + " ".join(sorted(chosen)), "rejected": " " + " ".join(rejected)}
+        rows.append({**texts, "margin": len(rejected) / 4})
     path = place / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -159,17 +167,21 @@ SHARED = "--data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --max_s
 
 @pytest.fixture(scope="session")
 def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
-    """One process, float32, no ZeRO; pad is eos; step 3 with LoRA, unsupervised text and two passes."""
+    """One process, float32, no ZeRO; pad is eos; step 2 with every option of its loss; step 3 with LoRA,
+    unsupervised text, two passes and scores put on step 2's scale."""
     start = save_start(place / "start_pad_is_eos", pad_is_eos=True)
     trained = "--dtype fp32 --learning_rate 1e-3 --per_device_train_batch_size 2 --gradient_accumulation_steps 2"
     flags = {
         1: trained.split(),
-        2: [*trained.split(), "--gradient_checkpointing", "true"],
+        2: f"{trained} --gradient_checkpointing true --margin_scale 0.5 --label_smoothing 0.1 "
+        "--center_coef 0.01".split(),
         3: "--dtype fp32 --actor_learning_rate 1e-3 --critic_learning_rate 1e-4 --actor_lora_dim 4 --ppo_epochs 2 "
-        "--per_device_generation_batch_size 4 --per_device_training_batch_size 2 --max_answer_seq_len 8".split()
+        "--per_device_generation_batch_size 4 --per_device_training_batch_size 2 --max_answer_seq_len 8 "
+        "--normalize_reward_scores true".split()
         + ["--unsupervised_dataset_name", f"jsonl:{text_file}"],
     }
-    return run_chain(place, "alone", start, 1, ["--data_path", f"jsonl:{pairs_file}", *SHARED.split()], flags)
+    shared = ["--data_path", f"jsonl:{pairs_file}", "--margin_column", "margin", *SHARED.split()]
+    return run_chain(place, "alone", start, 1, shared, flags)
 
 
 @pytest.fixture(scope="session")

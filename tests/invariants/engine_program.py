@@ -1,7 +1,7 @@
 """Launched on one or two ranks: trains every case of steps 1 and 2 in one process group and reports what came out.
 
 Arguments: the folder of the models, and a folder for the weights. Report: {case: {"losses", "norms", "evals",
-"packed", "said"}}.
+"packed", "said"}}; for rankings "evaluations" and "chosen" beside.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ PAD, END = 1, 0
 EVAL_ROWS = 5
 LONGEST = 20  # tokens of the longest sequence there is; packed, of a row
 LORA_DIM, LORA_ALPHA = 4, 8.0
+LOSS_OPTIONS = {"margin_scale": 0.7, "label_smoothing": 0.1, "center_coef": 0.05}  # of cases whose rows are "margins"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Case:
     name: str
     kind: str = "sft"  # or "ranking"
     model: str = "causal"
-    rows: str = "plain"  # or "eos_masked": as plain, without the end token among the targets
+    rows: str = "plain"  # or "eos_masked": as plain, without the end token among the targets; or "margins", of ranking
     zero_stage: int = 0
     dtype: str = "fp32"
     micro: int = 3
@@ -74,6 +75,7 @@ def cases(world_size: int) -> list[Case]:
         for micro in (1, 2, 3)
     ]
     found += [
+        Case("padded_options_z0", "ranking", "scalar", "margins", micro=2),
         Case("pad_is_eos", pad_token_id=END),
         Case("pad_is_eos_masked", pad_token_id=END, rows="eos_masked"),
         Case("another_pad", pad_token_id=7),
@@ -97,6 +99,10 @@ def packed_cases(world_size: int) -> list[Case]:
         Case(f"packed_ranking_z{stage}_micro{micro}", "ranking", "scalar", zero_stage=stage, micro=micro, packed=True)
         for stage in (0, 2, 3)
         for micro in (1, 6)
+    ]
+    found += [
+        Case(f"packed_options_z{stage}", "ranking", "scalar", "margins", zero_stage=stage, micro=2, packed=True)
+        for stage in (0, 3)
     ]
     stage = 0 if world_size == 1 else 3
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
@@ -175,7 +181,8 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
     from tests.invariants import tiny
 
     if kind == "ranking":
-        return tiny.ranked(STEPS * per_step, seed=1), tiny.ranked(EVAL_ROWS, seed=2)
+        train, evaluation = tiny.ranked(STEPS * per_step, seed=1), tiny.ranked(EVAL_ROWS, seed=2)
+        return (tiny.with_margins(train), evaluation) if rows == "margins" else (train, evaluation)
     train, evaluation = tiny.sentences(STEPS * per_step, seed=1), tiny.sentences(EVAL_ROWS, seed=2)
     if rows == "eos_masked":
         train = [tiny.without_end(row) for row in train]
@@ -184,6 +191,7 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.step1_sft.trainer import SftTrainer
+    from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.engine.arguments import EngineArguments
     from training.utils.engine.setup import loop_settings, may_pack
@@ -205,9 +213,15 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     steps = (STEPS, case.per_step)
     loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, SEED)
     folder = out / case.name
-    trainer = SftTrainer if case.kind == "sft" else RewardTrainer
+    chosen = None
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        trainer(engine, train_rows, eval_rows, loop, metrics).train()
+        if case.kind == "sft":
+            SftTrainer(engine, train_rows, eval_rows, loop, metrics).train()
+        else:
+            options = LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions()
+            trainer = RewardTrainer(engine, train_rows, eval_rows, loop, metrics, options)
+            trainer.train()
+            chosen = trainer.chosen_scores(most_rows=5)
     keep_weights(engine, model, folder)
     if not ranks.is_main:
         return {}
@@ -216,6 +230,8 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "losses": [line["train/loss"] for line in lines if "train/loss" in line],
         "norms": [line["train/grad_norm"] for line in lines if "train/grad_norm" in line],
         "evals": [line["eval/loss"] for line in lines if "eval/loss" in line],
+        "evaluations": [line for line in lines if "eval/loss" in line],
+        "chosen": chosen and asdict(chosen),
         "packed": packed,
         "said": said,
     }

@@ -110,6 +110,23 @@ def ranking_loss(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
     return torch.stack(per_prompt).mean()
 
 
+def optioned_ranking_loss(
+    model: nn.Module, batch: list[ResponsesRow], margin_scale: float, label_smoothing: float, center_coef: float
+) -> torch.Tensor:
+    """The same with margins, label smoothing and centring, pair by pair."""
+    per_prompt = []
+    for row in batch:
+        scores = [score(model, [*row.prompt_ids, *response]) for response in row.response_ids]
+        losses = []
+        for first, second in combinations(range(len(scores)), 2):
+            margin = 0.0 if row.margins is None else sum(row.margins[first:second].tolist())
+            probability = torch.sigmoid(scores[first] - scores[second] - margin_scale * margin)
+            loss = -(1 - label_smoothing) * torch.log(probability) - label_smoothing * torch.log(1 - probability)
+            losses.append(loss + center_coef * (scores[first] + scores[second]) ** 2)
+        per_prompt.append(torch.stack(losses).mean())
+    return torch.stack(per_prompt).mean()
+
+
 def train_mixed(
     model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
 ) -> Trained:

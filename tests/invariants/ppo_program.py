@@ -85,6 +85,7 @@ def make_trainer(
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
         temperature=TEMPERATURE,
+        score_scale=None,
         clip_reward=CLIP_REWARD,
         kl_coef=KL_COEF,
         advantage="gae",

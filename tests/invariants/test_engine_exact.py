@@ -7,8 +7,9 @@ of mean zero, and without a part along the update, where a wrong rate, decay or 
 
 from __future__ import annotations
 
+import copy
 import math
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -41,20 +42,20 @@ def start_of(folder: Path, kind: str, dtype: torch.dtype = torch.float64) -> tor
 @cache
 def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: str) -> tuple[plain.Trained, list[float]]:
     """What plain PyTorch makes of the case, and its losses on the evaluation rows before and after."""
-    import copy
-
     train_rows, eval_rows = (
         engine_program.rows_of(kind, rows, per_step)
-        if rows in ("plain", "eos_masked")
+        if rows in ("plain", "eos_masked", "margins")
         else (engine_program.spread_rows(rows), [])
     )
-    loss_of = plain.sft_loss if kind == "sft" else plain.ranking_loss
+    loss_of = eval_loss_of = plain.sft_loss if kind == "sft" else plain.ranking_loss
+    if rows == "margins":  # evaluation stays the plain loss
+        loss_of = partial(plain.optioned_ranking_loss, **engine_program.LOSS_OPTIONS)
     batches = plain.batches_of(train_rows, per_step, SEED)
     model = copy.deepcopy(start_of(folder, kind, torch.float32 if dtype == "bf16" else torch.float64))
 
     def evaluated() -> float:
         with torch.no_grad():
-            return float(loss_of(model, eval_rows)) if eval_rows else math.nan
+            return float(eval_loss_of(model, eval_rows)) if eval_rows else math.nan
 
     before = evaluated()
     train = plain.train_mixed if dtype == "bf16" else plain.train
@@ -109,6 +110,36 @@ def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case:
     start = start_of(models / case.model, case.kind)
     tolerance, along = (0.08, 5e-3) if half else (1e-5, 1e-6)
     assert_weights_equal(loaded(out / case.name), want.weights, start, tolerance, along)
+
+
+@pytest.mark.parametrize("name", ["padded_options_z0", "packed_options_z0", "packed_options_z3"])
+def test_an_evaluation_does_not_depend_on_the_ranks(launched, name: str):
+    """Every figure of both evaluations and the scores of chosen responses, on one rank and on two."""
+    program = "packed_program" if name.startswith("packed") else "engine_program"
+    alone, together = (launched(program, size)[1][0][name] for size in (1, 2))
+    assert len(alone["evaluations"]) == 2
+    for one, two in zip(alone["evaluations"], together["evaluations"], strict=True):
+        figures = {key: value for key, value in one.items() if key != "seconds"}
+        assert {"eval/ties", "eval/accuracy_shorter", "eval/calibration_error", "eval/rejected_p95"} <= figures.keys()
+        assert figures == pytest.approx({key: value for key, value in two.items() if key != "seconds"}, abs=2e-5)
+    assert alone["chosen"]["count"] == together["chosen"]["count"] == 5
+    assert alone["chosen"]["mean"] == pytest.approx(together["chosen"]["mean"], abs=2e-5)
+    assert alone["chosen"]["std"] == pytest.approx(together["chosen"]["std"], abs=2e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_chosen_responses_score_as_the_trained_weights_say(launched, models, world_size: int):
+    out, reports = launched("packed_program", world_size)
+    train_rows, _ = engine_program.rows_of("ranking", "margins", PER_STEP)
+    (drawn,) = plain.batches_of(train_rows, len(train_rows), SEED)
+    model = copy.deepcopy(start_of(models / "scalar", "ranking"))
+    model.load_state_dict({name: w.double() for name, w in loaded(out / "packed_options_z0").items()})
+    with torch.no_grad():
+        scores = [float(plain.score(model, [*row.prompt_ids, *row.response_ids[0]])) for row in drawn[:5]]
+    mean = sum(scores) / 5
+    chosen = reports[0]["packed_options_z0"]["chosen"]
+    assert chosen["mean"] == pytest.approx(mean, abs=1e-5)
+    assert chosen["std"] == pytest.approx(math.sqrt(sum((score - mean) ** 2 for score in scores) / 5), abs=1e-5)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

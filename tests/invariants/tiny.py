@@ -7,7 +7,7 @@ and a wrong mask to matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -151,6 +151,16 @@ def ranked(count: int, seed: int) -> list[ResponsesRow]:
         ended = tuple(np.append(_ids(random, 0, 9), END).astype(np.int32) for _ in range(responses))
         rows.append(ResponsesRow(row_id, _ids(random, 1, 6), ended))
     return rows
+
+
+def with_margins(rows: list[ResponsesRow]) -> list[ResponsesRow]:
+    """Margins between neighbours of the ranking, and every fourth row without any."""
+    random = np.random.default_rng(9)
+    drawn = [random.uniform(0, 2, len(row.response_ids) - 1).astype(np.float32) for row in rows]
+    return [
+        row if row.row_id % 4 == 3 else replace(row, margins=margins)
+        for row, margins in zip(rows, drawn, strict=True)
+    ]
 
 
 def prompts(count: int, seed: int) -> list[PromptRow]:

@@ -8,6 +8,7 @@ One process needs no launcher; several ranks start by `deepspeed`, torchrun or `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from training.step2_reward.arguments import RewardArguments
 from training.utils.data.arguments import DataArguments
@@ -25,6 +26,9 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, model, engine, reward = groups
 
+    from training.step2_reward.batches import check_margins
+    from training.step2_reward.loss import LossOptions
+    from training.step2_reward.report import decimals
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
@@ -37,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
         with_pad_apart,
     )
     from training.utils.models.saving import save_model
+    from training.utils.models.score_scale import ScoreScale, set_score_scale
     from training.utils.models.token_model import ScalarModel
     from training.utils.run.metrics import MetricsWriter, say
 
@@ -46,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
         tokenizer = with_pad_apart(tokenizer, data.end_of_conversation_token)
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
+        check_margins(phase.train, reward.margin_scale)
         steps = whole_steps(engine, len(phase.train), ranks)
 
         scorer = load_under(
@@ -59,11 +65,21 @@ def main(argv: Sequence[str]) -> None:
         )
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            result = RewardTrainer(trained, phase.train, phase.eval, loop, metrics).train()
+            options = LossOptions(
+                margin_scale=reward.margin_scale,
+                label_smoothing=reward.label_smoothing,
+                center_coef=reward.center_coef,
+            )
+            trainer = RewardTrainer(trained, phase.train, phase.eval, loop, metrics, options)
+            result = trainer.train()
+            chosen = trainer.chosen_scores(reward.normalization_rows)
 
+        set_score_scale(scorer.config, ScoreScale(chosen.mean, chosen.std) if chosen else None)
         tensors = trained.full_state(scorer)
         if ranks.is_main:
             save_model(folder.model, scorer, tensors, tokenizer)
+        report = {"evaluation": result.after, "before": result.before, "training_chosen": chosen}
+        folder.write_json("reward_report.json", {name: part and asdict(part) for name, part in report.items()})
         folder.write_summary(
             {
                 "eval_accuracy_before": result.before.accuracy,
@@ -74,8 +90,8 @@ def main(argv: Sequence[str]) -> None:
             }
         )
         say(
-            f"step 2: pair accuracy {result.before.accuracy:.3f} -> {result.after.accuracy:.3f}, score gap "
-            f"{result.after.score_gap:.2f}, in {result.seconds:.0f} s; the model is in {folder.model}",
+            f"step 2: pair accuracy {decimals(result.before.accuracy)} -> {decimals(result.after.accuracy)}, score gap "
+            f"{decimals(result.after.score_gap, 2)}, in {result.seconds:.0f} s; the model is in {folder.model}",
             ranks.is_main,
         )
 

@@ -11,26 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from training.step2_reward.loss import ranking_loss
-from training.utils.data.documents import responses_document
+from training.step2_reward.batches import RankedBatch, computed_tokens, ranked_batches
+from training.step2_reward.evaluation import Evaluation, Spread, evaluate, spread
+from training.step2_reward.loss import LossOptions, ranking_loss
+from training.step2_reward.scoring import chosen_alone, score_responses
 from training.utils.data.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows, real_tokens
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Over the pairs of the evaluation rows: accuracy, the share whose better response scores strictly higher;
-    score_gap, the mean of better - worse; loss, the ranking loss."""
-
-    accuracy: float
-    score_gap: float
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -52,12 +42,14 @@ class RewardTrainer:
         eval_rows: Sequence[ResponsesRow],
         settings: LoopSettings,
         metrics: MetricsWriter,
+        options: LossOptions = LossOptions(),  # noqa: B008 (frozen, and the plain loss)
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
         self.eval_rows = eval_rows
         self.settings = settings
         self.metrics = metrics
+        self.options = options
         self.ranks = engine.ranks
 
     def train(self) -> RewardResult:
@@ -79,30 +71,35 @@ class RewardTrainer:
     def evaluate(self, step: int) -> Evaluation:
         """Return (and record) how the model ranks the evaluation rows."""
         self.engine.eval()
-        sums = {"pairs": 0.0, "right": 0.0, "gap": 0.0, "loss": 0.0}
-        with torch.no_grad():
-            for batch in self._micro_batches(self.eval_rows, self.settings.eval_plan):
-                better_Q, worse_Q = self._scores(batch)
-                sums["pairs"] += better_Q.numel()
-                sums["right"] += float((better_Q > worse_Q).sum())
-                sums["gap"] += float((better_Q - worse_Q).sum())
-                sums["loss"] += float(ranking_loss(better_Q, worse_Q, batch.weight_Q, 1.0))
-        totals = summed_numbers(sums, self.ranks.device)
-        result = Evaluation(
-            accuracy=totals["right"] / totals["pairs"],
-            score_gap=totals["gap"] / totals["pairs"],
-            loss=totals["loss"] / len(self.eval_rows),
+        settings = self.settings
+        result = evaluate(
+            score_responses(self.engine, self.eval_rows, settings.eval_plan, settings.pad_token_id, self.ranks)
         )
-        self.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
+        self.metrics.write(step, {f"eval/{name}": value for name, value in result.figures().items()})
         return result
 
-    def _optimizer_step(self, batch: Sequence[ResponsesRow]) -> dict[str, float]:
+    def chosen_scores(self, most_rows: int) -> Spread | None:
+        """How the chosen responses of at most `most_rows` training rows, drawn by the seed, score; None of no rows."""
+        self.engine.eval()
+        settings = self.settings
+        drawn = ShuffledStream(len(self.train_rows), settings.seed).take(0, min(most_rows, len(self.train_rows)))
+        rows = chosen_alone([self.train_rows[row] for row in drawn])
+        return spread(
+            score_responses(self.engine, rows, settings.eval_plan, settings.pad_token_id, self.ranks).score_R
+        )
+
+    def _optimizer_step(self, rows: Sequence[ResponsesRow]) -> dict[str, float]:
         started = time.monotonic()
+        settings = self.settings
         sums = {"loss": 0.0, "pairs": 0.0, "right": 0.0}
         self.engine.train()
-        for micro_batch in self._micro_batches(batch, self.settings.train_plan):
-            better_Q, worse_Q = self._scores(micro_batch)
-            loss = ranking_loss(better_Q, worse_Q, micro_batch.weight_Q, float(len(batch)))
+        for batch in ranked_batches(
+            rows, settings.train_plan, self.ranks.rank, settings.pad_token_id, self.ranks.device
+        ):
+            better_Q, worse_Q = self._scores(batch)
+            loss = ranking_loss(
+                better_Q, worse_Q, batch.margin_Q, batch.ranked.weight_Q, float(len(rows)), self.options
+            )
             self.engine.backward(loss)
             sums["loss"] += float(loss.detach())
             sums["pairs"] += better_Q.numel()
@@ -110,32 +107,14 @@ class RewardTrainer:
         report = self.engine.step()
         totals = summed_numbers(sums, self.ranks.device)
         seconds = time.monotonic() - started
-        shared = self.settings.train_plan.packed
-        tokens = sum(real_tokens(len(row.prompt_ids), _lengths(row), shared) for row in batch)
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
-            "train/tokens_per_second": tokens / seconds,
+            "train/tokens_per_second": sum(computed_tokens(row, settings.train_plan) for row in rows) / seconds,
             **report.figures("train"),
         }
 
-    def _scores(self, batch: RankedRows) -> tuple[torch.Tensor, torch.Tensor]:
-        scores_B = self.engine(batch.rows)
-        return scores_B.index_select(0, batch.better_Q), scores_B.index_select(0, batch.worse_Q)
-
-    def _micro_batches(self, batch: Sequence[ResponsesRow], plan: PlanSettings) -> list[RankedRows]:
-        """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
-        shared = plan.packed
-        lengths = [planned_tokens(len(row.prompt_ids), _lengths(row), shared) for row in batch]
-        documents = [responses_document(row, are_targets=False) for row in batch]
-        return [
-            ranked_rows([[documents[index] for index in row] for row in rows], shared, self.settings.pad_token_id).to(
-                self.ranks.device
-            )
-            for rows in plan_step(lengths, plan).micro_batches[self.ranks.rank]
-        ]
-
-
-def _lengths(row: ResponsesRow) -> list[int]:
-    return [len(ids) for ids in row.response_ids]
+    def _scores(self, batch: RankedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        scores_B = self.engine(batch.ranked.rows)
+        return scores_B.index_select(0, batch.ranked.better_Q), scores_B.index_select(0, batch.ranked.worse_Q)

@@ -135,6 +135,13 @@ class PpoArguments:
     top_p: float = field(default=1.0, metadata={"help": "Draw from the likeliest tokens of this mass; 1 from all."})
     advantage: str = field(default="gae", metadata={"help": "Advantage estimator."})
     kl_coef: float = field(default=0.1, metadata={"help": "Weight of the KL to the reference in the reward."})
+    normalize_reward_scores: bool = field(
+        default=False,
+        metadata={
+            "help": "Before the clip, scores become (score - mean) / std by the constants that step 2 left in the "
+            "reward model's configuration."
+        },
+    )
     clip_reward: float = field(default=5.0, metadata={"help": "Scores are clipped to +- this."})
     clip_range: float = field(default=0.2, metadata={"help": "PPO's clip of the probability ratio."})
     clip_range_value: float = field(default=0.2, metadata={"help": "Clip of the value's change."})

@@ -27,6 +27,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings, forward_plan
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
+from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
@@ -80,6 +81,13 @@ def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
     return Tokenizers(actor, critic)
 
 
+def chosen_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale | None:
+    """The scale that scores are put on, read before a model loads; None where they stay as they are."""
+    if not ppo.normalize_reward_scores:
+        return None
+    return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
+
+
 def load_prompts(
     run: RunArguments,
     data: DataArguments,
@@ -113,6 +121,7 @@ def make_parts(
     names: Names,
     inputs: Inputs,
     tokenizer: PreTrainedTokenizerBase,
+    scale: ScoreScale | None,
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
@@ -128,7 +137,7 @@ def make_parts(
         may_pack(ppo.padded, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, longest, say)
         and may_pack(ppo.padded, roles.critic_model, roles.critic, roles.critic, longest, say)
     )  # fmt: skip
-    settings = _settings(inputs, tokenizer, run, data, ppo, _plan(ppo, longest, roles.actor_model, packed))
+    settings = _settings(inputs, tokenizer, scale, run, data, ppo, _plan(ppo, longest, roles.actor_model, packed))
     engine = names.rollout_engine()
     evaluator = Evaluator(
         roles=roles,
@@ -161,6 +170,7 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
 def _settings(
     inputs: Inputs,
     tokenizer: PreTrainedTokenizerBase,
+    scale: ScoreScale | None,
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
@@ -176,6 +186,7 @@ def _settings(
     )
     experience = ExperienceSettings(
         temperature=ppo.temperature,
+        score_scale=scale,
         clip_reward=ppo.clip_reward,
         kl_coef=ppo.kl_coef,
         advantage=ppo.advantage,

@@ -20,13 +20,16 @@ from training.utils.engine.collectives import largest, summed
 from training.utils.layout.documents import TokenSequence, join, plain
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.models.score_scale import ScoreScale
 
 
 @dataclass(frozen=True)
 class ExperienceSettings:
-    """Of parts 3 to 6; see the flags of the same names in arguments.py."""
+    """Of parts 3 to 6; see the flags of the same names in arguments.py. score_scale: of --normalize_reward_scores; None
+    leaves scores as they are."""
 
     temperature: float
+    score_scale: ScoreScale | None
     clip_reward: float
     kl_coef: float
     advantage: str
@@ -68,11 +71,14 @@ def make_experience(rollout: Rollout, roles: Roles, settings: ExperienceSettings
 
 
 def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
-    """Return scores_B: the reward model at each response's last real token, clipped to +- clip_reward."""
+    """Return scores_B: the reward model at each response's last real token, on the scale that is asked for, clipped to
+    +- clip_reward."""
     sequences = sequences_of(rollout)
     scores_B = torch.zeros(len(sequences), device=rollout.response_ids_BR.device)
     for chosen, rows in laid_out(sequences, settings.plan, settings.pad_token_id, scores_B.device):
         scores_B[chosen] = roles.reward_model(rows)[: len(chosen)]
+    if settings.score_scale is not None:
+        scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
     return scores_B.clamp(-settings.clip_reward, settings.clip_reward)
 
 

@@ -24,7 +24,14 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, roles_arguments, ppo = groups
 
-    from training.step3_ppo.assembly import checked_names, load_prompts, load_tokenizers, make_parts, summary_of
+    from training.step3_ppo.assembly import (
+        checked_names,
+        chosen_scale,
+        load_prompts,
+        load_tokenizers,
+        make_parts,
+        summary_of,
+    )
     from training.step3_ppo.roles import RoleSettings, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.setup import start_run
@@ -36,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizers = load_tokenizers(roles_arguments, data)
+        scale = chosen_scale(roles_arguments, ppo)
         inputs = load_prompts(run, data, ppo, tokenizers.actor, ranks, say)
         roles = load_roles(
             RoleSettings(
@@ -50,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
         )
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
             folder.start_samples()
-            parts = make_parts(roles, names, inputs, tokenizers.actor, run, data, ppo, metrics, folder, say)
+            parts = make_parts(roles, names, inputs, tokenizers.actor, scale, run, data, ppo, metrics, folder, say)
             rollout_engine, evaluator, settings = parts
             result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
 

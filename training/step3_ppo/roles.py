@@ -18,6 +18,7 @@ from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import TokenRows
 from training.utils.models.loading import load_causal_lm, load_scalar_model
 from training.utils.models.lora import adapters_off
+from training.utils.models.score_scale import set_score_scale
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
 
@@ -104,6 +105,7 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
 
     actor_model = language_model(settings.actor_model)
     critic_model = scalar_model(settings.critic_model)
+    set_score_scale(critic_model.config, None)  # its values are on the scale of returns, whatever it started from
     actor = TrainingEngine(PolicyModel(actor_model), settings.actor_engine, ranks, total_steps)
     critic = TrainingEngine(ScalarModel(critic_model), settings.critic_engine, ranks, total_steps)
     return Roles(

@@ -7,13 +7,14 @@ import pytest
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
-from training.step3_ppo.assembly import _plan, checked_names, load_tokenizers, summary_of
+from training.step3_ppo.assembly import _plan, checked_names, chosen_scale, load_tokenizers, summary_of
 from training.step3_ppo.evaluation import Evaluation
 from training.step3_ppo.rewards import RULES
 from training.step3_ppo.rollout.hf import TransformersRollout
 from training.step3_ppo.settings import PpoResult
 from training.utils.data.arguments import DataArguments
 from training.utils.layout.planner import PlanSettings
+from training.utils.models.score_scale import ScoreScale, set_score_scale
 from training.utils.run.errors import ThreestepError
 
 
@@ -47,6 +48,20 @@ def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
     assert tokenizers.actor.get_vocab() == tokenizers.critic.get_vocab()
     with pytest.raises(ThreestepError, match=r"the tokenizers of --actor_model_name_or_path .* differ: the reward"):
         load("other")
+
+
+def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
+    roles = RolesArguments(critic_model_name_or_path=str(tmp_path))
+    config = tiny_config("llama")
+    config.save_pretrained(tmp_path)
+    assert chosen_scale(roles, PpoArguments()) is None
+    asked = PpoArguments(normalize_reward_scores=True)
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs threestep_score_mean and .*with step 2"):
+        chosen_scale(roles, asked)
+    set_score_scale(config, ScoreScale(1.5, 0.5))
+    config.save_pretrained(tmp_path)
+    assert chosen_scale(roles, asked) == ScoreScale(1.5, 0.5)
+    assert chosen_scale(roles, PpoArguments()) is None
 
 
 def test_the_summary():

@@ -13,6 +13,7 @@ from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.experience import ExperienceSettings, laid_out, make_experience, score, sequences_of
 from training.step3_ppo.records import Rollout
 from training.utils.layout.planner import PlanSettings
+from training.utils.models.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 PAD = EOS = 2  # pad is eos: every mask has to come from lengths
@@ -59,7 +60,8 @@ def rollout() -> Rollout:
 
 def how(**changes) -> ExperienceSettings:
     given = {
-        "temperature": 0.8, "clip_reward": 100.0, "kl_coef": 0.1, "advantage": "gae", "gamma": 0.9, "lam": 0.7,
+        "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "kl_coef": 0.1, "advantage": "gae", "gamma": 0.9,
+        "lam": 0.7,
         "whiten_advantages": False, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     return ExperienceSettings(**{**given, **changes})
@@ -138,6 +140,16 @@ def test_scores_are_clipped(rollout, roles):
     clipped = score(rollout, roles, how(clip_reward=bound)).detach()
     torch.testing.assert_close(clipped, free.clamp(-bound, bound))
     assert not torch.equal(clipped, free)
+
+
+def test_scores_are_put_on_a_scale_before_the_clip(rollout, roles):
+    free = score(rollout, roles, how()).detach()
+    scale = ScoreScale(mean=float(free.mean()), std=0.5)
+    scaled = score(rollout, roles, how(score_scale=scale)).detach()
+    torch.testing.assert_close(scaled, (free - free.mean()) * 2)
+    bound = float(scaled.abs().median())
+    clipped = score(rollout, roles, how(score_scale=scale, clip_reward=bound)).detach()
+    torch.testing.assert_close(clipped, scaled.clamp(-bound, bound))
 
 
 def test_the_score_is_read_at_the_end_token(rollout, roles):

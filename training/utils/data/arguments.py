@@ -57,6 +57,13 @@ class DataArguments:
     rejected_column: str = field(
         default="rejected", metadata={"help": "Column of the other response in jsonl: and json: files."}
     )
+    margin_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of a number in jsonl: and json: files: by how much chosen is to beat rejected in step 2 "
+            "(see --margin_scale there); default: rows have no margin."
+        },
+    )
     end_of_conversation_token: str | None = field(
         default=None,
         metadata={

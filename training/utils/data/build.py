@@ -102,7 +102,8 @@ def _parts_of_phase(
     if phase == 1:
         parts["loss_on"] = data.loss_on
     if any(":" in source.name for source in sources):
-        parts["columns"] = json.dumps([data.prompt_column, data.chosen_column, data.rejected_column])
+        columns = [data.prompt_column, data.chosen_column, data.rejected_column]
+        parts["columns"] = json.dumps([*columns, data.margin_column] if phase == 2 else columns)
     for number, source in enumerate(sources):
         label = f"[{number}] {source.name}"
         parts[f"rows of {label}"] = fingerprint.content_of_dataset(source.raw, data.cache_dir)

@@ -26,7 +26,7 @@ ROWS_PER_BATCH = 2048
 _IDS = pa.list_(pa.int32())
 _COLUMNS: dict[type, dict[str, pa.DataType]] = {
     SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS},
-    ResponsesRow: {"prompt_ids": _IDS, "response_ids": pa.list_(_IDS)},
+    ResponsesRow: {"prompt_ids": _IDS, "response_ids": pa.list_(_IDS), "margins": pa.list_(pa.float32())},
     PromptRow: {"flipped_prompt_ids": _IDS, "prompt_text": pa.string(), "reference": pa.string()},
     TextBlock: {"input_ids": _IDS},
 }
@@ -144,6 +144,9 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "response_ids":
         inner = _ragged([ids for row in rows for ids in row.response_ids])
         return pa.ListArray.from_arrays(_offsets([len(row.response_ids) for row in rows]), inner)
+    if name == "margins":  # no numbers at all stand for None
+        nothing = np.zeros(0, np.float32)
+        return _ragged([nothing if row.margins is None else row.margins for row in rows], np.float32)
     if name == "prompt_text":
         return pa.array([row.prompt_text for row in rows], pa.string())
     if name == "reference":
@@ -158,8 +161,8 @@ def _offsets(lengths: Sequence[int] | np.ndarray) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
-def _ragged(arrays: Sequence[np.ndarray]) -> pa.ListArray:
-    values = np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32, copy=False)
+def _ragged(arrays: Sequence[np.ndarray], dtype: type = np.int32) -> pa.ListArray:
+    values: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
     return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays]), pa.array(values))
 
 
@@ -287,8 +290,12 @@ def _sentence(batch: _Batch, index: int) -> SentenceRow:
 
 def _responses(batch: _Batch, index: int) -> ResponsesRow:
     columns = batch.columns
+    margins = columns["margins"][index]
     return ResponsesRow(
-        int(batch.row_ids[index]), columns["prompt_ids"][index], columns["response_ids"].lists(index)
+        row_id=int(batch.row_ids[index]),
+        prompt_ids=columns["prompt_ids"][index],
+        response_ids=columns["response_ids"].lists(index),
+        margins=margins if len(margins) else None,
     )
 
 

@@ -42,12 +42,14 @@ class ResponsesRow:
     """Phase 2: a prompt and K >= 2 responses to it, ranked best first; no two of them are equal.
 
     `prompt_ids`: int32 [P], the same ids as the prompt of phases 1 and 3. `response_ids`: K int32 arrays,
-    each of which ends with the end-of-conversation token (also where truncation cut it).
+    each of which ends with the end-of-conversation token (also where truncation cut it). `margins`: float32
+    [K - 1], what the dataset's `get_margin` says of each two neighbours of the ranking, None where it says nothing.
     """
 
     row_id: int
     prompt_ids: np.ndarray
     response_ids: tuple[np.ndarray, ...]
+    margins: np.ndarray | None = None
 
     @property
     def length_tokens(self) -> int:

@@ -80,6 +80,15 @@ class PromptRawDataset:
         """K >= 2 responses ranked best first; None stands for chosen and rejected."""
         return None
 
+    def get_margin(self, sample: Any) -> float | Sequence[float] | None:
+        """By how much the reward model's score of a better response is to exceed that of a worse one.
+
+        One number from 0 up holds between each two neighbours of the ranking (of a pair: between chosen and
+        rejected); K - 1 numbers give each two neighbours their own. Responses further apart in the ranking have the
+        sum of what lies between them. None counts as 0. Step 2 reads it where --margin_scale is above 0.
+        """
+        return None
+
     def get_reference(self, sample: Any) -> Any:
         """What a rule-based reward checks a response against: a string, or any other JSON value."""
         return None

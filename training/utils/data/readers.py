@@ -25,6 +25,7 @@ class Columns:
     prompt: str = "prompt"
     chosen: str = "chosen"
     rejected: str = "rejected"
+    margin: str | None = None
 
 
 class JsonLines(Sequence):
@@ -204,6 +205,9 @@ class LocalFileDataset(PromptRawDataset):
     def get_rejected(self, sample: dict[str, Any]) -> str | None:
         return sample.get(self._columns.rejected)
 
+    def get_margin(self, sample: dict[str, Any]) -> Any:
+        return sample.get(self._columns.margin) if self._columns.margin is not None else None
+
     def get_fingerprint(self) -> str:
         return digest_files([self._path], memo_dir=None)
 
@@ -217,6 +221,8 @@ class LocalFileDataset(PromptRawDataset):
         needed = {1: ["chosen"], 2: ["chosen"], 3: []}[phase]
         if phase == 2 and self._columns.rejected != Columns.rejected:
             needed.append("rejected")
+        if phase == 2 and self._columns.margin is not None:
+            needed.append("margin")
         have = self.get_train_data().columns
         for kind in needed:
             column = getattr(self._columns, kind)

@@ -141,7 +141,7 @@ def create_raw_dataset(name: str, data: DataArguments, seed: int, local_rank: in
     if isinstance(found, str):
         from training.utils.data.readers import Columns, LocalFileDataset
 
-        columns = Columns(data.prompt_column, data.chosen_column, data.rejected_column)
+        columns = Columns(data.prompt_column, data.chosen_column, data.rejected_column, data.margin_column)
         return LocalFileDataset(name, found, name.partition(":")[2], columns)
     raw_dataset = found.__new__(found)
     raw_dataset.dataset_dir = os.path.expanduser(data.dataset_dir) if data.dataset_dir else None

@@ -6,8 +6,10 @@ Knows nothing of splits, files or the cache.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,14 @@ TEXTS_PER_CALL = 1024
 @dataclass(frozen=True)
 class Dropped:
     reason: str
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The responses of a row, best first, and its margins (see ResponsesRow)."""
+
+    texts: list[str]
+    margins: np.ndarray | None
 
 
 class RowMaker:
@@ -104,7 +114,11 @@ class RowMaker:
     def _read_chosen(self, sample: Any, prompt: str, where: str) -> str | Dropped:
         return self._response(sample, prompt, "chosen", where)
 
-    def _read_responses(self, sample: Any, prompt: str, where: str) -> list[str] | Dropped:
+    def _read_responses(self, sample: Any, prompt: str, where: str) -> Ranked | Dropped:
+        texts = self._read_ranked_texts(sample, prompt, where)
+        return texts if isinstance(texts, Dropped) else Ranked(texts, self._read_margins(sample, len(texts), where))
+
+    def _read_ranked_texts(self, sample: Any, prompt: str, where: str) -> list[str] | Dropped:
         given = self._raw.get_responses(sample)
         if given is None:
             both = [self._response(sample, prompt, kind, where) for kind in ("chosen", "rejected")]
@@ -119,6 +133,20 @@ class RowMaker:
                 "texts, or None"
             )
         return list(given) if all(response.strip() for response in given) else Dropped("empty_response")
+
+    def _read_margins(self, sample: Any, responses: int, where: str) -> np.ndarray | None:
+        """What `get_margin` says of each two neighbours of the ranking."""
+        given = self._raw.get_margin(sample)
+        if given is None:
+            return None
+        numbers = list(given) if isinstance(given, (Sequence, np.ndarray)) else [given] * (responses - 1)
+        numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
+        if len(numbers) != responses - 1 or not numeric or not all(0 <= number < math.inf for number in numbers):
+            raise ThreestepError(
+                f"{where}: {type(self._raw).__name__}.get_margin gave {given!r}, expected a number from 0 up, "
+                f"{responses - 1} of them (between each two neighbours of the {responses} ranked responses), or None"
+            )
+        return np.array(numbers, np.float32)
 
     def _read_prompt(self, sample: Any, prompt: str, where: str) -> Any:
         reference = self._raw.get_reference(sample)
@@ -142,13 +170,19 @@ class RowMaker:
             loss_mask[0] = False
             yield SentenceRow(row_id, np.array(prompt_ids + response_ids, np.int32), loss_mask)
 
-    def _make_responses(self, waiting: Sequence[tuple[int, str, list[str]]]) -> Iterator[Row]:
-        for row_id, prompt_ids, responses in self._fitted(waiting, end_id=self._texts.end_id):
+    def _make_responses(self, waiting: Sequence[tuple[int, str, Ranked]]) -> Iterator[Row]:
+        margins = {row_id: ranked.margins for row_id, _, ranked in waiting}
+        for row_id, prompt_ids, responses in self._fitted(
+            [(row_id, prompt, ranked.texts) for row_id, prompt, ranked in waiting], end_id=self._texts.end_id
+        ):
             if len({tuple(ids) for ids in responses}) < len(responses):
                 self._drop("identical_responses")
                 continue
             yield ResponsesRow(
-                row_id, np.array(prompt_ids, np.int32), tuple(np.array(ids, np.int32) for ids in responses)
+                row_id=row_id,
+                prompt_ids=np.array(prompt_ids, np.int32),
+                response_ids=tuple(np.array(ids, np.int32) for ids in responses),
+                margins=margins[row_id],
             )
 
     def _fitted(

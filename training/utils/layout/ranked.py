@@ -51,14 +51,22 @@ def ranked_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: 
         worse += [loser for _, loser in pairs]
         weights += [1.0 / len(pairs)] * len(pairs)
         first += len(document.ends)
-    if not shared:
-        rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=packed_rows(rows, pad_token_id),
+        rows=response_rows(rows, shared, pad_token_id),
         better_Q=torch.tensor(better, dtype=torch.int64),
         worse_Q=torch.tensor(worse, dtype=torch.int64),
         weight_Q=torch.tensor(weights, dtype=torch.float32),
     )
+
+
+def response_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: int) -> TokenRows:
+    """Lay out documents made by `shared_prompt`; the responses are the sequences, in order.
+
+    shared: the prompt once for all its responses; otherwise every response is a row of its own.
+    """
+    if not shared:
+        rows = [[alone] for row in rows for document in row for alone in unshared(document)]
+    return packed_rows(rows, pad_token_id)
 
 
 def planned_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: bool) -> int:

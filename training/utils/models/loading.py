@@ -24,8 +24,13 @@ _DROPOUT_NAMES = (
 )  # fmt: skip
 
 
-def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer kept with a model. ThreestepError where it lacks an end or a pad token."""
+def load_tokenizer(
+    name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer kept with a model. ThreestepError where it lacks an end or a pad token.
+
+    end_may_pad: pad with the end token where there is no pad token, which is enough where nothing is trained or saved.
+    """
     from transformers import AutoTokenizer
 
     _check_folder(name_or_path)
@@ -42,6 +47,8 @@ def load_tokenizer(name_or_path: str, pad_token: str | None = None) -> PreTraine
         raise ThreestepError(
             f"the tokenizer in '{name_or_path}' has no end-of-sequence token; set eos_token in its files"
         )
+    if tokenizer.pad_token_id is None and end_may_pad:
+        tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise ThreestepError(
             f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
@@ -95,7 +102,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    config = _load_config(settings.name_or_path)
+    config = load_config(settings.name_or_path)
     if must_have_head:
         architectures = getattr(config, "architectures", None) or []
         if not any("SequenceClassification" in name for name in architectures):
@@ -124,7 +131,8 @@ def load_scalar_model(
     return _prepared(model, settings)
 
 
-def _load_config(name_or_path: str) -> Any:
+def load_config(name_or_path: str) -> Any:
+    """Return a model's configuration; ThreestepError where there is none."""
     from transformers import AutoConfig
 
     _check_folder(name_or_path)

@@ -29,7 +29,11 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the run's closing figures to summary.json."""
-        self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
+        self.write_json("summary.json", summary)
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write one JSON object to the file `name`."""
+        self._replace(name, json.dumps(content, indent=2) + "\n")
 
     def append_samples(self, samples: list[dict[str, Any]]) -> None:
         """Append one JSON object a line to samples.jsonl."""

@@ -444,6 +444,36 @@ def test_ranked_responses(own, tiny_tokenizer):
     assert [tiny_tokenizer.decode(ids[:-1]) for ids in row.response_ids] == [" best", " good", " bad"]
 
 
+@pytest.mark.parametrize(
+    ("given", "margins"), [(0.5, [0.5, 0.5]), ([1, 2.5], [1.0, 2.5]), (np.float32(3), [3.0, 3.0]), (None, None)]
+)
+def test_margins_between_ranked_responses(own, tiny_tokenizer, given, margins):
+    responses = [" best", " good", " bad"]
+    data = own(get_responses=lambda self, sample: responses, get_margin=lambda self, sample: given)
+    for row in build_phase(2, dataclasses.replace(data, rebuild_cache=True), tiny_tokenizer, 1).train:
+        assert (row.margins if margins is None else row.margins.tolist()) == margins
+
+
+def test_margins_of_a_column(flags, tiny_tokenizer):
+    """Each with its row, also where a row between is left out; a row without one has None; one more build."""
+    rows = [{**PAIR, "prompt": f"Human: {i}? Assistant:", "sure": i / 4} for i in range(8)]
+    rows[3]["sure"] = None
+    rows[5]["rejected"] = None
+    data = flags(rows, data_split="0,1,0", eval_fraction=0.0)
+    assert all(row.margins is None for row in build_phase(2, data, tiny_tokenizer, 1).train)
+    built = build_phase(2, dataclasses.replace(data, margin_column="sure"), tiny_tokenizer, 1)
+    assert not built.report.resumed
+    found = {row.row_id: None if row.margins is None else row.margins.tolist() for row in built.train}
+    assert found == {i: None if i == 3 else [i / 4] for i in range(8) if i != 5}
+
+
+def test_the_margin_column_concerns_phase_2_alone(flags, tiny_tokenizer):
+    data = flags([{**PAIR, "prompt": f"Human: {i}? Assistant:", "sure": 1} for i in range(9)], data_split="1,1,1")
+    for phase in (1, 3):
+        build_phase(phase, data, tiny_tokenizer, 1)
+        assert build_phase(phase, dataclasses.replace(data, margin_column="sure"), tiny_tokenizer, 1).report.resumed
+
+
 def test_references_of_any_json_value(own, tiny_tokenizer):
     for reference in ("18", {"answers": [1, 2]}, 0):
         data = own(
@@ -494,6 +524,16 @@ def test_rows_for_some_phases_alone(own, tiny_tokenizer):
             r"get_responses gave 1 responses \(str\), expected 2 or more",
         ),
         ({"get_responses": lambda self, s: [" a", None]}, 2, r"gave 2 responses \(str, NoneType\)"),
+        (
+            {"get_margin": lambda self, s: "0.5"},
+            2,
+            r"dataset 'own', row .*: Own.get_margin gave '0.5', expected a number from 0 up, 1 of them \(between each "
+            r"two neighbours of the 2 ranked responses\), or None",
+        ),
+        ({"get_margin": lambda self, s: -1.0}, 2, "get_margin gave -1.0, expected a number from 0 up"),
+        ({"get_margin": lambda self, s: float("nan")}, 2, "get_margin gave nan, expected a number from 0 up"),
+        ({"get_margin": lambda self, s: True}, 2, "get_margin gave True, expected a number from 0 up"),
+        ({"get_margin": lambda self, s: [1, 2]}, 2, r"get_margin gave \[1, 2\], expected a number from 0 up, 1 of"),
         ({"get_reference": lambda self, s: {1, 2}}, 3, "get_reference gave what JSON cannot hold"),
         ({"rows": []}, 1, "dataset 'own' is empty: it has no training rows"),
         (

@@ -30,7 +30,10 @@ def sentence(row: int) -> SentenceRow:
 MAKERS = {
     SentenceRow: sentence,
     ResponsesRow: lambda row: ResponsesRow(
-        row, ids(*range(row % 4 + 1)), tuple(ids(*range(n + 1)) for n in range(2 + row % 3))
+        row,
+        ids(*range(row % 4 + 1)),
+        tuple(ids(*range(n + 1)) for n in range(2 + row % 3)),
+        np.arange(1 + row % 3, dtype=np.float32) / 7 if row % 4 else None,
     ),
     PromptRow: lambda row: PromptRow(
         row, ids(*range(row % 4 + 1)), f"é{row}", [None, "18", {"a": [1, 2.5]}, "", 0][row % 5]

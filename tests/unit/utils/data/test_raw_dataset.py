@@ -30,6 +30,7 @@ def test_sentences_are_prompt_and_response():
 def test_what_is_optional_stays_out_of_the_way():
     raw = Plain("out", 1, 0, "a")
     assert raw.get_eval_data() is None and raw.get_reference({}) is None and raw.get_responses({}) is None
+    assert raw.get_margin({}) is None
     assert raw.get_phases({}) == (1, 2, 3) and raw.get_fingerprint() is None and raw.check_phase(2) is None
 
 

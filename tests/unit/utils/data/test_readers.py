@@ -141,6 +141,21 @@ def test_a_rejected_column_that_was_asked_for_must_be_there(write_rows):
         reader(path, Columns(rejected="worse")).check_phase(2)
 
 
+def test_a_margin_column_is_read_where_it_is_named(write_rows):
+    path = write_rows([{**GOOD, "margin": 0.5}, GOOD])
+    assert reader(path).get_margin(reader(path).get_train_data()[0]) is None
+    raw = reader(path, Columns(margin="margin"))
+    assert [raw.get_margin(raw.get_train_data()[row]) for row in (0, 1)] == [0.5, None]
+    raw.check_phase(2)
+
+
+def test_a_margin_column_that_was_asked_for_must_be_there_in_phase_2(write_rows):
+    raw = reader(write_rows([GOOD]), Columns(margin="how_sure"))
+    raw.check_phase(1)
+    with pytest.raises(ThreestepError, match="phase 2 needs the column 'how_sure'.*--margin_column"):
+        raw.check_phase(2)
+
+
 def test_the_fingerprint_is_the_files_content(write_rows):
     first, same = write_rows([GOOD], "first.jsonl"), write_rows([GOOD], "moved.jsonl")
     other = write_rows([{**GOOD, "chosen": " yas"}], "other.jsonl")

@@ -43,6 +43,8 @@ def test_no_pad_token_names_the_flag(save_folder):
     with pytest.raises(ThreestepError, match=r"has no pad token; name one .*--pad_token '<\|endoftext\|>'"):
         load_tokenizer(folder)
     assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
+    assert load_tokenizer(folder, end_may_pad=True).pad_token == "<|endoftext|>"
+    assert load_tokenizer(save_folder(), end_may_pad=True).pad_token == "<|pad|>"
     with pytest.raises(ThreestepError, match="--pad_token 'no such' is no token of the tokenizer in"):
         load_tokenizer(folder, "no such")
 

@@ -1,0 +1,109 @@
+"""A file of pairs to be scored: its rows as tokens, and a line for each when the scores are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.step2_reward.evaluation import ScoredResponses
+from training.utils.data.arguments import DataArguments
+from training.utils.data.phases import ResponsesRow
+from training.utils.data.registry import create_raw_dataset
+from training.utils.data.tokenize import Fitted, TextTokenizer, TooLong, fit_sentences
+from training.utils.run.errors import ThreestepError
+from training.utils.run.metrics import say
+
+_COLUMNS = ("prompt", "chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class PairFile:
+    """rows: the pairs that can be scored; a row's id is the place of its pair in the file, from 1. left_out: why the
+    pairs at the other places cannot be."""
+
+    rows: list[ResponsesRow]
+    left_out: dict[int, str]
+
+
+def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
+    """Read and tokenize a JSON-lines file, by the columns, lengths and truncation of `data`; no row is shuffled.
+
+    Raises ThreestepError where a row lacks a text, or the file has no rows.
+    """
+    columns = _texts(path, data)
+    texts = TextTokenizer(tokenizer, data.end_of_conversation_token)
+    prompt_ids = texts.encode_prompts(columns[0])
+    chosen_ids, rejected_ids = (texts.encode_responses(columns[0], prompt_ids, responses) for responses in columns[1:])
+    rows, left_out = [], {}
+    for place, (prompt, *responses) in enumerate(zip(prompt_ids, chosen_ids, rejected_ids, strict=True), start=1):
+        fitted = _fitted(prompt, responses, data, texts.end_id, f"{path}, pair {place}")
+        if fitted.dropped:
+            left_out[place] = fitted.dropped
+        else:
+            as_arrays = tuple(np.array(ids, np.int32) for ids in fitted.response_ids)
+            rows.append(ResponsesRow(place, np.array(fitted.prompt_ids, np.int32), as_arrays))
+    return PairFile(rows, left_out)
+
+
+def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, is_main_rank: bool) -> None:
+    """Print a line for each pair in the order of the file, and write them as JSON lines where `output` says."""
+    if not is_main_rank:
+        return
+    found: dict[int, dict[str, Any]] = {place: {"left_out": reason} for place, reason in pairs.left_out.items()}
+    for row, (chosen, rejected) in zip(pairs.rows, scored.score_R.reshape(-1, 2).tolist(), strict=True):
+        gap = chosen - rejected
+        winner = "chosen" if gap > 0 else "rejected" if gap < 0 else "tie"
+        found[row.row_id] = {"chosen": chosen, "rejected": rejected, "gap": gap, "winner": winner}
+    lines = [{"pair": place, **found[place]} for place in sorted(found)]
+    for line in lines:
+        say(_sentence(line))
+    if output is not None:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def _sentence(line: dict[str, Any]) -> str:
+    if "left_out" in line:
+        return f"pair {line['pair']}: left out, {line['left_out']}"
+    wins = "a tie" if line["winner"] == "tie" else f"{line['winner']} wins"
+    scores = f"chosen {line['chosen']:.4f}, rejected {line['rejected']:.4f}, gap {line['gap']:+.4f}"
+    return f"pair {line['pair']}: {scores}: {wins}"
+
+
+def _texts(path: str, data: DataArguments) -> tuple[list[str], ...]:
+    """The prompts, the chosen and the rejected responses of the file."""
+    raw = create_raw_dataset(f"jsonl:{path}", data, seed=0)
+    samples: Sequence[Any] = raw.get_train_data()
+    columns: tuple[list[str], ...] = ([], [], [])
+    for index in range(len(samples)):
+        sample = samples[index]
+        found = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
+        for name, column, text in zip(_COLUMNS, columns, found, strict=True):
+            if text is None:
+                raise ThreestepError(
+                    f"{path}, pair {index + 1}: expected the texts prompt, chosen and rejected, got no {name}; "
+                    f"name its column with --{name}_column"
+                )
+            column.append(text)
+    if not columns[0]:
+        raise ThreestepError(f"{path}: expected pairs to score, got an empty file")
+    return columns
+
+
+def _fitted(
+    prompt_ids: list[int], response_ids: list[list[int]], data: DataArguments, end_id: int, where: str
+) -> Fitted:
+    if not prompt_ids:
+        return Fitted(prompt_ids, (), dropped="empty_prompt")
+    try:
+        return fit_sentences(prompt_ids, response_ids, data.max_seq_len, data.truncation, end_id)
+    except TooLong as long:
+        raise ThreestepError(
+            f"{where}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {data.max_seq_len} with "
+            "--truncation error; raise the one or change the other"
+        ) from None
