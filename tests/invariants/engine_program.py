@@ -41,6 +41,8 @@ class Case:
     lora_dim: int = 0
     pad_token_id: int = PAD
     per_step: int = PER_STEP
+    neftune_alpha: float = 0.0
+    z_loss_coef: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from training.step1_sft.settings import SftSettings
     from training.step1_sft.trainer import SftTrainer
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.engine.arguments import EngineArguments
@@ -201,13 +204,17 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         per_device_train_batch_size=case.micro,
         per_device_eval_batch_size=2,
         max_tokens_per_micro_batch=case.max_tokens,
+        report_mfu=False,
     )
     steps = (STEPS, case.per_step)
     loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, SEED)
     folder = out / case.name
-    trainer = SftTrainer if case.kind == "sft" else RewardTrainer
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        trainer(engine, train_rows, eval_rows, loop, metrics).train()
+        if case.kind == "sft":
+            objective = SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
+            SftTrainer(engine, train_rows, eval_rows, loop, metrics, objective).train()
+        else:
+            RewardTrainer(engine, train_rows, eval_rows, loop, metrics).train()
     keep_weights(engine, model, folder)
     if not ranks.is_main:
         return {}
@@ -216,6 +223,9 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "losses": [line["train/loss"] for line in lines if "train/loss" in line],
         "norms": [line["train/grad_norm"] for line in lines if "train/grad_norm" in line],
         "evals": [line["eval/loss"] for line in lines if "eval/loss" in line],
+        "train_accuracies": [line["train/token_accuracy"] for line in lines if "train/token_accuracy" in line],
+        "eval_accuracies": [line["eval/token_accuracy"] for line in lines if "eval/token_accuracy" in line],
+        "z_losses": [line["train/z_loss"] for line in lines if "train/z_loss" in line],
         "packed": packed,
         "said": said,
     }

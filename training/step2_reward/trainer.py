@@ -17,6 +17,7 @@ from training.utils.data.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import unshared
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows, real_tokens
@@ -117,8 +118,18 @@ class RewardTrainer:
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
             "train/tokens_per_second": tokens / seconds,
+            **self._mfu(batch, seconds),
             **report.figures("train"),
         }
+
+    def _mfu(self, batch: Sequence[ResponsesRow], seconds: float) -> dict[str, float]:
+        meter = self.settings.meter
+        if meter is None:
+            return {}
+        documents = [responses_document(row, are_targets=False) for row in batch]
+        if not self.settings.train_plan.packed:
+            documents = [alone for document in documents for alone in unshared(document)]
+        return {"train/mfu": meter.mfu(documents, sum(len(document.ends) for document in documents), seconds)}
 
     def _scores(self, batch: RankedRows) -> tuple[torch.Tensor, torch.Tensor]:
         scores_B = self.engine(batch.rows)

@@ -1,0 +1,48 @@
+"""The peak that a step's speed is compared with: how fast this device multiplies matrices, measured."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from training.utils.engine.collectives import barrier, summed_numbers
+from training.utils.engine.startup import Ranks
+
+# Large enough to run at full speed, small enough for a few tenths of a second.
+_SIZES = {"cpu": 1024, "cuda": 8192}
+_BLOCKS = 4
+
+
+def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
+    """Return the ranks' matmul rates in FLOPs a second, added up; all measure at once, because ranks on CPUs share
+    them. A collective."""
+    barrier()
+    rate = measured_matmul_rate(dtype, ranks.device)
+    return summed_numbers({"rate": rate}, ranks.device)["rate"]
+
+
+def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.2) -> float:
+    """Return this process's matmul rate in FLOPs a second: the best of four blocks of square matmuls that take
+    `seconds` together, after a warm-up, with the threads that torch has been given. The random state stays as it is."""
+    size = _SIZES.get(device.type, _SIZES["cpu"])
+    generator = torch.Generator(device).manual_seed(0)  # numbers, not zeros: a GPU draws less power for zeros
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+
+    def block(count: int) -> float:
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(count):
+            torch.mm(left, right, out=product)
+        _wait(device)
+        return (time.perf_counter() - started) / count
+
+    block(2)
+    count = max(1, round(seconds / _BLOCKS / block(1)))
+    return 2.0 * size**3 / min(block(count) for _ in range(_BLOCKS))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
