@@ -20,6 +20,7 @@ PAD, END = 1, 0
 EVAL_ROWS = 5
 LONGEST = 20  # tokens of the longest sequence there is; packed, of a row
 LORA_DIM, LORA_ALPHA = 4, 8.0
+NEFTUNE_ALPHA, Z_LOSS_COEF = 5.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Case:
     lora_dim: int = 0
     pad_token_id: int = PAD
     per_step: int = PER_STEP
+    compiled: bool = False  # traced by torch.compile, with a backend that needs no compiler
     neftune_alpha: float = 0.0
     z_loss_coef: float = 0.0
 
@@ -68,6 +70,10 @@ def cases(world_size: int) -> list[Case]:
     found += [Case(f"untied_z{stage}", model="untied", zero_stage=stage) for stage in (0, 3)]
     found += [Case(f"checkpointing_z{stage}", zero_stage=stage, checkpointing=True) for stage in (0, 3)]
     found += [Case(f"lora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 2, 3)]
+    found += [regularized(f"regularized_z{stage}", stage, micro=2) for stage in (0, 3)]
+    found += [
+        regularized(f"regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True) for stage in (0, 3)
+    ]
     found += [Case(f"offload_z{stage}", zero_stage=stage, offload=True) for stage in (1, 2, 3)]
     found += [Case(f"bf16_z{stage}", zero_stage=stage, dtype="bf16") for stage in range(4)]
     found += [
@@ -84,6 +90,11 @@ def cases(world_size: int) -> list[Case]:
         found += [Case(f"one_a_step_z{stage}", zero_stage=stage, per_step=1) for stage in (0, 2, 3)]
         found += [Case(f"five_a_step_z{stage}", zero_stage=stage, per_step=5, micro=2) for stage in (0, 2, 3)]
     return found
+
+
+def regularized(name: str, stage: int, **changes: Any) -> Case:
+    """With NEFTune's noise and a z-loss, both large enough to matter."""
+    return Case(name, zero_stage=stage, neftune_alpha=NEFTUNE_ALPHA, z_loss_coef=Z_LOSS_COEF, **changes)
 
 
 def packed_cases(world_size: int) -> list[Case]:
@@ -103,7 +114,14 @@ def packed_cases(world_size: int) -> list[Case]:
     stage = 0 if world_size == 1 else 3
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
     found += [Case(f"packed_{name}_z{stage}", model=name, zero_stage=stage, packed=True) for name in families]
+    found += [regularized(f"packed_regularized_z{stage}", stage, packed=True) for stage in (0, 3)]
+    found += [
+        regularized(f"packed_regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True, packed=True)
+        for stage in (0, 3)
+    ]
     found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
+    if world_size == 1:
+        found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
     if world_size == 2:
         found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
     return found
@@ -134,6 +152,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     from training.utils.engine.settings import EngineSettings
     from training.utils.engine.setup import load_under
     from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.compiled import compile_blocks
     from training.utils.models.loading import load_causal_lm, load_scalar_model
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.run.seeds import seed_everything
@@ -157,6 +176,8 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
 
     seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
     model = load_under(settings, ranks, load)
+    if case.compiled:
+        compile_blocks(model, backend="eager")
     wrapped = PolicyModel(model) if case.kind == "sft" else ScalarModel(model)
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 

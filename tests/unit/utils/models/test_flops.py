@@ -55,9 +55,9 @@ def test_pairs_are_those_of_the_mask(documents: list[Document]):
     assert sum(visible_pairs(document) for document in documents) == int(mask.sum())
 
 
-# Per layer of tiny_models' shapes (hidden 32, MLP 48): Llama's two heads of 16 with one key and value head
-# (32 x 32, 2 of 32 x 16, 32 x 32) and a gated MLP (3 of 32 x 48); GPT-2's 32 x 96, 32 x 32 and 2 of 32 x 128; OPT's
-# 4 of 32 x 32 and 2 of 32 x 48, with projections of 16 x 32 around the layers and a head of 16. Two layers; heads of 64.
+# Per layer of these shapes (hidden 32, MLP 48): Llama has two heads of 16 and one of keys and values (2 matrices of
+# 32 x 32, 2 of 32 x 16) and a gated MLP (3 of 32 x 48); GPT-2 has 32 x 96, 32 x 32 and 2 of 32 x 128; OPT has 4 of
+# 32 x 32 and 2 of 32 x 48, projections of 16 x 32 around its layers and a head of 16. Two layers; 64 tokens to predict.
 BODIES = {
     "llama": (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48), 64 * 32),
     "qwen3": (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48), 64 * 32),
