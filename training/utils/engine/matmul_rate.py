@@ -9,9 +9,9 @@ import torch
 from training.utils.engine.collectives import barrier, summed_numbers
 from training.utils.engine.startup import Ranks
 
-# Large enough to run at full speed, small enough for a few tenths of a second.
-_SIZES = {"cpu": 1024, "cuda": 8192}
-_BLOCKS = 4
+# Large enough to run at full speed; small enough that, on a CPU shared with others, one product now and then runs alone.
+_SIZES = {"cpu": 768, "cuda": 8192}
+_WARM_UP = 3
 
 
 def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
@@ -22,25 +22,31 @@ def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
     return summed_numbers({"rate": rate}, ranks.device)["rate"]
 
 
-def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.2) -> float:
-    """Return this process's matmul rate in FLOPs a second: the best of four blocks of square matmuls that take
-    `seconds` together, after a warm-up, with the threads that torch has been given. The random state stays as it is."""
+def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.25) -> float:
+    """Return this process's matmul rate in FLOPs a second: the best of the square matmuls that fit into `seconds`, after
+    a warm-up, with the threads that torch has been given. The random state stays as it is.
+
+    What other programs on the device take meanwhile is missing from it, and makes the share of it (MFU) too large.
+    """
     size = _SIZES.get(device.type, _SIZES["cpu"])
     generator = torch.Generator(device).manual_seed(0)  # numbers, not zeros: a GPU draws less power for zeros
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     product = torch.empty_like(left)
 
-    def block(count: int) -> float:
+    def timed() -> float:
         _wait(device)
         started = time.perf_counter()
-        for _ in range(count):
-            torch.mm(left, right, out=product)
+        torch.mm(left, right, out=product)
         _wait(device)
-        return (time.perf_counter() - started) / count
+        return time.perf_counter() - started
 
-    block(2)
-    count = max(1, round(seconds / _BLOCKS / block(1)))
-    return 2.0 * size**3 / min(block(count) for _ in range(_BLOCKS))
+    for _ in range(_WARM_UP):
+        timed()
+    spent = best = timed()
+    while spent < seconds:
+        taken = timed()
+        spent, best = spent + taken, min(best, taken)
+    return 2.0 * size**3 / best
 
 
 def _wait(device: torch.device) -> None:

@@ -12,17 +12,16 @@ from training.utils.engine.startup import Ranks
 CPU = torch.device("cpu")
 
 
-def test_rate_is_the_fastest_blocks(monkeypatch):
-    """A clock that stands still but for the blocks: 2 x 64^3 FLOPs in 1 ms at best."""
+def test_rate_is_that_of_the_fastest_matmul(monkeypatch):
+    """A clock that moves in matmuls alone: 2 x 64^3 FLOPs in 50 ms at best, warm-up not counted."""
     monkeypatch.setitem(matmul_rate._SIZES, "cpu", 64)
-    # Warm-up of two matmuls (4 ms), one to count by (50 ms: a block of 0.2 s / 4 takes one), then four blocks of one.
-    blocks = iter([0.004, 0.050, 0.002, 0.001, 0.003, 0.002])
+    # Three to warm up, then 80 + 50 + 70 + 60 ms: with the fourth, 0.25 s have passed.
     times, now = [], 0.0
-    for seconds in blocks:
+    for seconds in (0.01, 0.02, 0.01, 0.080, 0.050, 0.070, 0.060):
         times += [now, now + seconds]
         now += seconds
     monkeypatch.setattr(matmul_rate.time, "perf_counter", lambda: times.pop(0))
-    assert measured_matmul_rate(torch.float32, CPU) == pytest.approx(2 * 64**3 / 0.001)
+    assert measured_matmul_rate(torch.float32, CPU) == pytest.approx(2 * 64**3 / 0.050)
     assert times == []
 
 
