@@ -9,8 +9,8 @@ import torch
 from training.utils.engine.collectives import barrier, summed_numbers
 from training.utils.engine.startup import Ranks
 
-# Large enough to run at full speed; small enough that, on a CPU shared with others, one product now and then runs alone.
-_SIZES = {"cpu": 768, "cuda": 8192}
+# Large enough to run at full speed; on a CPU shared with others, small ones now and then run alone.
+_SIZES = {"cpu": (512, 1024), "cuda": (8192,)}
 _WARM_UP = 3
 
 
@@ -22,13 +22,17 @@ def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
     return summed_numbers({"rate": rate}, ranks.device)["rate"]
 
 
-def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.25) -> float:
-    """Return this process's matmul rate in FLOPs a second: the best of the square matmuls that fit into `seconds`, after
-    a warm-up, with the threads that torch has been given. The random state stays as it is.
+def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.3) -> float:
+    """Return this process's matmul rate in FLOPs a second: the best of the square matmuls that fit into `seconds`,
+    after a warm-up, with the threads that torch has been given. The random state stays as it is.
 
     What other programs on the device take meanwhile is missing from it, and makes the share of it (MFU) too large.
     """
-    size = _SIZES.get(device.type, _SIZES["cpu"])
+    sizes = _SIZES.get(device.type, _SIZES["cpu"])
+    return max(2.0 * size**3 / _best_seconds(size, dtype, device, seconds / len(sizes)) for size in sizes)
+
+
+def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> float:
     generator = torch.Generator(device).manual_seed(0)  # numbers, not zeros: a GPU draws less power for zeros
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     product = torch.empty_like(left)
@@ -46,7 +50,7 @@ def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: floa
     while spent < seconds:
         taken = timed()
         spent, best = spent + taken, min(best, taken)
-    return 2.0 * size**3 / best
+    return best
 
 
 def _wait(device: torch.device) -> None:
