@@ -39,6 +39,7 @@ ONLY_IN = {
 # The maths rooms: torch, the standard library and each other; what else a room may use stands beside it.
 MATHS = {
     "training.step1_sft.loss": (),
+    "training.step1_sft.neftune": (),
     "training.step2_reward.loss": (),
     "training.step2_dpo.loss": (),
     "training.step3_ppo.losses": (),

@@ -21,6 +21,7 @@ EVAL_ROWS = 5
 LONGEST = 20  # tokens of the longest sequence there is; packed, of a row
 LORA_DIM, LORA_ALPHA = 4, 8.0
 LOSS_OPTIONS = {"margin_scale": 0.7, "label_smoothing": 0.1, "center_coef": 0.05}  # of cases whose rows are "margins"
+NEFTUNE_ALPHA, Z_LOSS_COEF = 5.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Case:
     lora_dim: int = 0
     pad_token_id: int = PAD
     per_step: int = PER_STEP
+    compiled: bool = False  # traced by torch.compile, with a backend that needs no compiler
+    neftune_alpha: float = 0.0
+    z_loss_coef: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ def cases(world_size: int) -> list[Case]:
     found += [Case(f"untied_z{stage}", model="untied", zero_stage=stage) for stage in (0, 3)]
     found += [Case(f"checkpointing_z{stage}", zero_stage=stage, checkpointing=True) for stage in (0, 3)]
     found += [Case(f"lora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 2, 3)]
+    found += [regularized(f"regularized_z{stage}", stage, micro=2) for stage in (0, 3)]
+    found += [
+        regularized(f"regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True) for stage in (0, 3)
+    ]
     found += [Case(f"offload_z{stage}", zero_stage=stage, offload=True) for stage in (1, 2, 3)]
     found += [Case(f"bf16_z{stage}", zero_stage=stage, dtype="bf16") for stage in range(4)]
     found += [
@@ -84,6 +92,11 @@ def cases(world_size: int) -> list[Case]:
         found += [Case(f"one_a_step_z{stage}", zero_stage=stage, per_step=1) for stage in (0, 2, 3)]
         found += [Case(f"five_a_step_z{stage}", zero_stage=stage, per_step=5, micro=2) for stage in (0, 2, 3)]
     return found
+
+
+def regularized(name: str, stage: int, **changes: Any) -> Case:
+    """With NEFTune's noise and a z-loss, both large enough to matter."""
+    return Case(name, zero_stage=stage, neftune_alpha=NEFTUNE_ALPHA, z_loss_coef=Z_LOSS_COEF, **changes)
 
 
 def packed_cases(world_size: int) -> list[Case]:
@@ -107,7 +120,14 @@ def packed_cases(world_size: int) -> list[Case]:
     stage = 0 if world_size == 1 else 3
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
     found += [Case(f"packed_{name}_z{stage}", model=name, zero_stage=stage, packed=True) for name in families]
+    found += [regularized(f"packed_regularized_z{stage}", stage, packed=True) for stage in (0, 3)]
+    found += [
+        regularized(f"packed_regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True, packed=True)
+        for stage in (0, 3)
+    ]
     found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
+    if world_size == 1:
+        found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
     if world_size == 2:
         found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
     return found
@@ -138,6 +158,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     from training.utils.engine.settings import EngineSettings
     from training.utils.engine.setup import load_under
     from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.compiled import compile_blocks
     from training.utils.models.loading import load_causal_lm, load_scalar_model
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.run.seeds import seed_everything
@@ -161,6 +182,8 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
 
     seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
     model = load_under(settings, ranks, load)
+    if case.compiled:
+        compile_blocks(model, backend="eager")
     wrapped = PolicyModel(model) if case.kind == "sft" else ScalarModel(model)
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 
@@ -190,6 +213,7 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from training.step1_sft.settings import SftSettings
     from training.step1_sft.trainer import SftTrainer
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
@@ -209,6 +233,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         per_device_train_batch_size=case.micro,
         per_device_eval_batch_size=2,
         max_tokens_per_micro_batch=case.max_tokens,
+        report_mfu=False,
     )
     steps = (STEPS, case.per_step)
     loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, SEED)
@@ -216,7 +241,8 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     chosen = None
     with MetricsWriter(folder, ranks.is_main) as metrics:
         if case.kind == "sft":
-            SftTrainer(engine, train_rows, eval_rows, loop, metrics).train()
+            objective = SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
+            SftTrainer(engine, train_rows, eval_rows, loop, metrics, objective).train()
         else:
             options = LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions()
             trainer = RewardTrainer(engine, train_rows, eval_rows, loop, metrics, options)
@@ -232,6 +258,9 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "evals": [line["eval/loss"] for line in lines if "eval/loss" in line],
         "evaluations": [line for line in lines if "eval/loss" in line],
         "chosen": chosen and asdict(chosen),
+        "train_accuracies": [line["train/token_accuracy"] for line in lines if "train/token_accuracy" in line],
+        "eval_accuracies": [line["eval/token_accuracy"] for line in lines if "eval/token_accuracy" in line],
+        "z_losses": [line["train/z_loss"] for line in lines if "train/z_loss" in line],
         "packed": packed,
         "said": said,
     }

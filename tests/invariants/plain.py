@@ -95,6 +95,39 @@ def sft_loss(model: nn.Module, batch: list[SentenceRow]) -> torch.Tensor:
     return total / count
 
 
+def token_accuracy(model: nn.Module, batch: Sequence[SentenceRow]) -> float:
+    """The share of the tokens whose loss_mask is True that have the largest logit."""
+    right, count = 0, 0
+    for row in batch:
+        ids = torch.tensor(row.input_ids, dtype=torch.int64)
+        with torch.no_grad():
+            first_choice = model(input_ids=ids.unsqueeze(0)).logits[0, :-1].argmax(-1)
+        mask = torch.tensor(row.loss_mask)[1:]
+        right += int((first_choice == ids[1:])[mask].sum())
+        count += int(mask.sum())
+    return right / count
+
+
+def regularized_sft_loss(
+    model: nn.Module, batch: list[SentenceRow], seeds: Sequence[int], alpha: float, z_loss_coef: float
+) -> torch.Tensor:
+    """The mean over all target tokens of -log p + z_loss_coef log^2 Z, where each sequence of L tokens has noise from
+    its own seed on its embeddings: uniform in [-1, 1] x alpha / sqrt(L H)."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row, seed in zip(batch, seeds, strict=True):
+        ids = torch.tensor(row.input_ids, dtype=torch.int64)
+        embeddings = model.get_input_embeddings()(ids)
+        unit = torch.empty(embeddings.shape).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(seed))
+        noise = unit.double() * alpha / math.sqrt(embeddings.numel())
+        logits = model(inputs_embeds=(embeddings + noise).unsqueeze(0)).logits[0, :-1].double()
+        mask = torch.tensor(row.loss_mask)[1:]
+        normalizers = torch.logsumexp(logits, dim=-1)
+        nll = normalizers - logits.gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
+        total = total + (nll + z_loss_coef * normalizers**2)[mask].sum()
+        count += int(mask.sum())
+    return total / count
+
+
 def score(model: nn.Module, ids: Sequence[int]) -> torch.Tensor:
     """The one label of a sequence that stands alone: transformers reads it at the last token."""
     return model(input_ids=torch.tensor([list(ids)], dtype=torch.int64)).logits[0, 0]

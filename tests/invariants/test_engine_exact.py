@@ -8,6 +8,7 @@ of mean zero, and without a part along the update, where a wrong rate, decay or 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +25,13 @@ CASES = [
     pytest.param(size, case, id=f"{size}-{case.name}")
     for size in (1, 2)
     for case in (*engine_program.cases(size), *engine_program.packed_cases(size))
-    if not case.lora_dim
+    if not case.lora_dim and not case.z_loss_coef
+]
+REGULARIZED = [
+    pytest.param(size, case, id=f"{size}-{case.name}")
+    for size in (1, 2)
+    for case in (*engine_program.cases(size), *engine_program.packed_cases(size))
+    if case.z_loss_coef
 ]
 SPREADS = [
     pytest.param(size, spread, id=f"{size}-{spread.name}") for size in (1, 2) for spread in engine_program.spreads(size)
@@ -158,15 +165,90 @@ def test_who_falls_back_to_padding_says_so_and_nobody_else(launched, world_size:
 def test_lora_equals_plain_pytorch(launched, models, world_size: int, stage: int):
     """Adapters alone are trained; read back, the model is W + B A alpha / rank under the plain names."""
     out, reports = launched("engine_program", world_size)
-    want, weights = lora_trained_plainly(models)
+    want, weights = lora_trained_plainly(models, regularized=False)
     assert reports[0][f"lora_z{stage}"]["losses"] == pytest.approx(want.losses, abs=3e-6)
     got = loaded(out / f"lora_z{stage}")
     assert got.keys() == dict(start_of(models / "causal", "sft").named_parameters()).keys()
     assert_weights_equal(got, weights, start_of(models / "causal", "sft"), tolerance=1e-4, along=1e-5)
 
 
+@pytest.mark.parametrize("world_size, case", REGULARIZED)
+def test_noise_and_z_loss_equal_plain_pytorch(launched, models, world_size: int, case: Case):
+    """Noise on the embeddings, the same in any layout and on any rank, and log^2 Z in the loss; also through adapters
+    and gradient checkpointing. The evaluations have neither."""
+    out, reports = launched("packed_program" if case.packed else "engine_program", world_size)
+    got = reports[0][case.name]
+    if case.lora_dim:
+        want, weights = lora_trained_plainly(models, regularized=True)
+    else:
+        want = trained_with_noise(start_of(models / "causal", "sft"))
+        weights = want.weights
+    losses = [nll + case.z_loss_coef * z for nll, z in zip(got["losses"], got["z_losses"], strict=True)]
+    assert losses == pytest.approx(want.losses, abs=5e-6)
+    if case.zero_stage > 0:
+        assert got["norms"] == pytest.approx(want.norms, rel=5e-6)
+    start = start_of(models / "causal", "sft")
+    tolerance, along = (1e-4, 1e-5) if case.lora_dim else (1e-5, 1e-6)
+    assert_weights_equal(loaded(out / case.name), weights, start, tolerance, along)
+    _, eval_rows = engine_program.rows_of("sft", "plain", PER_STEP)
+    with torch.no_grad():
+        assert got["evals"][0] == pytest.approx(float(plain.sft_loss(start, eval_rows)), rel=3e-6)
+
+
+def trained_with_noise(start: torch.nn.Module) -> plain.Trained:
+    """Plain PyTorch with noise whose seeds are those of the sequences' places in the run."""
+    import copy
+
+    from training.utils.run.seeds import derived_seed
+
+    places = itertools.count()
+
+    def loss_of(model: torch.nn.Module, batch: list) -> torch.Tensor:
+        seeds = [derived_seed(SEED, "neftune", next(places)) for _ in batch]
+        alpha, coef = engine_program.NEFTUNE_ALPHA, engine_program.Z_LOSS_COEF
+        return plain.regularized_sft_loss(model, batch, seeds, alpha, coef)
+
+    train_rows, _ = engine_program.rows_of("sft", "plain", PER_STEP)
+    return plain.train(copy.deepcopy(start), plain.batches_of(train_rows, PER_STEP, SEED), loss_of, plain.Recipe())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_token_accuracy_is_that_of_plain_pytorch_padded_and_packed(launched, models, world_size: int):
+    """In training, before each step, and on the evaluation rows before and after."""
+    want_train, want_eval = accuracies(models / "causal")
+    assert len(set(want_train)) > 1 and max(want_eval) > 0
+    compared = 0
+    for program, cases in (("engine_program", engine_program.cases), ("packed_program", engine_program.packed_cases)):
+        _, reports = launched(program, world_size)
+        for case in cases(world_size):
+            if (case.kind, case.model, case.dtype, case.rows, case.per_step) == ("sft", "causal", "fp32", "plain", 6):
+                if case.z_loss_coef or case.lora_dim:
+                    continue
+                assert reports[0][case.name]["train_accuracies"] == pytest.approx(want_train, abs=1e-9), case.name
+                assert reports[0][case.name]["eval_accuracies"] == pytest.approx(want_eval, abs=1e-9), case.name
+                compared += 1
+    assert compared > 20
+
+
 @cache
-def lora_trained_plainly(models: Path) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
+def accuracies(folder: Path) -> tuple[list[float], list[float]]:
+    import copy
+
+    train_rows, eval_rows = engine_program.rows_of("sft", "plain", PER_STEP)
+    model = copy.deepcopy(start_of(folder, "sft"))
+    in_training = []
+    on_evaluation = [plain.token_accuracy(model, eval_rows)]
+
+    def loss_of(model: torch.nn.Module, batch: list) -> torch.Tensor:
+        in_training.append(plain.token_accuracy(model, batch))
+        return plain.sft_loss(model, batch)
+
+    plain.train(model, plain.batches_of(train_rows, PER_STEP, SEED), loss_of, plain.Recipe())
+    return in_training, [*on_evaluation, plain.token_accuracy(model, eval_rows)]
+
+
+@cache
+def lora_trained_plainly(models: Path, regularized: bool) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
     from training.utils.models.loading import load_causal_lm
     from training.utils.run.seeds import seed_everything
 
@@ -174,7 +256,10 @@ def lora_trained_plainly(models: Path) -> tuple[plain.Trained, dict[str, torch.T
     seed_everything(SEED, rank=0)
     model = load_causal_lm(engine_program.model_settings(case, models), torch.float32, engine_program.PAD + 1).double()
     train_rows, _ = engine_program.rows_of("sft", "plain", PER_STEP)
-    trained = plain.train(model, plain.batches_of(train_rows, PER_STEP, SEED), plain.sft_loss, plain.Recipe())
+    if regularized:
+        trained = trained_with_noise(model)
+    else:
+        trained = plain.train(model, plain.batches_of(train_rows, PER_STEP, SEED), plain.sft_loss, plain.Recipe())
     assert all(".lora_" in name for name in trained.weights) and trained.weights
     start = dict(start_of(models / "causal", "sft").named_parameters())
     weights = {name: weight.detach().clone() for name, weight in start.items()}

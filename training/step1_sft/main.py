@@ -59,15 +59,24 @@ def main(argv: Sequence[str]) -> None:
         )
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            result = SftTrainer(trained, phase.train, phase.eval, loop, metrics).train()
+            result = SftTrainer(trained, phase.train, phase.eval, loop, metrics, sft.settings()).train()
 
         tensors = trained.full_state(causal_lm)
         if ranks.is_main:
             save_model(folder.model, causal_lm, tensors, tokenizer)
-        folder.write_summary(vars(result))
+        folder.write_summary(
+            {
+                "eval_loss_before": result.before.loss,
+                "eval_loss_after": result.after.loss,
+                "eval_token_accuracy_before": result.before.token_accuracy,
+                "eval_token_accuracy": result.after.token_accuracy,
+                "seconds": result.seconds,
+            }
+        )
         say(
-            f"step 1: evaluation loss {result.eval_loss_before:.3f} -> {result.eval_loss_after:.3f} nats a token in "
-            f"{result.seconds:.0f} s; the model is in {folder.model}",
+            f"step 1: evaluation loss {result.before.loss:.3f} -> {result.after.loss:.3f} nats a token, token accuracy "
+            f"{result.before.token_accuracy:.3f} -> {result.after.token_accuracy:.3f}, in {result.seconds:.0f} s; the "
+            f"model is in {folder.model}",
             ranks.is_main,
         )
 

@@ -1,6 +1,8 @@
 """Step 1's loop: batches of chosen sentences, their negative log-likelihood, evaluation.
 
 Knows neither flags nor files; what it needs comes as arguments.
+
+N rows, T tokens in a row, E width of the embeddings.
 """
 
 from __future__ import annotations
@@ -12,25 +14,47 @@ from dataclasses import dataclass
 
 import torch
 
-from training.step1_sft.loss import sft_loss
+from training.step1_sft.loss import sft_loss, z_loss
+from training.step1_sft.neftune import embedding_noise
+from training.step1_sft.settings import SftSettings
 from training.utils.data.documents import sentence_document
 from training.utils.data.phases import SentenceRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import Document
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
+from training.utils.run.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Over the target tokens of the evaluation rows: loss in nats a token; perplexity, its exponential (of at most
+    50); token_accuracy, the share that is the model's first choice, the tokens before it given."""
+
+    loss: float
+    perplexity: float
+    token_accuracy: float
 
 
 @dataclass(frozen=True)
 class SftResult:
-    """Evaluation loss in nats a target token, before and after training."""
+    """The evaluations before and after training."""
 
-    eval_loss_before: float
-    eval_loss_after: float
+    before: Evaluation
+    after: Evaluation
     seconds: float
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """rows: one forward. taken: the place in the step's batch of each of its sequences, in the rows' order."""
+
+    rows: TokenRows
+    taken: tuple[int, ...]
 
 
 class SftTrainer:
@@ -43,70 +67,99 @@ class SftTrainer:
         eval_rows: Sequence[SentenceRow],
         settings: LoopSettings,
         metrics: MetricsWriter,
+        sft: SftSettings,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
         self.eval_rows = eval_rows
         self.settings = settings
         self.metrics = metrics
+        self.sft = sft
         self.ranks = engine.ranks
 
     def train(self) -> SftResult:
-        """Take every optimizer step; return the losses on the evaluation rows."""
+        """Take every optimizer step; return the evaluations before and after."""
         settings = self.settings
         started = time.monotonic()
         stream = ShuffledStream(len(self.train_rows), settings.seed)
         before = after = self.evaluate(step=0)
         with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main) as bar:
             for step in range(1, settings.total_steps + 1):
-                taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
-                figures = self._optimizer_step([self.train_rows[row] for row in taken])
+                first = (step - 1) * settings.items_per_step
+                taken = stream.take(first, settings.items_per_step)
+                figures = self._optimizer_step([self.train_rows[row] for row in taken], first)
                 self.metrics.write(step, figures)
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)
         return SftResult(before, after, time.monotonic() - started)
 
-    def evaluate(self, step: int) -> float:
-        """Return (and record) the mean loss a target token over all evaluation rows."""
+    def evaluate(self, step: int) -> Evaluation:
+        """Return (and record) how the model predicts the evaluation rows, without noise."""
         self.engine.eval()
-        sums = {"loss": 0.0, "targets": 0.0}
+        documents = [sentence_document(row) for row in self.eval_rows]
+        sums = {"loss": 0.0, "targets": 0.0, "right": 0.0}
         with torch.no_grad():
-            for rows in self._micro_batches(self.eval_rows, self.settings.eval_plan):
-                logprobs_M = self.engine(rows).logprobs_M
-                sums["loss"] -= float(logprobs_M.sum())
-                sums["targets"] += logprobs_M.numel()
+            for micro_batch in self._micro_batches(documents, self.settings.eval_plan):
+                read = self.engine(micro_batch.rows)
+                sums["loss"] += float(sft_loss(read.logprobs_M, 1.0))
+                sums["targets"] += read.logprobs_M.numel()
+                sums["right"] += float(read.is_greedy_M.sum())
         totals = summed_numbers(sums, self.ranks.device)
         loss = totals["loss"] / totals["targets"]
-        self.metrics.write(step, {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 50.0))})
-        return loss
+        result = Evaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
+        self.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
+        return result
 
-    def _optimizer_step(self, batch: Sequence[SentenceRow]) -> dict[str, float]:
+    def _optimizer_step(self, batch: Sequence[SentenceRow], first: int) -> dict[str, float]:
+        """first: the place of the batch's first row in the stream of the whole run."""
         started = time.monotonic()
         # Every rank holds the whole batch's masks, so the global count needs no collective.
-        targets = float(sum(int(row.loss_mask.sum()) for row in batch))
-        sums = {"loss": 0.0}
+        targets = sum(int(row.loss_mask.sum()) for row in batch)
+        documents = [sentence_document(row) for row in batch]
+        sums = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
         self.engine.train()
-        for rows in self._micro_batches(batch, self.settings.train_plan):
-            loss = sft_loss(self.engine(rows).logprobs_M, targets)
+        for micro_batch in self._micro_batches(documents, self.settings.train_plan):
+            read = self.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, first))
+            loss = nll = sft_loss(read.logprobs_M, targets)
+            if self.sft.z_loss_coef:
+                drift = z_loss(read.log_normalizers_M, targets)
+                loss = nll + self.sft.z_loss_coef * drift
+                sums["z_loss"] += float(drift.detach())
             self.engine.backward(loss)
-            sums["loss"] += float(loss.detach())
+            sums["loss"] += float(nll.detach())
+            sums["right"] += float(read.is_greedy_M.sum())
         report = self.engine.step()
-        total_loss = summed_numbers(sums, self.ranks.device)["loss"]
+        totals = summed_numbers(sums, self.ranks.device)
         seconds = time.monotonic() - started
-        tokens = sum(len(row.input_ids) for row in batch)
-        return {
-            "train/loss": total_loss,
-            "train/tokens_per_second": tokens / seconds,
+        figures = {
+            "train/loss": totals["loss"],
+            "train/token_accuracy": totals["right"] / targets,
+            "train/tokens_per_second": sum(document.tokens for document in documents) / seconds,
             **report.figures("train"),
         }
+        if self.sft.z_loss_coef:
+            figures["train/z_loss"] = totals["z_loss"]
+        if self.settings.meter is not None:
+            figures["train/mfu"] = self.settings.meter.mfu(documents, targets, seconds)
+        return figures
 
-    def _micro_batches(self, batch: Sequence[SentenceRow], plan: PlanSettings) -> list[TokenRows]:
-        """This rank's share of `batch`, laid out; the same number of micro-batches on every rank."""
-        documents = [sentence_document(row) for row in batch]
+    def _noise(self, micro_batch: MicroBatch, first: int) -> torch.Tensor | None:
+        """NEFTune's, from a seed of each sequence's place in the run: the layout changes nothing."""
+        if not self.sft.neftune_alpha:
+            return None
+        seeds = [derived_seed(self.settings.seed, "neftune", first + index) for index in micro_batch.taken]
+        width = self.engine.module.embedding_width
+        return embedding_noise(micro_batch.rows, seeds, self.sft.neftune_alpha, width)
+
+    def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[MicroBatch]:
+        """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""
         mine = plan_step([document.tokens for document in documents], plan).micro_batches[self.ranks.rank]
         pad = self.settings.pad_token_id
         return [
-            packed_rows([[documents[index] for index in row] for row in rows], pad).to(self.ranks.device)
+            MicroBatch(
+                packed_rows([[documents[index] for index in row] for row in rows], pad).to(self.ranks.device),
+                tuple(index for row in rows for index in row),
+            )
             for rows in mine
         ]

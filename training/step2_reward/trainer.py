@@ -15,10 +15,12 @@ from training.step2_reward.batches import RankedBatch, computed_tokens, ranked_b
 from training.step2_reward.evaluation import Evaluation, Spread, evaluate, spread
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.scoring import chosen_alone, score_responses
+from training.utils.data.documents import responses_document
 from training.utils.data.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import unshared
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
 
@@ -112,8 +114,18 @@ class RewardTrainer:
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
             "train/tokens_per_second": sum(computed_tokens(row, settings.train_plan) for row in rows) / seconds,
+            **self._mfu(rows, seconds),
             **report.figures("train"),
         }
+
+    def _mfu(self, batch: Sequence[ResponsesRow], seconds: float) -> dict[str, float]:
+        meter = self.settings.meter
+        if meter is None:
+            return {}
+        documents = [responses_document(row, are_targets=False) for row in batch]
+        if not self.settings.train_plan.packed:
+            documents = [alone for document in documents for alone in unshared(document)]
+        return {"train/mfu": meter.mfu(documents, sum(len(document.ends) for document in documents), seconds)}
 
     def _scores(self, batch: RankedBatch) -> tuple[torch.Tensor, torch.Tensor]:
         scores_B = self.engine(batch.ranked.rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from training.step1_sft.arguments import SftArguments
+from training.step1_sft.settings import SftSettings
 from training.utils.run.errors import Mistakes
 
 
@@ -12,3 +15,16 @@ def test_learning_rate():
     assert mistakes.sentences == []
     SftArguments(learning_rate=0.0).validate(mistakes)
     assert mistakes.sentences == ["--learning_rate expects more than 0, got 0.0"]
+
+
+@pytest.mark.parametrize("flag", ["neftune_alpha", "z_loss_coef"])
+def test_what_is_added_to_the_loss_is_off_and_never_negative(flag):
+    assert getattr(SftArguments(), flag) == 0.0
+    mistakes = Mistakes()
+    SftArguments(**{flag: -1.0}).validate(mistakes)
+    assert mistakes.sentences == [f"--{flag} expects 0 (off) or more, got -1.0"]
+
+
+def test_every_setting_is_passed_on():
+    assert SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4).settings() == SftSettings(5.0, 1e-4)
+    assert SftArguments().settings() == SftSettings()

@@ -38,6 +38,13 @@ class EngineArguments:
     eval_interval: int = field(
         default=0, metadata={"help": "Evaluate every so many optimizer steps; always before and after training."}
     )
+    report_mfu: bool = field(
+        default=True,
+        metadata={
+            "help": "Report train/mfu, the share of this machine's matmul rate that training reaches; the rate is "
+            "measured at the start, in less than a second."
+        },
+    )
     weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay, on matrices only."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "One of " + ", ".join(SCHEDULES) + "."})
     num_warmup_steps: int = field(default=0, metadata={"help": "Optimizer steps of linear warm-up."})

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.utils.layout.planner import PlanSettings
+from training.utils.models.flops import ComputeMeter
 
 
 @dataclass(frozen=True)
 class LoopSettings:
     """items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
-    eval_interval: in optimizer steps; 0 evaluates only before and after."""
+    eval_interval: in optimizer steps; 0 evaluates only before and after. meter: None leaves MFU out."""
 
     total_steps: int
     items_per_step: int
@@ -19,3 +20,4 @@ class LoopSettings:
     eval_interval: int
     pad_token_id: int
     seed: int
+    meter: ComputeMeter | None = None

@@ -10,12 +10,14 @@ import torch
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.config import deepspeed_config, filled_in_keys
 from training.utils.engine.loop import LoopSettings
+from training.utils.engine.matmul_rate import peak_of_all_ranks
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens, forward_plan
 from training.utils.layout.rows import TokenRows
+from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import say
 from training.utils.run.run_arguments import RunArguments
@@ -79,7 +81,8 @@ def loop_settings(
     pad_token_id: int,
     seed: int,
 ) -> LoopSettings:
-    """What a loop is told. steps: what `whole_steps` gave. packed: what `may_pack` gave."""
+    """What a loop is told. steps: what `whole_steps` gave. packed: what `may_pack` gave. A collective, with
+    `--report_mfu`: the matmul rate is measured."""
     from training.utils.models.attention import long_rows_are_free
 
     weights = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
@@ -104,7 +107,15 @@ def loop_settings(
         eval_interval=engine.eval_interval,
         pad_token_id=pad_token_id,
         seed=seed,
+        meter=_meter(model, ranks) if engine.report_mfu else None,
     )
+
+
+def _meter(model: Any, ranks: Ranks) -> ComputeMeter:
+    peak = peak_of_all_ranks(model.dtype, ranks)
+    dtype = str(model.dtype).removeprefix("torch.")
+    say(f"matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of that", ranks.is_main)
+    return ComputeMeter(model_shape(model), peak)
 
 
 def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dtype], Any]) -> Any:

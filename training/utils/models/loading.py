@@ -145,6 +145,10 @@ def load_config(name_or_path: str) -> Any:
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
     _check_folder(settings.name_or_path)
     _check_attention(settings.attn_implementation)
+    if settings.torch_compile:
+        from training.utils.models.compiled import check_compiler
+
+        check_compiler()
     # sdpa is transformers' own choice; asked for by name, a family that lacks it would be refused, and falls back here.
     if settings.attn_implementation != SDPA:
         config["attn_implementation"] = settings.attn_implementation
@@ -195,7 +199,12 @@ def _prepared(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedMode
         set_dropout(model, settings.dropout)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return add_lora(model, settings)
+    model = add_lora(model, settings)
+    if settings.torch_compile:
+        from training.utils.models.compiled import compile_blocks
+
+        compile_blocks(model)
+    return model
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 class ModelSettings:
     """name_or_path: folder or hub name. attn_implementation: see training.utils.models.attention. dropout: every
     dropout rate of the model, None keeps the model's own. lora_*: see training.utils.models.lora.
-    gradient_checkpointing: recompute activations in backward."""
+    gradient_checkpointing: recompute activations in backward. torch_compile: see training.utils.models.compiled."""
 
     name_or_path: str
     attn_implementation: str = "sdpa"
     dropout: float | None = None
     gradient_checkpointing: bool = False
+    torch_compile: bool = False
     lora_dim: int = 0
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0

@@ -3,7 +3,8 @@
 Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers every weight where it is used. Logits are
 computed at the predicting positions only, and in chunks where they are many (`target_head`).
 
-N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size, V vocabulary.
+N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size, V vocabulary,
+E width of the input embeddings.
 """
 
 from __future__ import annotations
@@ -33,11 +34,23 @@ class PolicyModel(nn.Module):
         changed = any(getattr(text_config, name, None) not in (None, 1.0) for name in _LOGIT_CHANGES)
         self._target_head = None if changed or type(head) is not nn.Linear else TargetHead(head)
 
-    def forward(self, rows: TokenRows, temperature: float = 1.0, with_entropy: bool = False) -> TokenLogprobs:
+    @property
+    def embedding_width(self) -> int:
+        """The last dimension of `noise_NTE`; most models' hidden size."""
+        return self.model.get_input_embeddings().embedding_dim
+
+    def forward(
+        self,
+        rows: TokenRows,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        noise_NTE: torch.Tensor | None = None,
+    ) -> TokenLogprobs:
+        """noise_NTE: added to the input embeddings."""
         if self._target_head is not None:
-            hidden_MH = _hidden_at(self.model, rows, rows.predictor_M)
+            hidden_MH = _hidden_at(self.model, rows, rows.predictor_M, noise_NTE)
             return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy)
-        logits_NTV = self.model(**_inputs(self.model, rows)).logits
+        logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
         return read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
 
@@ -73,10 +86,16 @@ def read_logits(
     return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M)
 
 
-def _inputs(model: PreTrainedModel, rows: TokenRows) -> dict[str, Any]:
-    return model_inputs(rows, model.config._attn_implementation)
+def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
+    inputs = model_inputs(rows, model.config._attn_implementation)
+    if noise_NTE is not None:  # the table is called as a module, so that ZeRO-3 gathers it
+        embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+        inputs["inputs_embeds"] = embeddings + noise_NTE.view_as(embeddings).to(embeddings.dtype)
+    return inputs
 
 
-def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:
-    hidden_NTH = model.base_model(**_inputs(model, rows))[0]
+def _hidden_at(
+    model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor, noise_NTE: torch.Tensor | None = None
+) -> torch.Tensor:
+    hidden_NTH = model.base_model(**_inputs(model, rows, noise_NTE))[0]
     return hidden_NTH.flatten(0, 1).index_select(0, positions)

@@ -1,0 +1,119 @@
+"""Compiled blocks compute what the plain ones do, whatever the rows' widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.utils.layout.documents import TokenSequence, plain, shared_prompt
+from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.models import compiled
+from training.utils.models.compiled import check_compiler, compile_blocks
+from training.utils.models.loading import load_causal_lm
+from training.utils.models.lora import add_lora
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.errors import ThreestepError
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def run(length: int, first_target: int, seed: int) -> TokenSequence:
+    ids = torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
+    return TokenSequence(ids, torch.arange(length) >= first_target)
+
+
+def micro_batches() -> list[TokenRows]:
+    """Rows of several numbers and widths, with a mask of segments and without."""
+    plain_rows = [[plain(run(length, 2, length))] for length in (9, 5, 7)]
+    shared = shared_prompt(run(4, 99, 1), [run(3, 0, 2), run(5, 0, 3)])
+    return [
+        packed_rows([[shared, plain(run(6, 1, 4))], [plain(run(11, 3, 5))]], 0),
+        packed_rows([[plain(run(13, 3, 6)), plain(run(4, 1, 7))]], 0),
+        packed_rows(plain_rows, 0),
+    ]
+
+
+def gradients(module: torch.nn.Module, batches: list[TokenRows]) -> dict[str, torch.Tensor]:
+    module.zero_grad()
+    for rows in batches:
+        read = module(rows)
+        (read if isinstance(read, torch.Tensor) else read.logprobs_M).square().sum().backward()
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def assert_compiling_changes_nothing(module: torch.nn.Module, backend: str, batches: list[TokenRows]) -> None:
+    model = module.model.train()
+    names = [name for name, _ in model.named_parameters()]
+    want = gradients(module, batches)
+    compile_blocks(model, backend)
+    assert [name for name, _ in model.named_parameters()] == names
+    got = gradients(module, batches)
+    assert got.keys() == want.keys() and len(want) > 5
+    for name, gradient in want.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_traced_blocks_give_the_same_gradients(family):
+    """Traced by torch, without a compiler; with gradient checkpointing and adapters."""
+    model = tiny_causal_lm(family)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    add_lora(model, ModelSettings("m", lora_dim=2, only_optimize_lora=False))
+    assert_compiling_changes_nothing(PolicyModel(model), "eager", micro_batches())
+
+
+def test_one_code_serves_all_blocks_and_widths():
+    model = tiny_causal_lm("llama", num_hidden_layers=6)
+    assert compile_blocks(model, "eager") == 6
+    torch._dynamo.utils.counters.clear()
+    policy = PolicyModel(model)
+    for width in (9, 12, 17, 23):
+        policy(packed_rows([[plain(run(width, 2, 1)), plain(run(5, 2, 2))]], 0))
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_compiled_blocks_give_the_same_scores_and_gradients():
+    """By the compiler itself; the smallest model that has a block."""
+    try:
+        check_compiler()
+    except ThreestepError as problem:
+        pytest.skip(str(problem))
+    model = tiny_scalar_model("llama", num_hidden_layers=1)
+    assert_compiling_changes_nothing(ScalarModel(model), "inductor", micro_batches()[:2])
+
+
+def broken(*args, **kwargs):
+    raise RuntimeError("no g++ in sight\nand a long story")
+
+
+def test_no_compiler_is_said_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ThreestepError) as caught:
+        check_compiler()
+    assert str(caught.value) == (
+        "--torch_compile needs a C++ compiler, such as g++ (CXX may name one), and compiling one addition failed here: "
+        "no g++ in sight; install it or leave --torch_compile out"
+    )
+
+
+def test_the_compiler_is_tried_before_the_model_loads(save_folder, monkeypatch):
+    folder = save_folder()
+    settings = ModelSettings(folder, torch_compile=True)
+    monkeypatch.setattr(compiled, "check_compiler", lambda: None)
+    model = load_causal_lm(settings, torch.float32, 1)
+    assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
+    assert load_causal_lm(ModelSettings(folder), torch.float32, 1).model.layers[0]._compiled_call_impl is None
+    monkeypatch.setattr(compiled, "check_compiler", broken)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *a, **k: pytest.fail("loaded"))
+    with pytest.raises(RuntimeError, match="no g"):
+        load_causal_lm(settings, torch.float32, 1)

@@ -1,0 +1,34 @@
+"""NEFTune: uniform noise on the input embeddings in training (Jain et al. 2023, arXiv:2310.05914, algorithm 1).
+
+The noise of a sequence comes from its own seed and is scaled by its own length, so that it is the same however
+sequences are laid out in rows, micro-batches and ranks. (The paper's code, and TRL's, scale by the padded length.)
+
+N rows, T tokens in a row, B sequences, L tokens of one sequence, E width of the embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from training.utils.layout.rows import TokenRows
+
+
+def embedding_noise(rows: TokenRows, seeds_B: Sequence[int], alpha: float, width: int) -> torch.Tensor:
+    """Return float32 [N, T, E], uniform in [-1, 1] x alpha / sqrt(L E) on each sequence's tokens, 0 on padding.
+
+    rows: of documents of one segment. seeds_B: each sequence's own, in the order of `rows`. width: E. Numbers are
+    drawn on the rows' device: those of a CPU and of a GPU differ.
+    """
+    noise_NTE = torch.zeros(*rows.input_ids_NT.shape, width, device=rows.input_ids_NT.device)
+    noise_FE = noise_NTE.view(-1, width)  # flat positions, as in end_B
+    generator = torch.Generator(noise_NTE.device)
+    last_positions = rows.position_ids_NT.flatten()[rows.end_B].tolist()
+    for end, last_position, seed in zip(rows.end_B.tolist(), last_positions, seeds_B, strict=True):
+        length = last_position + 1  # positions of a document start at 0
+        generator.manual_seed(seed)
+        part_LE = noise_FE[end + 1 - length : end + 1]
+        part_LE.uniform_(-1.0, 1.0, generator=generator).mul_(alpha / math.sqrt(length * width))
+    return noise_NTE
