@@ -59,12 +59,12 @@ class MetricsWriter:
             self._board.close()
 
 
-def progress_bar(total_steps: int, name: str, is_main_rank: bool) -> tqdm:
+def progress_bar(total: int, name: str, is_main_rank: bool, unit: str = "step") -> tqdm:
     """A bar on rank 0's stderr; silent elsewhere. Where stderr is no terminal it is drawn every 10 seconds."""
     return tqdm(
-        total=total_steps,
+        total=total,
         desc=name,
-        unit="step",
+        unit=unit,
         disable=not is_main_rank,
         dynamic_ncols=True,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
