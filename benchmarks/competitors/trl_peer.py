@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--pairs", default="pairs.jsonl")
+    parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     trainer, clock = {"sft": _sft, "reward": _reward, "dpo": _dpo}[arguments.trainer](arguments)
     collate = trainer.data_collator
@@ -118,7 +119,7 @@ def _dpo(arguments: argparse.Namespace) -> tuple:
     trainer = DPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(workload / "model"),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
-        args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=True),
+        args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=not arguments.reference_in_steps),
         train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
     )
     return trainer, Clock()

@@ -50,12 +50,7 @@ MISTAKES = [
     ),
     Mistake("no_pad_token", 1, [*ONE, "--model_name_or_path", "{padless}"], ["no pad token", "--pad_token"]),
     Mistake("float16_on_a_cpu", 1, [*ONE, "--dtype", "fp16"], ["--dtype fp16", "GPU", "bf16"]),
-    Mistake(
-        "no_such_loss",
-        "dpo",
-        [*ONE, "--loss_type", "dop", "--beta", "0", "--label_smoothing", "0.7"],
-        ["--loss_type", "sigmoid, ipo, hinge", "--beta expects more than 0", "--label_smoothing"],
-    ),
+    Mistake("no_such_loss", "dpo", [*ONE, "--loss_type", "sigmod"], ["sigmoid, ipo, hinge", "did you mean 'sigmoid'"]),
     Mistake("adapters_to_turn_off", "dpo", [*ONE, "--reference", "adapter_off"], ["adapter_off", "--lora_dim"]),
     Mistake(
         "batch_that_does_not_divide",
