@@ -96,7 +96,7 @@ class ReferenceFile:
 
     def _why_not_found(self) -> str:
         """Which parts differ from the most similar file of the same data or model."""
-        changes = []
+        changes: list[list[str]] = []
         for path in Path(self.folder).glob("reference-*.safetensors"):
             found = _open(path)
             old = {} if found is None else found[0]
@@ -104,7 +104,7 @@ class ReferenceFile:
                 changes.append([name for name in self.parts if old.get(name) != self.parts[name]])
         if not changes:
             return "none was read before with this model or data"
-        return "changed since the last one: " + ", ".join(min(changes, key=len))
+        return "changed since the last one: " + ", ".join(min(changes, key=lambda names: len(names)))
 
 
 def reference_file(

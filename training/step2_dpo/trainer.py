@@ -51,9 +51,10 @@ class DpoResult:
 
     def summary(self) -> dict[str, float | None]:
         """The run's closing figures."""
+        after = {} if self.after is None else vars(self.after)
         return {
-            "eval_loss_before": self.before and self.before.loss,
-            **{f"eval_{field.name}": self.after and getattr(self.after, field.name) for field in fields(Evaluation)},
+            "eval_loss_before": None if self.before is None else self.before.loss,
+            **{f"eval_{field.name}": after.get(field.name) for field in fields(Evaluation)},
             "seconds": self.seconds,
         }
 
