@@ -104,7 +104,7 @@ class ReferenceFile:
                 changes.append([name for name in self.parts if old.get(name) != self.parts[name]])
         if not changes:
             return "none was read before with this model or data"
-        return "changed since the last one: " + ", ".join(min(changes, key=lambda names: len(names)))
+        return "changed since the last one: " + ", ".join(sorted(changes, key=lambda names: len(names))[0])
 
 
 def reference_file(
