@@ -67,6 +67,18 @@ def _pairwise(file: str, trainer: str, workload: Workload, arguments: argparse.N
     return Competition("pair", commands, [_tokens_ratio(workload, file)])
 
 
+def _dpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """The steps alone, the reference read before them as both can; then with that reading counted, which a pair needs
+    once: what the first epoch costs. TRL's own default reads the reference in each step."""
+    competition = _pairwise("pairs.jsonl", "dpo", workload, arguments)
+    threestep = list(competition.commands["Threestep"])
+    threestep[threestep.index("--") : threestep.index("--") + 1] = ["--count_reference", "--"]
+    competition.commands["Threestep, reference counted"] = [*threestep, "--rebuild_cache", "true"]
+    if not arguments.without_trl:
+        competition.commands["TRL, reference in each step"] = [*competition.commands["TRL"], "--reference_in_steps"]
+    return competition
+
+
 def _ranked(responses: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
     """K ranked responses a prompt: the prompt once, or K times."""
     file = workload.ranked(responses)
@@ -117,7 +129,7 @@ COMPETITIONS: dict[str, Make] = {
     "overhead": _overhead,
     "reward": partial(_pairwise, "pairs.jsonl", "reward"),
     "reward_half": partial(_pairwise, "pairs_half.jsonl", "reward"),
-    "dpo": partial(_pairwise, "pairs.jsonl", "dpo"),
+    "dpo": _dpo,
     "ranked2": partial(_ranked, 2),
     "ranked4": partial(_ranked, 4),
     "ranked8": partial(_ranked, 8),

@@ -18,15 +18,20 @@ def main() -> None:
     parser.add_argument("--step", required=True)
     parser.add_argument("--unit", default="tokens", choices=("tokens", "pairs"))
     parser.add_argument("--output_dir", required=True)
+    parser.add_argument(
+        "--count_reference", action="store_true", help="DPO: add the seconds that reading the reference took a pair"
+    )
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", f"training.{arguments.step}.main", "--output_dir", arguments.output_dir]
     subprocess.run([*command, *arguments.flags], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    name = f"train/{arguments.unit}_per_second"
+    name, before = f"train/{arguments.unit}_per_second", 0.0
     for line in (Path(arguments.output_dir) / "metrics.jsonl").read_text().splitlines():
         figures = json.loads(line)
+        if arguments.count_reference and "reference/pairs_per_second" in figures:
+            before = 1.0 / figures["reference/pairs_per_second"]
         if name in figures:
-            print(json.dumps({"units": figures[name], "seconds": 1.0}), flush=True)
+            print(json.dumps({"units": 1.0, "seconds": 1.0 / figures[name] + before}), flush=True)
 
 
 if __name__ == "__main__":

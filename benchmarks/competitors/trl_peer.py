@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--pairs", default="pairs.jsonl")
     parser.add_argument("--prepare_only", action="store_true", help="time the dataset's preparation, --steps times")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     if arguments.prepare_only:
         _prepare(arguments)
@@ -151,7 +152,7 @@ def _dpo(arguments: argparse.Namespace) -> tuple:
     trainer = DPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(workload / "model"),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
-        args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=True),
+        args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=not arguments.reference_in_steps),
         train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
     )
     return trainer, Clock()

@@ -19,7 +19,12 @@ import pytest
 from tests.conftest import SENTENCES, train_tokenizer
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
-MODULES = {1: "training.step1_sft.main", 2: "training.step2_reward.main", 3: "training.step3_ppo.main"}
+MODULES: dict[int | str, str] = {
+    1: "training.step1_sft.main",
+    2: "training.step2_reward.main",
+    3: "training.step3_ppo.main",
+    "dpo": "training.step2_dpo.main",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,9 @@ class Chain:
     dtypes: dict[int, str]
 
 
-def run_step(step: int, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None) -> Ran:
+def run_step(
+    step: int | str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+) -> Ran:
     """What scripts/stepN_*.sh runs, on the CPU."""
     return run_module(MODULES[step], flags, ranks, environment)
 

@@ -21,7 +21,7 @@ class Mistake:
     """One command line with a mistake, and the words that its sentence has to hold."""
 
     name: str
-    step: int
+    step: int | str
     flags: list[str]
     words: list[str]
     ranks: int = 1
@@ -50,6 +50,8 @@ MISTAKES = [
     ),
     Mistake("no_pad_token", 1, [*ONE, "--model_name_or_path", "{padless}"], ["no pad token", "--pad_token"]),
     Mistake("float16_on_a_cpu", 1, [*ONE, "--dtype", "fp16"], ["--dtype fp16", "GPU", "bf16"]),
+    Mistake("no_such_loss", "dpo", [*ONE, "--loss_type", "sigmod"], ["sigmoid, ipo, hinge", "did you mean 'sigmoid'"]),
+    Mistake("adapters_to_turn_off", "dpo", [*ONE, "--reference", "adapter_off"], ["adapter_off", "--lora_dim"]),
     Mistake(
         "batch_that_does_not_divide",
         3,

@@ -22,6 +22,13 @@ LONGEST = 20  # tokens of the longest sequence there is; packed, of a row
 LORA_DIM, LORA_ALPHA = 4, 8.0
 LOSS_OPTIONS = {"margin_scale": 0.7, "label_smoothing": 0.1, "center_coef": 0.05}  # of cases whose rows are "margins"
 NEFTUNE_ALPHA, Z_LOSS_COEF = 5.0, 0.05
+# loss_type, beta, label_smoothing, sft_coef
+PREFERENCES = {
+    "dpo": ("sigmoid", 0.24, 0.0, 0.0),  # gradients about the clip, as in SFT
+    "smoothed": ("sigmoid", 0.3, 0.2, 0.4),
+    "ipo": ("ipo", 0.4, 0.0, 0.0),
+    "hinge": ("hinge", 0.05, 0.0, 0.0),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Case:
     many of LONGEST."""
 
     name: str
-    kind: str = "sft"  # or "ranking"
+    kind: str = "sft"  # or "ranking", or one of PREFERENCES
     model: str = "causal"
     rows: str = "plain"  # or "eos_masked": as plain, without the end token among the targets; or "margins", of ranking
     zero_stage: int = 0
@@ -46,6 +53,7 @@ class Case:
     compiled: bool = False  # traced by torch.compile, with a backend that needs no compiler
     neftune_alpha: float = 0.0
     z_loss_coef: float = 0.0
+    adapter_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,13 @@ def cases(world_size: int) -> list[Case]:
         Case("pad_is_eos_masked", pad_token_id=END, rows="eos_masked"),
         Case("another_pad", pad_token_id=7),
     ]
+    found += [Case(f"dpo_z{stage}", "dpo", zero_stage=stage, micro=2) for stage in (0, 2, 3)]
+    found += [Case(f"{kind}_padded", kind, zero_stage=1, micro=1) for kind in ("smoothed", "ipo")]
+    found += [Case(f"dpo_lora_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 3)]
+    found += [
+        Case(f"dpo_adapter_off_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM, micro=2, adapter_off=True)
+        for stage in (0, 3)
+    ]
     if world_size == 2:  # the second rank is dealt nothing in some steps' micro-batches, or in every step
         found += [Case(f"one_a_step_z{stage}", zero_stage=stage, per_step=1) for stage in (0, 2, 3)]
         found += [Case(f"five_a_step_z{stage}", zero_stage=stage, per_step=5, micro=2) for stage in (0, 2, 3)]
@@ -117,7 +132,13 @@ def packed_cases(world_size: int) -> list[Case]:
         Case(f"packed_options_z{stage}", "ranking", "scalar", "margins", zero_stage=stage, micro=2, packed=True)
         for stage in (0, 3)
     ]
+    found += [
+        Case(f"packed_dpo_z{stage}_micro{micro}", "dpo", zero_stage=stage, micro=micro, packed=True)
+        for stage, micro in ((0, 1), (1, 6), (2, 1), (3, 1), (3, 6))
+    ]
+    found += [Case(f"packed_{kind}", kind, zero_stage=2, packed=True) for kind in ("smoothed", "ipo", "hinge")]
     stage = 0 if world_size == 1 else 3
+    found += [Case(f"packed_dpo_{name}", "dpo", name, zero_stage=stage, packed=True) for name in ("gpt2", "mamba")]
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
     found += [Case(f"packed_{name}_z{stage}", model=name, zero_stage=stage, packed=True) for name in families]
     found += [regularized(f"packed_regularized_z{stage}", stage, packed=True) for stage in (0, 3)]
@@ -130,6 +151,7 @@ def packed_cases(world_size: int) -> list[Case]:
         found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
     if world_size == 2:
         found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
+        found += [Case("packed_dpo_one_a_step", "dpo", zero_stage=3, per_step=1, packed=True)]
     return found
 
 
@@ -175,7 +197,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     )
 
     def load(dtype: Any) -> Any:
-        if case.kind == "sft":
+        if case.kind != "ranking":
             return load_causal_lm(model_settings(case, models), dtype, VOCAB)
         tokenizer = StandInTokenizer(case.pad_token_id)
         return load_scalar_model(model_settings(case, models), dtype, tokenizer, must_have_head=True)
@@ -184,7 +206,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     model = load_under(settings, ranks, load)
     if case.compiled:
         compile_blocks(model, backend="eager")
-    wrapped = PolicyModel(model) if case.kind == "sft" else ScalarModel(model)
+    wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model)
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 
 
@@ -203,7 +225,7 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
     """(training rows, evaluation rows)."""
     from tests.invariants import tiny
 
-    if kind == "ranking":
+    if kind != "sft":
         train, evaluation = tiny.ranked(STEPS * per_step, seed=1), tiny.ranked(EVAL_ROWS, seed=2)
         return (tiny.with_margins(train), evaluation) if rows == "margins" else (train, evaluation)
     train, evaluation = tiny.sentences(STEPS * per_step, seed=1), tiny.sentences(EVAL_ROWS, seed=2)
@@ -213,10 +235,6 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
-    from training.step1_sft.settings import SftSettings
-    from training.step1_sft.trainer import SftTrainer
-    from training.step2_reward.loss import LossOptions
-    from training.step2_reward.trainer import RewardTrainer
     from training.utils.engine.arguments import EngineArguments
     from training.utils.engine.setup import loop_settings, may_pack
     from training.utils.run.metrics import MetricsWriter
@@ -226,7 +244,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     said: list[str] = []
 
     def read(rows: Any) -> Any:
-        return engine(rows).logprobs_M if case.kind == "sft" else engine(rows)
+        return engine(rows) if case.kind == "ranking" else engine(rows).logprobs_M
 
     packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
     flags = EngineArguments(
@@ -238,16 +256,10 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     steps = (STEPS, case.per_step)
     loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, SEED)
     folder = out / case.name
-    chosen = None
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        if case.kind == "sft":
-            objective = SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
-            SftTrainer(engine, train_rows, eval_rows, loop, metrics, objective).train()
-        else:
-            options = LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions()
-            trainer = RewardTrainer(engine, train_rows, eval_rows, loop, metrics, options)
-            trainer.train()
-            chosen = trainer.chosen_scores(most_rows=5)
+        trainer = make_trainer(case, engine, model, train_rows, eval_rows, loop, metrics)
+        trainer.train()
+        chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None
     keep_weights(engine, model, folder)
     if not ranks.is_main:
         return {}
@@ -264,6 +276,32 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "packed": packed,
         "said": said,
     }
+
+
+def make_trainer(
+    case: Case, engine: Any, model: Any, train_rows: list, eval_rows: list, loop: Any, metrics: Any
+) -> Any:
+    from training.step1_sft.settings import SftSettings
+    from training.step1_sft.trainer import SftTrainer
+    from training.step2_dpo.loss import Objective
+    from training.step2_dpo.reference import adapter_off_references, known_references
+    from training.step2_dpo.trainer import DpoTrainer
+    from training.step2_reward.loss import LossOptions
+    from training.step2_reward.trainer import RewardTrainer
+
+    if case.kind in PREFERENCES:
+        references = (
+            adapter_off_references(engine, model)
+            if case.adapter_off
+            else known_references(engine, train_rows, eval_rows, loop, None, metrics, lambda text: None)
+        )
+        objective = Objective(*PREFERENCES[case.kind])
+        return DpoTrainer(engine, train_rows, eval_rows, references, objective, loop, metrics)
+    if case.kind == "sft":
+        objective = SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
+        return SftTrainer(engine, train_rows, eval_rows, loop, metrics, objective)
+    options = LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions()
+    return RewardTrainer(engine, train_rows, eval_rows, loop, metrics, options)
 
 
 def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str, Any]:

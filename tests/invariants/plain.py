@@ -160,6 +160,35 @@ def optioned_ranking_loss(
     return torch.stack(per_prompt).mean()
 
 
+def preference_loss(
+    reference: nn.Module, loss_type: str, beta: float, label_smoothing: float, sft_coef: float
+) -> Callable[[nn.Module, list], torch.Tensor]:
+    """A loss_of: the mean over prompts of the mean over their pairs of DPO's loss or another of its kind."""
+
+    def loss_of(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
+        per_prompt = []
+        for row in batch:
+            ratios, nll = [], None
+            for response in row.response_ids:
+                ids = torch.tensor([*row.prompt_ids, *response], dtype=torch.int64)
+                now = token_logprobs(model, ids)[-len(response) :].double()
+                with torch.no_grad():
+                    then = token_logprobs(reference, ids)[-len(response) :].double()
+                ratios.append((now - then).mean() if loss_type == "ipo" else (now - then).sum())
+                nll = -now.mean() if nll is None else nll
+            margins = torch.stack([better - worse for better, worse in combinations(ratios, 2)])
+            right = 1.0 / (1.0 + torch.exp(-beta * margins))
+            losses = {
+                "sigmoid": -(1 - label_smoothing) * torch.log(right) - label_smoothing * torch.log(1 - right),
+                "ipo": (margins - 0.5 / beta) ** 2,
+                "hinge": torch.clamp(1.0 - beta * margins, min=0.0),
+            }[loss_type]
+            per_prompt.append(losses.mean() + sft_coef * nll)
+        return torch.stack(per_prompt).mean()
+
+    return loss_of
+
+
 def train_mixed(
     model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
 ) -> Trained:

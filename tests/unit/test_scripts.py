@@ -120,7 +120,7 @@ def test_a_machine_with_a_gpu_gets_the_registrys_torch(checkout):
     assert "an NVIDIA GPU is here" in done.stderr
 
 
-@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
+@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step2_dpo", "step3_ppo"])
 def test_a_step_is_launched_with_its_flags_from_where_the_user_is(checkout, tmp_path, step):
     (tmp_path / "elsewhere").mkdir()
     flags = ["--config", "a b.yaml", "--output_dir", ""]

@@ -29,7 +29,7 @@ class DataArguments:
         default="2,4,4",
         metadata={
             "help": "Three weights: how each dataset's training rows are shared between phases 1 (SFT), "
-            "2 (reward model) and 3 (PPO). Use the same value and the same seed in all three steps."
+            "2 (reward model or DPO) and 3 (PPO). Use the same value and the same seed in all three steps."
         },
     )
     sft_only_data_path: list[str] = field(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 PHASES = (1, 2, 3)
-PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model", 3: "PPO"}
+PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,15 @@ def gathered(item: Any) -> list[Any]:
     return items
 
 
+def from_main(item: Any) -> Any:
+    """Return rank 0's `item` on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return item
+    items = [item]
+    dist.broadcast_object_list(items, src=0)
+    return items[0]
+
+
 def barrier() -> None:
     """Wait until every rank is here."""
     if dist.is_initialized() and dist.get_world_size() > 1:

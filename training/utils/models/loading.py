@@ -222,6 +222,16 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
                 setattr(module, name, rate)
 
 
+def model_files(name_or_path: str) -> list[str]:
+    """The files that decide what a model that has been loaded computes: its configuration and its safetensors."""
+    from transformers.utils import cached_file
+
+    folder = Path(name_or_path)
+    if not folder.is_dir():  # a hub name: where its snapshot was put when it was loaded
+        folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent
+    return [str(folder / "config.json"), *sorted(str(path) for path in folder.glob("*.safetensors"))]
+
+
 def _check_folder(name_or_path: str) -> None:
     path = Path(name_or_path)
     looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1

@@ -17,6 +17,7 @@ from training.utils.models.loading import (
     load_causal_lm,
     load_scalar_model,
     load_tokenizer,
+    model_files,
     same_tokenizer,
     set_dropout,
     with_pad_apart,
@@ -238,3 +239,18 @@ def test_gradient_checkpointing_changes_no_gradient(save_folder, tiny_tokenizer)
         model(torch.arange(3, 15)[None], use_cache=False).logits.square().mean().backward()
         gradients.append(model.get_input_embeddings().weight.grad)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_files_of_a_model(tmp_path, monkeypatch):
+    """Of a folder, and of a hub name the folder that it was put into."""
+    for name in ("model-2.safetensors", "model-1.safetensors", "config.json", "tokenizer.json", "notes.txt"):
+        (tmp_path / name).write_text("")
+    wanted = [str(tmp_path / name) for name in ("config.json", "model-1.safetensors", "model-2.safetensors")]
+    assert model_files(str(tmp_path)) == wanted
+
+    def cached_file(name: str, file: str, local_files_only: bool) -> str:
+        assert (name, file, local_files_only) == ("an/owner-model", "config.json", True)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    assert model_files("an/owner-model") == wanted

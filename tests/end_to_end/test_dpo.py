@@ -1,0 +1,124 @@
+"""Direct preference optimisation by its command line, on the embedded task: what it learns, says and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Ran, run_step
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+DATA = "--data_path embedded --data_split 0,1,0 --max_seq_len 64 --max_train_rows 1600 --max_eval_rows 100".split()
+BETA = 0.2
+
+
+@pytest.fixture(scope="module")
+def start(place: Path) -> Path:
+    """A new model of 150 thousand weights, with a tokenizer of the embedded task."""
+    from training import new_model
+
+    folder = place / "dpo_start"
+    shape = "--vocab_size 353 --hidden_size 64 --num_hidden_layers 2 --num_attention_heads 4 --rope_theta 100".split()
+    new_model.main(["--out", str(folder), "--seed", "1", *shape])
+    return folder
+
+
+def run(place: Path, start: Path, name: str, flags: str, ranks: int = 1) -> tuple[Path, Ran]:
+    folder = place / f"dpo_{name}"
+    own = ["--model_name_or_path", start, "--data_output_path", place / "dpo_cache", "--output_dir", folder]
+    ran = run_step("dpo", [*own, *DATA, "--dtype", "fp32", "--beta", BETA, *flags.split()], ranks)
+    assert ran.code == 0, ran.words
+    return folder, ran
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path, start: Path) -> tuple[Path, Ran]:
+    return run(place, start, "trained", "--learning_rate 2e-3 --per_device_train_batch_size 32")
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def said_of_reference(ran: Ran) -> list[str]:
+    return [line for line in ran.stdout.splitlines() if line.startswith("reference: ")]
+
+
+def test_the_accuracy_rises(trained):
+    folder, ran = trained
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["eval_loss_before"] == pytest.approx(math.log(2))  # the policy is its reference
+    assert summary["eval_loss"] < math.log(2) - 0.01 and summary["eval_accuracy"] > 0.6
+    margin = summary["eval_chosen_reward"] - summary["eval_rejected_reward"]
+    assert summary["eval_reward_margin"] == pytest.approx(margin) and margin > 0.02
+    found = lines(folder)
+    before = next(line for line in found if "eval/loss" in line)
+    assert (before["step"], before["eval/accuracy"], before["eval/reward_margin"]) == (0, 0.0, 0.0)
+    steps = [line for line in found if "train/loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 51))
+    assert steps[0].keys() >= {"train/accuracy", "train/reward_margin", "train/chosen_reward", "train/pairs_per_second"}
+    assert said_of_reference(ran)[0].startswith("reference: read 1,700 rows in ")
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("step 2: evaluation loss 0.693 -> 0.6")
+    assert f", pair accuracy {summary['eval_accuracy']:.3f}, reward margin " in last
+
+
+def test_plain_transformers_finds_the_same_rewards(trained, start: Path, place: Path):
+    """beta x the difference of two models' log-probabilities, one response at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from training.utils.data.arguments import DataArguments
+    from training.utils.data.build import build_phase
+    from training.utils.run.arguments import parse_arguments
+
+    folder, _ = trained
+    (data,) = parse_arguments([DataArguments], [*DATA, "--data_output_path", str(place / "dpo_cache")], "")
+    rows = build_phase(2, data, AutoTokenizer.from_pretrained(folder / "model"), seed=1234).eval
+    policy, reference = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (folder / "model", start))
+    rewards = []
+    with torch.no_grad():
+        for row in rows:
+            for response in row.response_ids:
+                ids = torch.tensor([[*row.prompt_ids, *response]], dtype=torch.int64)
+                labels = torch.where(torch.arange(ids.shape[1]) < len(row.prompt_ids), -100, ids)
+                now, then = (-model(ids, labels=labels).loss.item() * len(response) for model in (policy, reference))
+                rewards.append(BETA * (now - then))
+    summary = json.loads((folder / "summary.json").read_text())
+    chosen, rejected = rewards[::2], rewards[1::2]
+    assert sum(chosen) / 100 == pytest.approx(summary["eval_chosen_reward"], abs=1e-4)
+    assert sum(rejected) / 100 == pytest.approx(summary["eval_rejected_reward"], abs=1e-4)
+    right = sum(better > worse for better, worse in zip(chosen, rejected, strict=True))
+    assert right / 100 == pytest.approx(summary["eval_accuracy"], abs=1e-9)
+
+
+def test_two_sharded_ranks_read_no_reference_again(trained, start: Path, place: Path):
+    """And their first step is the one that a single rank took."""
+    folder, ran = run(
+        place,
+        start,
+        "two_ranks",
+        "--zero_stage 3 --learning_rate 2e-3 --per_device_train_batch_size 16 --max_train_steps 2",
+        ranks=2,
+    )
+    assert [line.split(";")[0] for line in said_of_reference(ran)] == ["reference: resumed 1,700 rows"]
+    one, two = (
+        next(line for line in lines(which) if line["step"] == 1 and "train/loss" in line)
+        for which in (trained[0], folder)
+    )
+    assert two["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+    assert not [line for line in lines(folder) if "reference/pairs_per_second" in line]
+
+
+def test_adapters_off_read_no_reference_before(start: Path, place: Path):
+    folder, ran = run(
+        place, start, "adapter_off", "--reference adapter_off --lora_dim 4 --learning_rate 1e-2 --max_train_steps 2"
+    )
+    assert said_of_reference(ran) == []
+    assert json.loads((folder / "summary.json").read_text())["eval_loss_before"] == pytest.approx(math.log(2))
+    steps = [line for line in lines(folder) if "train/loss" in line]
+    assert steps[0]["train/loss"] == pytest.approx(math.log(2)) and abs(steps[1]["train/reward_margin"]) > 1e-6

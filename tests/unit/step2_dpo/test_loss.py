@@ -1,0 +1,129 @@
+"""The preference losses: by hand, against their formulas in float64, and in parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.step2_dpo.arguments import LOSS_TYPES
+from training.step2_dpo.loss import (
+    _LOSSES,
+    Objective,
+    best_response_loss,
+    log_ratios,
+    preference_loss,
+    sequence_sums,
+)
+
+pairs = st.lists(st.tuples(st.floats(-40, 40), st.floats(0, 1)), min_size=1, max_size=20)
+objectives = st.builds(
+    Objective, st.sampled_from(LOSS_TYPES), st.floats(0.05, 2.0), st.sampled_from([0.0, 0.1, 0.3]), st.just(0.0)
+)
+FORMULAS = {
+    "sigmoid": lambda m, beta, eps: (1 - eps) * math.log1p(math.exp(-beta * m)) + eps * math.log1p(math.exp(beta * m)),
+    "ipo": lambda m, beta, eps: (m - 1 / (2 * beta)) ** 2,
+    "hinge": lambda m, beta, eps: max(0.0, 1 - beta * m),
+}
+
+
+def loss_of(margins, weights, prompts, objective, dtype=torch.float32):
+    """The loss of pairs with these margins: the better ones' log-ratios are the margins, the worse ones' 0."""
+    ratios_B = torch.tensor([*margins, *[0.0] * len(margins)], dtype=dtype, requires_grad=True)
+    better_Q = torch.arange(len(margins))
+    weight_Q = torch.tensor(weights, dtype=dtype)
+    return preference_loss(ratios_B, better_Q, better_Q + len(margins), weight_Q, prompts, objective), ratios_B
+
+
+def test_the_tables_names_are_the_flags():
+    assert tuple(_LOSSES) == LOSS_TYPES
+
+
+# Log-ratio margins 0 and 2 log 3, weights 1 and 1/2, two prompts in the step; beta 1/2 makes rewards of 0 and log 3.
+@pytest.mark.parametrize(
+    ("loss_type", "smoothing", "first", "second", "slopes"),
+    [
+        # -log sigmoid: of 0 log 2, of log 3 log 4/3; slope -beta sigmoid(-reward), sigmoid(-log 3) = 1/4
+        ("sigmoid", 0.0, math.log(2), math.log(4 / 3), (-1 / 4, -1 / 8)),
+        # a tenth of -log sigmoid(-reward): log 2, log 4; slopes -beta (0.9 / 2 - 0.1 / 2), -beta (0.9 / 4 - 0.1 x 3/4)
+        ("sigmoid", 0.1, math.log(2), 0.9 * math.log(4 / 3) + 0.1 * math.log(4), (-0.2, -0.075)),
+        # (margin - 1)^2, slope 2 (margin - 1)
+        ("ipo", 0.0, 1.0, (2 * math.log(3) - 1) ** 2, (-2.0, 2 * (2 * math.log(3) - 1))),
+        # 1 - reward, and 0 beyond 1 (log 3 = 1.0986); slopes -beta, 0
+        ("hinge", 0.0, 1.0, 0.0, (-0.5, 0.0)),
+    ],
+)
+def test_by_hand(loss_type, smoothing, first, second, slopes):
+    loss, ratios_B = loss_of([0.0, 2 * math.log(3)], [1.0, 0.5], 2.0, Objective(loss_type, 0.5, smoothing, 0.0))
+    assert loss.item() == pytest.approx((first + 0.5 * second) / 2, rel=1e-6)
+    loss.backward()
+    better = [slopes[0] / 2, 0.5 * slopes[1] / 2]
+    assert ratios_B.grad.tolist() == pytest.approx([*better, -better[0], -better[1]], rel=1e-5, abs=1e-7)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pairs, objectives)
+def test_against_the_formulas(pairs, objective):
+    margins, weights = zip(*pairs, strict=True)
+    formula = FORMULAS[objective.loss_type]
+    eps = objective.label_smoothing
+    expected = sum(w * formula(m, objective.beta, eps) for m, w in pairs) / 7
+    loss, _ = loss_of(margins, weights, 7.0, objective, torch.float64)
+    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs, objectives, st.integers(0, 20))
+def test_parts_add_up_to_the_whole(pairs, objective, cut):
+    whole, left, right = (
+        loss_of([m for m, _ in part], [w for _, w in part], 5.0, objective, torch.float64)[0].item()
+        for part in (pairs, pairs[:cut], pairs[cut:])
+    )
+    assert left + right == pytest.approx(whole, rel=1e-12, abs=1e-15)
+
+
+def test_three_ranked_responses():
+    # Log-ratios log 4, 0, 0 with beta 1: pairs (1, 2) and (1, 3) cost -log(4/5), (2, 3) costs log 2, a third each.
+    ratios_B = torch.tensor([math.log(4), 0.0, 0.0])
+    better_Q, worse_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
+    loss = preference_loss(ratios_B, better_Q, worse_Q, torch.full((3,), 1 / 3), 1.0, Objective("sigmoid", 1.0, 0, 0))
+    assert loss.item() == pytest.approx((2 * math.log(5 / 4) + math.log(2)) / 3)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_wide_margin_does_not_overflow(smoothing):
+    loss, ratios_B = loss_of([-1000.0, 1000.0], [1.0, 1.0], 1.0, Objective("sigmoid", 1.0, smoothing, 0.0))
+    assert loss.item() == pytest.approx((1 - smoothing) * 1000 + smoothing * 1000)
+    loss.backward()
+    assert ratios_B.grad[:2].tolist() == pytest.approx([-(1 - smoothing), smoothing])
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_no_pairs_give_zero_on_the_graph(loss_type):
+    loss, ratios_B = loss_of([], [], 5.0, Objective(loss_type, 0.1, 0.0, 0.0))
+    loss.backward()
+    assert loss.item() == 0 and ratios_B.grad.numel() == 0
+
+
+def test_sums_of_sequences():
+    # Sequence 1 has no token here; the tokens of 0 and 2 are mixed.
+    sums_B = sequence_sums(torch.tensor([1.0, 10.0, 2.0, 20.0]), torch.tensor([0, 2, 0, 2]), 3)
+    assert sums_B.tolist() == [3.0, 0.0, 30.0]
+    assert sequence_sums(torch.zeros(0), torch.zeros(0, dtype=torch.int64), 2).tolist() == [0.0, 0.0]
+
+
+def test_log_ratios_are_sums_but_for_ipo():
+    logprobs_B, reference_B, tokens_B = torch.tensor([-6.0, -4.0]), torch.tensor([-9.0, -2.0]), torch.tensor([3.0, 4.0])
+    for loss_type, expected in (("sigmoid", [3.0, -2.0]), ("hinge", [3.0, -2.0]), ("ipo", [1.0, -0.5])):
+        assert log_ratios(logprobs_B, reference_B, tokens_B, loss_type).tolist() == expected
+
+
+def test_the_best_responses_likelihood():
+    # -(-6 / 3) and -(-2 / 4), of two prompts among four in the step; the middle response is no best one.
+    loss = best_response_loss(
+        torch.tensor([-6.0, -8.0, -2.0]), torch.tensor([3.0, 1.0, 4.0]), torch.tensor([True, False, True]), 4.0
+    )
+    assert loss.item() == pytest.approx((2 + 0.5) / 4)

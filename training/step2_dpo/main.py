@@ -1,0 +1,77 @@
+"""Step 2 without a reward model: direct preference optimisation of the policy itself, on the same ranked responses.
+
+    python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
+
+One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.step2_dpo.arguments import DpoArguments
+from training.utils.data.arguments import DataArguments
+from training.utils.engine.arguments import EngineArguments
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+
+GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, DpoArguments)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load data and model, read the reference, train, save."""
+    groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    run, data, model, engine, dpo = groups
+    dpo.check_reference(model)
+
+    from training.step2_dpo.loss import Objective
+    from training.step2_dpo.reference import adapter_off_references, known_references
+    from training.step2_dpo.reference_file import reference_file
+    from training.step2_dpo.trainer import DpoTrainer
+    from training.utils.data.build import build_phase
+    from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
+    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.loading import check_positions, load_causal_lm, load_tokenizer
+    from training.utils.models.saving import save_model
+    from training.utils.models.token_model import PolicyModel
+    from training.utils.run.metrics import MetricsWriter, say
+
+    settings = engine.settings(dpo.learning_rate)
+    with started_process_group() as ranks:
+        folder = start_run(run, resolved_settings(groups), ranks)
+        tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
+        phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
+        steps = whole_steps(engine, len(phase.train), ranks)
+
+        causal_lm = load_under(settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer)))
+        check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
+        trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
+        packed = may_pack(
+            engine.padded, causal_lm, trained, lambda rows: trained(rows).logprobs_M, data.max_seq_len, say
+        )
+        loop = loop_settings(
+            engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed
+        )
+
+        with MetricsWriter(folder.path, ranks.is_main) as metrics:
+            if dpo.reference == "adapter_off":
+                references = adapter_off_references(trained, causal_lm)
+            else:
+                name = model.model_name_or_path
+                file = reference_file(name, phase, data, engine.dtype, packed) if ranks.is_main else None
+                references = known_references(trained, phase.train, phase.eval, loop, file, metrics, say)
+            objective = Objective(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.sft_coef)
+            result = DpoTrainer(trained, phase.train, phase.eval, references, objective, loop, metrics).train()
+
+        tensors = trained.full_state(causal_lm)
+        if ranks.is_main:
+            save_model(folder.model, causal_lm, tensors, tokenizer)
+        folder.write_summary(result.summary())
+        say(f"step 2: {result.sentence()} in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
+
+
+if __name__ == "__main__":
+    run_program(main)
