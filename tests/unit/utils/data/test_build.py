@@ -532,6 +532,7 @@ def test_rows_for_some_phases_alone(own, tiny_tokenizer):
         ),
         ({"get_margin": lambda self, s: -1.0}, 2, "get_margin gave -1.0, expected a number from 0 up"),
         ({"get_margin": lambda self, s: float("nan")}, 2, "get_margin gave nan, expected a number from 0 up"),
+        ({"get_margin": lambda self, s: float("inf")}, 2, "get_margin gave inf, expected a number from 0 up"),
         ({"get_margin": lambda self, s: True}, 2, "get_margin gave True, expected a number from 0 up"),
         ({"get_margin": lambda self, s: [1, 2]}, 2, r"get_margin gave \[1, 2\], expected a number from 0 up, 1 of"),
         ({"get_reference": lambda self, s: {1, 2}}, 3, "get_reference gave what JSON cannot hold"),
