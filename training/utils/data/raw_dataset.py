@@ -118,7 +118,7 @@ class PromptRawDataset:
     def get_prompt_messages(self, sample: Any) -> list[dict[str, Any]] | None:
         """The messages that a response answers: shared by a pair's responses in phase 2, the prompt of phase 3."""
         messages = self.get_messages(sample)
-        return None if messages is None else messages[: _response_begins(messages)]
+        return None if messages is None else messages[: response_begins(messages)]
 
     def get_chosen_messages(self, sample: Any) -> list[dict[str, Any]] | None:
         """The better response: the messages that follow `get_prompt_messages`, the assistant's first; mostly
@@ -126,7 +126,7 @@ class PromptRawDataset:
         if type(self).get_messages is PromptRawDataset.get_messages:
             return None
         messages = self.get_messages(sample)
-        return None if messages is None else messages[_response_begins(messages) :] or None
+        return None if messages is None else messages[response_begins(messages) :] or None
 
     def get_rejected_messages(self, sample: Any) -> list[dict[str, Any]] | None:
         """The worse response to the same prompt, in the same form; None where there is none."""
@@ -161,7 +161,7 @@ class PromptRawDataset:
         return None
 
 
-def _response_begins(messages: Sequence[dict[str, Any]]) -> int:
+def response_begins(messages: Sequence[dict[str, Any]]) -> int:
     """The index of the last message where the assistant wrote it, otherwise the number of messages."""
     answered = bool(messages) and messages[-1].get("role") == "assistant"
     return len(messages) - answered
