@@ -23,7 +23,7 @@ from typing import Any
 
 from training.utils.data.fingerprint import digest_files
 from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
-from training.utils.data.readers import JsonLines
+from training.utils.data.readers import Expected, JsonLines
 from training.utils.data.registry import register_dataset
 from training.utils.run.errors import ThreestepError
 
@@ -98,7 +98,7 @@ class Gsm8k(PromptRawDataset):
             "model_solutions.jsonl": ("question", "ground_truth", *MODELS),
         }
         train, test, solved = (
-            JsonLines(os.path.join(self._folder, name), needed[name], needed[name][:2]) for name in FILES
+            JsonLines(os.path.join(self._folder, name), Expected(needed[name], needed[name][:2])) for name in FILES
         )
         return train, test, solved
 

@@ -21,8 +21,9 @@ class DataArguments:
     data_path: list[str] = field(
         default_factory=lambda: ["embedded"],
         metadata={
-            "help": "Datasets, separated by spaces: a registered name, a path that ends in one, "
-            "jsonl:PATH (one JSON object a line) or json:PATH (one JSON list of objects)."
+            "help": "Datasets, separated by spaces: a registered name, a path that ends in one, or files as "
+            "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
+            "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://..."
         },
     )
     data_split: str = field(
@@ -48,19 +49,58 @@ class DataArguments:
         default=None,
         metadata={"help": "Folder that dataset classes which read local files find as self.dataset_dir."},
     )
-    prompt_column: str = field(
-        default="prompt", metadata={"help": "Column of the prompt in jsonl: and json: files."}
+    data_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, sharegpt, "
+            "alpaca, question_answer, ranked or text (see docs/data.md); default: recognised from their columns."
+        },
     )
-    chosen_column: str = field(
-        default="chosen", metadata={"help": "Column of the preferred response in jsonl: and json: files."}
+    prompt_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Files: column of the prompt, text or messages; default: the format's own, mostly 'prompt'. In "
+            "this and the other names of columns a dot reaches into an object, as in extra_info.question."
+        },
     )
-    rejected_column: str = field(
-        default="rejected", metadata={"help": "Column of the other response in jsonl: and json: files."}
+    chosen_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Files: column of the response, of the better one in phase 2, text or messages; default: the "
+            "format's own, such as 'chosen' or 'completion'."
+        },
+    )
+    rejected_column: str | None = field(
+        default=None,
+        metadata={"help": "Files: column of the worse response, text or messages; default: 'rejected'."},
+    )
+    responses_column: str | None = field(
+        default=None, metadata={"help": "Files: column of a list of two or more responses as text, best first."}
+    )
+    messages_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Files: column of conversations, OpenAI's (role, content) or ShareGPT's (from, value); default: "
+            "'messages' or 'conversations'."
+        },
+    )
+    text_column: str | None = field(
+        default=None, metadata={"help": "Files: column of plain text, for phase 1 without a prompt; default: 'text'."}
+    )
+    tools_column: str | None = field(
+        default=None, metadata={"help": "Files: column of the tools of a conversation; default: 'tools'."}
+    )
+    reference_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Files: column of what a rule-based reward checks a response against; default: "
+            "reward_model.ground_truth, where a file has it."
+        },
     )
     margin_column: str | None = field(
         default=None,
         metadata={
-            "help": "Column of a number in jsonl: and json: files: by how much chosen is to beat rejected in step 2 "
+            "help": "Files: column of a number: by how much chosen is to beat rejected in step 2 "
             "(see --margin_scale there); default: rows have no margin."
         },
     )
@@ -120,7 +160,8 @@ class DataArguments:
     unsupervised_dataset_name: str | None = field(
         default=None,
         metadata={
-            "help": "Text for the pretraining loss of step 3: a hub name, a saved folder, or jsonl:PATH."
+            "help": "Text for the pretraining loss of step 3: a hub name, a saved folder, or files as jsonl:PATH, "
+            "csv:PATH, parquet:PATH, ... (see data_path)."
         },
     )
     unsupervised_dataset_config_name: str | None = field(
@@ -137,6 +178,9 @@ class DataArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that shows without loading data; loads the dataset modules to know the names."""
+        from training.utils.data.addresses import check_address
+        from training.utils.data.formats import check_format
+        from training.utils.data.readers import split_reader
         from training.utils.data.registry import find_dataset, load_dataset_module
         from training.utils.data.splits import parse_data_split
 
@@ -147,6 +191,7 @@ class DataArguments:
                 mistakes.add(str(error))
 
         note(parse_data_split, self.data_split)
+        note(check_format, self.data_format)
         for path in self.dataset_module:
             note(load_dataset_module, path)
         mistakes.require(
@@ -156,9 +201,9 @@ class DataArguments:
         )
         for name in [*self.data_path, *self.sft_only_data_path]:
             note(find_dataset, name)
-        reader, _, path = (self.unsupervised_dataset_name or "").partition(":")
-        if reader == "jsonl" and not os.path.isfile(path):
-            mistakes.add(f"unsupervised_dataset_name: there is no file '{path}'")
+        files = split_reader(self.unsupervised_dataset_name or "")
+        if files is not None:
+            note(check_address, files[1], "unsupervised_dataset_name")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
             mistakes.add(f"dataset_dir: there is no folder '{self.dataset_dir}'")
 

@@ -16,6 +16,7 @@ from training.utils.data import fingerprint
 from training.utils.data.arguments import DataArguments
 from training.utils.data.cache import Log, open_or_build, silent
 from training.utils.data.dataset import CachedSplit
+from training.utils.data.file_dataset import columns_for
 from training.utils.data.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.reports import BuildReport, Counts, SplitReport, nothing_left
 from training.utils.data.row_makers import RowMaker
@@ -102,8 +103,7 @@ def _parts_of_phase(
     if phase == 1:
         parts["loss_on"] = data.loss_on
     if any(":" in source.name for source in sources):
-        columns = [data.prompt_column, data.chosen_column, data.rejected_column]
-        parts["columns"] = json.dumps([*columns, data.margin_column] if phase == 2 else columns)
+        parts["columns"] = json.dumps([data.data_format, columns_for(phase, data)])
     for number, source in enumerate(sources):
         label = f"[{number}] {source.name}"
         parts[f"rows of {label}"] = fingerprint.content_of_dataset(source.raw, data.cache_dir)

@@ -30,7 +30,10 @@ _MEMO_NAME = "file_digests.json"
 _ROW_MAKERS = (
     "build.py",
     "dataset.py",
+    "formats.py",
+    "message_forms.py",
     "phases.py",
+    "readers.py",
     "row_makers.py",
     "sources.py",
     "splits.py",

@@ -3,7 +3,7 @@
 A `--data_path` entry is one of
 - a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
-- `jsonl:PATH` or `json:PATH`: a local file, no class needed.
+- `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, no class needed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from training.utils.data.addresses import check_address
+from training.utils.data.file_dataset import FileDataset, columns_of
 from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.readers import READERS, split_reader
 from training.utils.run.errors import ThreestepError, nearest_names
 
 if TYPE_CHECKING:
     from training.utils.data.arguments import DataArguments
 
-_BUILT_IN_MODULES = ("training.utils.data.embedded", "training.utils.data.hub_datasets")
-_FILE_READERS = ("jsonl", "json")
+_BUILT_IN_MODULES = ("training.utils.data.embedded",)
+_BUILT_IN_PACKAGE = "training.utils.data.hub"  # every module in it registers its classes
 
 _classes: dict[str, type[PromptRawDataset]] = {}
 _loaded_modules: dict[str, ModuleType] = {}
@@ -65,9 +69,10 @@ def _where(dataset_class: type) -> str:
 
 def registered_names() -> list[str]:
     """Every name known now, the built-in ones among them."""
-    for module in _BUILT_IN_MODULES:
-        if importlib.util.find_spec(module):
-            importlib.import_module(module)
+    package = importlib.import_module(_BUILT_IN_PACKAGE)
+    in_package = [f"{_BUILT_IN_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    for name in [*_BUILT_IN_MODULES, *in_package]:
+        importlib.import_module(name)
     return sorted(_classes)
 
 
@@ -99,15 +104,14 @@ def load_dataset_module(path: str) -> ModuleType:
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:
-    """Return the class registered for a `--data_path` entry, or the reader's name for `jsonl:` and `json:`.
+    """Return the class registered for a `--data_path` entry, or the reader's name for `jsonl:` and its like.
 
     Raises ThreestepError where nothing goes by that name (with the nearest names) or the file does not exist.
     """
-    reader, colon, path = name.partition(":")
-    if colon and reader in _FILE_READERS:
-        if not os.path.isfile(path):
-            raise ThreestepError(f"data_path: '{name}' names a file that does not exist")
-        return reader
+    files = split_reader(name)
+    if files is not None:
+        check_address(files[1], "data_path")
+        return files[0]
     names = registered_names()
     if name in _classes:
         return _classes[name]
@@ -124,8 +128,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(
         f"data_path: no dataset is registered as '{name}'{near.rstrip('?')}; register a class for it with "
-        "@register_dataset in a file given as --dataset_module, or read a local file as jsonl:PATH or "
-        "json:PATH"
+        "@register_dataset in a file given as --dataset_module, or read files as "
+        f"{', '.join(f'{reader}:PATH' for reader in READERS)}"
     )
 
 
@@ -139,10 +143,7 @@ def create_raw_dataset(name: str, data: DataArguments, seed: int, local_rank: in
         load_dataset_module(module)
     found = find_dataset(name)
     if isinstance(found, str):
-        from training.utils.data.readers import Columns, LocalFileDataset
-
-        columns = Columns(data.prompt_column, data.chosen_column, data.rejected_column, data.margin_column)
-        return LocalFileDataset(name, found, name.partition(":")[2], columns)
+        return FileDataset(name, columns_of(data), data.data_format, data.cache_dir)
     raw_dataset = found.__new__(found)
     raw_dataset.dataset_dir = os.path.expanduser(data.dataset_dir) if data.dataset_dir else None
     raw_dataset.__init__(data.cache_dir, seed, local_rank, name)  # type: ignore[misc]

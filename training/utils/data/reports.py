@@ -65,7 +65,7 @@ def nothing_left(phase: int, data: DataArguments, sources: Sequence[str], offere
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hint = ""
     if "no_rejected" in counts.dropped:
-        hint = "; a pair needs a rejected response (of jsonl: and json: files, --rejected_column names it)"
+        hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
     elif set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
         flag = "max_prompt_seq_len" if phase == 3 else "max_seq_len"
         hint = f"; raise {flag} or change the truncation"

@@ -175,6 +175,9 @@ class RowMaker:
         for row_id, prompt_ids, responses in self._fitted(
             [(row_id, prompt, ranked.texts) for row_id, prompt, ranked in waiting], end_id=self._texts.end_id
         ):
+            if not prompt_ids:  # phase 1 alone trains on text that follows no prompt
+                self._drop("empty_prompt")
+                continue
             if len({tuple(ids) for ids in responses}) < len(responses):
                 self._drop("identical_responses")
                 continue
@@ -202,9 +205,6 @@ class RowMaker:
         )
         for (row_id, _, texts), ids in zip(waiting, prompt_ids, strict=True):
             responses = [next(encoded) for _ in texts]
-            if not ids:
-                self._drop("empty_prompt")
-                continue
             try:
                 fitted = fit_sentences(ids, responses, self._data.max_seq_len, self._data.truncation, end_id)
             except TooLong as long:

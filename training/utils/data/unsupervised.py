@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from training.utils.data import fingerprint
+from training.utils.data.addresses import content_of_files
 from training.utils.data.arguments import DataArguments
 from training.utils.data.cache import Log, open_or_build, silent
 from training.utils.data.dataset import CachedSplit, SplitWriter, token_runs
 from training.utils.data.phases import TextBlock
 from training.utils.data.raw_dataset import load_by_name
-from training.utils.data.readers import JsonLines
+from training.utils.data.readers import Expected, files_of, open_rows, split_reader
 from training.utils.data.reports import Counts
 from training.utils.data.row_makers import TEXTS_PER_CALL
 from training.utils.data.shards import SplitPlan, build_shards
@@ -39,7 +40,8 @@ def build_unsupervised(
     Documents are put in an order decided by the seed, each with what the tokenizer puts before a text and
     its eos
     behind (the end-of-conversation token where the tokenizer has no eos), joined and cut; the last, shorter
-    block is left out and its tokens are counted in the manifest (`tokens_left_over`).
+    block is left out and its tokens are counted in the manifest (`tokens_left_over`), as are
+    documents without text (`dropped`).
     """
     say = log if log is not None and is_main_rank else silent
     name = data.unsupervised_dataset_name
@@ -50,24 +52,24 @@ def build_unsupervised(
     texts = TextTokenizer(tokenizer, data.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
     column = data.unsupervised_text_column
-    if name.startswith("jsonl:"):
-        path = name[len("jsonl:") :]
-        if not os.path.isfile(path):
-            raise ThreestepError(f"unsupervised_dataset_name: there is no file '{path}'")
-        content = fingerprint.digest_file(path, data.cache_dir)
-        rows: Any = None
+    reader = split_reader(name)
+    if reader is not None:
+        files = files_of(*reader, "unsupervised_dataset_name")
+        content = content_of_files(files, data.cache_dir)
+        rows: Any = None  # opened by a build alone
     else:
         rows = _unsupervised_rows(name, data.unsupervised_dataset_config_name, column)
         content = fingerprint.content_of_rows(rows, data.cache_dir)
 
     def build(folder: str) -> dict[str, Any]:
         source = rows
-        if source is None:
-            source = JsonLines(path, {column: "unsupervised_text_column"}, (column,))
+        if reader is not None:
+            expected = Expected({column: "unsupervised_text_column"}, (column,))
+            source = open_rows(reader[0], files, data.cache_dir, expected)
         order = shuffled_order(len(source), seed)
 
         def make(begin: int, end: int, counts: Counts) -> Iterator[TextBlock]:
-            return _documents(source, order[begin:end], begin, column, texts, end_id)
+            return _documents(source, order[begin:end], begin, column, texts, end_id, counts)
 
         plan = SplitPlan("train", TextBlock, len(source), make)
         documents = build_shards(folder, [plan], data.num_workers, say)["train"]
@@ -78,7 +80,8 @@ def build_unsupervised(
                 f"unsupervised_dataset_name: '{name}' has {left_over} tokens, fewer than one block of "
                 f"{block_length}; use more text or shorter blocks"
             )
-        return {"splits": {"train": {**asdict(writer.written), "tokens_left_over": left_over}}}
+        counted = {**asdict(writer.written), **documents.counts.as_json(), "tokens_left_over": left_over}
+        return {"splits": {"train": counted}}
 
     parts = {
         "datasets": json.dumps([name, data.unsupervised_dataset_config_name]),
@@ -106,12 +109,13 @@ def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
 
 
 def _documents(
-    rows: Any, indices: np.ndarray, first: int, column: str, texts: TextTokenizer, end_id: int
+    rows: Any, indices: np.ndarray, first: int, column: str, texts: TextTokenizer, end_id: int, counts: Counts
 ) -> Iterator[TextBlock]:
     """Each document's ids and the token that ends it; `first` is the place of the first one in the order."""
     for begin in range(0, len(indices), TEXTS_PER_CALL):
         documents = [rows[int(index)][column] for index in indices[begin : begin + TEXTS_PER_CALL]]
         places = [place for place, text in enumerate(documents, first + begin) if text]
+        counts.dropped.update(["no_text"] * (len(documents) - len(places)))
         encoded = texts.encode_texts([text for text in documents if text])
         for place, ids in zip(places, encoded, strict=True):
             yield TextBlock(place, np.array([*ids, end_id], np.int32))

@@ -52,6 +52,7 @@ def test_every_mistake_at_once(flags, tmp_path):
         max_train_rows=0,
         max_eval_rows=-1,
         unsupervised_dataset_name="jsonl:missing.jsonl",
+        data_format="sharegtp",
     )
     found = sentences_of(wrong)
     for fragment in (
@@ -69,10 +70,12 @@ def test_every_mistake_at_once(flags, tmp_path):
         "max_prompt_seq_len: expected at least 1 tokens, got 0",
         "max_train_rows: expected at least 1 row, got 0",
         "max_eval_rows: expected at least 1 row, got -1",
-        "unsupervised_dataset_name: there is no file 'missing.jsonl'",
+        "unsupervised_dataset_name: 'missing.jsonl' names a file that does not exist",
+        "data_format: expected one of preference, ",
+        "got 'sharegtp'; did you mean 'sharegpt'",
     ):
         assert any(fragment in sentence for sentence in found), fragment
-    assert len(found) == 15
+    assert len(found) == 16
 
 
 def test_no_dataset_at_all(flags):

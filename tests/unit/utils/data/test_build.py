@@ -167,7 +167,7 @@ def test_rows_without_rejected_leave_phase_2_alone(flags, tiny_tokenizer):
     [
         (1, {"chosen": None}, "no_chosen"),
         (1, {"prompt": None}, "no_prompt"),
-        (1, {"prompt": ""}, "empty_prompt"),
+        (2, {"prompt": ""}, "empty_prompt"),
         (3, {"prompt": ""}, "empty_prompt"),
         (1, {"chosen": "  "}, "empty_response"),
         (2, {"rejected": ""}, "empty_response"),
@@ -567,7 +567,7 @@ def test_a_malformed_row_stops_every_phase(flags, tiny_tokenizer):
 
 
 def test_a_missing_column(flags, tiny_tokenizer):
-    with pytest.raises(ThreestepError, match="phase 1 needs the column 'chosen' and no row has it"):
+    with pytest.raises(ThreestepError, match="phase 1 needs responses and the columns are 'answer'"):
         build_phase(1, flags([{"prompt": "a", "answer": "b"}] * 3), tiny_tokenizer, 1)
 
 
@@ -656,7 +656,7 @@ def test_text_from_a_folder(flags, tiny_tokenizer, tmp_path):
 def test_mistakes_in_unsupervised_text(flags, text_flags, tiny_tokenizer, write_rows):
     with pytest.raises(ThreestepError, match="no dataset is named"):
         build_unsupervised(flags(), tiny_tokenizer, 8, seed=1)
-    with pytest.raises(ThreestepError, match="there is no file 'missing.jsonl'"):
+    with pytest.raises(ThreestepError, match="unsupervised_dataset_name: 'missing.jsonl' names a file that does"):
         build_unsupervised(flags(unsupervised_dataset_name="jsonl:missing.jsonl"), tiny_tokenizer, 8, seed=1)
     with pytest.raises(ThreestepError, match="fewer than one block of 500"):
         build_unsupervised(text_flags(["short"]), tiny_tokenizer, 500, seed=1)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import fsspec
 import pytest
 
-from training.utils.data.readers import Columns, JsonLines, JsonList, LocalFileDataset
+from training.utils.data.readers import Expected, JsonLines, JsonList, files_of, open_rows, split_reader
 from training.utils.run.errors import ThreestepError
 
 GOOD = {"prompt": "Human: hé? Assistant:", "chosen": " yes", "rejected": " no"}
-REQUIRED = {"prompt": "prompt_column"}
-TEXTS = ("prompt", "chosen", "rejected")
+EXPECTED = Expected({"prompt": "prompt_column"}, ("prompt", "chosen", "rejected"))
 
 
 def lines(path: str) -> JsonLines:
-    return JsonLines(path, REQUIRED, TEXTS)
+    return JsonLines(path, EXPECTED)
 
 
 def test_json_lines_in_any_order(write_rows):
     rows = lines(write_rows([{**GOOD, "chosen": f" {i}"} for i in range(5)]))
     assert len(rows) == 5 and rows[4]["chosen"] == " 4" and rows[0] == {**GOOD, "chosen": " 0"}
-    assert rows.columns == {"prompt", "chosen", "rejected"}
+    assert set(rows.kinds) == set(GOOD)
 
 
 def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path):
@@ -76,9 +80,9 @@ def write_list(tmp_path, text: str) -> str:
 
 
 def test_json_list(tmp_path):
-    rows = JsonList(write_list(tmp_path, json.dumps([GOOD, GOOD], indent=2)), REQUIRED, TEXTS)
-    assert len(rows) == 2 and rows[1] == GOOD and rows.columns == set(GOOD)
-    assert len(JsonList(write_list(tmp_path, " [ ] "), REQUIRED, TEXTS)) == 0
+    rows = JsonList(write_list(tmp_path, json.dumps([GOOD, GOOD], indent=2)), EXPECTED)
+    assert len(rows) == 2 and rows[1] == GOOD and set(rows.kinds) == set(GOOD)
+    assert len(JsonList(write_list(tmp_path, " [ ] "), EXPECTED)) == 0
 
 
 @pytest.mark.parametrize(
@@ -96,67 +100,194 @@ def test_json_list(tmp_path):
 def test_a_malformed_item_of_a_list_is_named_by_file_and_line(tmp_path, text, line, fragment):
     path = write_list(tmp_path, text)
     with pytest.raises(ThreestepError) as caught:
-        JsonList(path, REQUIRED, TEXTS)
+        JsonList(path, EXPECTED)
     assert str(caught.value).startswith(f"{path}, line {line}: ") and fragment in str(caught.value)
 
 
-def reader(path: str, columns: Columns | None = None) -> LocalFileDataset:
-    return LocalFileDataset(f"jsonl:{path}", "jsonl", path, columns or Columns())
+# --- every reader gives the same rows
+
+ROWS = [
+    {"prompt": "Human: hé? Assistant:", "chosen": ' yes,\n"so"', "rejected": None},
+    {"prompt": "二", "chosen": " 是" * 80_000, "rejected": " no"},
+    {"prompt": "3", "chosen": " 4", "rejected": " 5"},
+]
 
 
-def test_texts_are_taken_as_stored(write_rows):
-    raw = reader(write_rows([GOOD]))
-    sample = raw.get_train_data()[0]
-    assert (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample)) == tuple(GOOD.values())
-    assert raw.get_prompt_and_chosen(sample) == GOOD["prompt"] + GOOD["chosen"]
-    assert raw.get_eval_data() is None and raw.dataset_clean_name.startswith("jsonl_")
+def write_every_way(folder: Path) -> list[str]:
+    """The rows as files of every kind, each in a folder of its own; their addresses."""
+    import csv
+
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    table = pyarrow.Table.from_pylist(ROWS)
+    for name in ("jsonl", "gz", "json", "csv", "tsv", "parquet", "arrow", "stream"):
+        (folder / name).mkdir(parents=True)
+    (folder / "jsonl" / "rows.jsonl").write_bytes(lines)
+    (folder / "gz" / "rows.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "json" / "rows.json").write_text(json.dumps(ROWS, indent=1))
+    for name, delimiter in (("csv", ","), ("tsv", "\t")):
+        with open(folder / name / f"rows.{name}", "w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, ROWS[0], delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(ROWS)
+    pyarrow.parquet.write_table(table, folder / "parquet" / "rows.parquet", row_group_size=2)
+    with pyarrow.ipc.new_file(str(folder / "arrow" / "rows.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=1)
+    with pyarrow.ipc.new_stream(str(folder / "stream" / "rows.arrow"), table.schema) as file:
+        file.write_table(table)
+    readers = {"gz": "jsonl", "tsv": "csv", "stream": "arrow"}
+    return [f"{readers.get(place.name, place.name)}:{place}" for place in sorted(folder.iterdir())]
 
 
-def test_columns_by_other_names(write_rows):
-    raw = reader(write_rows([{"q": "Q:", "a": " A", "b": " B"}]), Columns("q", "a", "b"))
-    sample = raw.get_train_data()[0]
-    assert raw.get_prompt_and_rejected(sample) == "Q: B"
-    raw.check_phase(2)
+def rows_at(address: str, spool_dir: Path | None = None):
+    reader, path = split_reader(address)
+    return open_rows(reader, files_of(reader, path, "data_path"), None if spool_dir is None else str(spool_dir))
 
 
-def test_a_row_without_a_response_gives_none(write_rows):
-    raw = reader(write_rows([{"prompt": "a"}, GOOD]))
-    sample = raw.get_train_data()[0]
-    assert raw.get_chosen(sample) is None and raw.get_prompt_and_chosen(sample) is None
+def test_every_reader_gives_the_same_rows(tmp_path):
+    addresses = write_every_way(tmp_path / "files")
+    assert len(addresses) == 8
+    for address in addresses:
+        rows = rows_at(address, tmp_path / "spool")
+        assert list(rows) == ROWS, address
+        assert rows[2] == ROWS[2] and rows[0] == ROWS[0]  # in any order
+        assert {column: set(kinds) for column, kinds in rows.kinds.items()} == {column: {"text"} for column in GOOD}
+        assert os.path.basename(rows[2].where).startswith("rows.")
+        with pytest.raises(IndexError):
+            rows[3]
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_a_missing_column_names_the_flag(write_rows):
-    raw = reader(write_rows([{"prompt": "a", "answer": " b"}]))
-    raw.check_phase(3)
-    for phase in (1, 2):
-        with pytest.raises(ThreestepError, match=f"phase {phase} needs the column 'chosen'.*'answer', 'prompt'") as e:
-            raw.check_phase(phase)
-        assert "--chosen_column" in str(e.value)
+def test_every_reader_reads_remote_files(tmp_path):
+    memory = fsspec.filesystem("memory")
+    for address in write_every_way(tmp_path):
+        reader, path = split_reader(address)
+        (name,) = files_of(reader, path, "data_path")
+        memory.pipe(f"/remote/{os.path.basename(name)}", Path(name).read_bytes())
+        assert list(rows_at(f"{reader}:memory://remote/{os.path.basename(name)}")) == ROWS
+    memory.store.clear()
 
 
-def test_a_rejected_column_that_was_asked_for_must_be_there(write_rows):
-    path = write_rows([{"prompt": "a", "chosen": " b"}])
-    reader(path).check_phase(2)
-    with pytest.raises(ThreestepError, match="needs the column 'worse'.*--rejected_column"):
-        reader(path, Columns(rejected="worse")).check_phase(2)
+def test_shards_are_one_sequence(tmp_path):
+    for number in range(3):
+        lines = [json.dumps({"n": 2 * number + n}) + "\n" for n in range(0 if number == 1 else 2)]
+        (tmp_path / f"part-{number}.jsonl").write_text("".join(lines))
+    rows = rows_at(f"jsonl:{tmp_path}/part-*.jsonl")
+    assert [row["n"] for row in rows] == [0, 1, 4, 5]
+    assert rows[3].where == f"{tmp_path}/part-2.jsonl, line 2"
+    with pytest.raises(IndexError, match="row 4 of 4"):
+        rows[4]
 
 
-def test_a_margin_column_is_read_where_it_is_named(write_rows):
-    path = write_rows([{**GOOD, "margin": 0.5}, GOOD])
-    assert reader(path).get_margin(reader(path).get_train_data()[0]) is None
-    raw = reader(path, Columns(margin="margin"))
-    assert [raw.get_margin(raw.get_train_data()[row]) for row in (0, 1)] == [0.5, None]
-    raw.check_phase(2)
+def test_where_a_row_stands(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n')
+    (tmp_path / "rows.json").write_text('[{"a": 1},\n\n{"a":\n 2}, {"a": 3}]')
+    (tmp_path / "rows.csv").write_text('a\n"1\n1"\n\n2\n')
+    assert rows_at(f"jsonl:{tmp_path}/rows.jsonl")[1].where == f"{tmp_path}/rows.jsonl, line 3"
+    assert [row.where[-6:] for row in rows_at(f"json:{tmp_path}/rows.json")] == ["line 1", "line 3", "line 4"]
+    assert [row.where[-6:] for row in rows_at(f"csv:{tmp_path}/rows.csv")] == ["line 2", "line 5"]
 
 
-def test_a_margin_column_that_was_asked_for_must_be_there_in_phase_2(write_rows):
-    raw = reader(write_rows([GOOD]), Columns(margin="how_sure"))
-    raw.check_phase(1)
-    with pytest.raises(ThreestepError, match="phase 2 needs the column 'how_sure'.*--margin_column"):
-        raw.check_phase(2)
+def test_the_first_place_of_every_kind_of_value(tmp_path):
+    rows = ['{"a": "x", "b": null}', '{"a": 1, "c": [1]}', '{"a": "y", "c": {}, "b": true}', '{"a": 2.5}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    kinds = rows_at(f"jsonl:{tmp_path}/rows.jsonl").kinds
+    at = f"{tmp_path}/rows.jsonl, line "
+    assert kinds["a"] == {"text": f"{at}1", "a number": f"{at}2"}
+    assert kinds["b"] == {"a truth value": f"{at}3"}
+    assert kinds["c"] == {"a list": f"{at}2", "an object": f"{at}3"}
 
 
-def test_the_fingerprint_is_the_files_content(write_rows):
-    first, same = write_rows([GOOD], "first.jsonl"), write_rows([GOOD], "moved.jsonl")
-    other = write_rows([{**GOOD, "chosen": " yas"}], "other.jsonl")
-    assert reader(first).get_fingerprint() == reader(same).get_fingerprint() != reader(other).get_fingerprint()
+def test_the_kinds_of_arrow_columns(tmp_path):
+    import pyarrow
+
+    columns = {
+        "text": (pyarrow.array(["a"]), "text"),
+        "names": (pyarrow.array(["a"]).dictionary_encode(), "text"),
+        "list": (pyarrow.array([[1]]), "a list"),
+        "struct": (pyarrow.array([{"x": 1}]), "an object"),
+        "flag": (pyarrow.array([True]), "a truth value"),
+        "float": (pyarrow.array([0.5]), "a number"),
+        "bytes": (pyarrow.array([b"x"]), "a binary"),
+        "null": (pyarrow.array([None]), None),
+    }
+    table = pyarrow.table({name: values for name, (values, _) in columns.items()})
+    with pyarrow.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as file:
+        file.write_table(table)
+    kinds = rows_at(f"arrow:{tmp_path}/rows.arrow").kinds
+    for name, (_, kind) in columns.items():
+        assert list(kinds[name]) == ([] if kind is None else [kind])
+
+
+def test_a_structs_nulls_are_left_out(tmp_path):
+    """Arrow gives every struct of a column every key that one of them has."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"m": [{"role": "a", "extra": "x"}, {"role": "b"}], "n": None}, {"m": [], "n": {"k": {"j": 1, "i": None}}}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    read = rows_at(f"parquet:{tmp_path}/rows.parquet")
+    assert read[0] == {"m": [{"role": "a", "extra": "x"}, {"role": "b"}], "n": None}
+    assert read[1] == {"m": [], "n": {"k": {"j": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("a.csv", b"", "a.csv is empty: expected a first line that names the columns"),
+        ("a.csv", b"p,q\n1,2\n3\n", "a.csv, line 3: expected 2 values ('p', 'q'), got 1; a value with a delimiter"),
+        ("a.csv", b"p,q\n1,2,3\n", "a.csv, line 2: expected 2 values ('p', 'q'), got 3"),
+        ("a.csv", b"p,p\n1,2\n", "a.csv, line 1: two columns have one name: p, p"),
+        ("a.csv", b'p,q\n1,"2\n', "a.csv, line 2: expected comma-separated values: unexpected end of data"),
+        ("a.csv", b"p,q\n1,\xff\n", "a.csv, line 1 or after: expected UTF-8 text: invalid start byte"),
+        ("a.parquet", b"nothing of the kind", "a.parquet: expected a Parquet file: "),
+        ("a.parquet", b"", "a.parquet: expected a Parquet file: "),
+        ("a.arrow", b"nothing of the kind", "a.arrow: expected an Arrow file or stream: "),
+        ("a.arrow", b"", "a.arrow: expected an Arrow file or stream: "),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, content, fragment):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ThreestepError) as caught:
+        rows_at(f"{name.partition('.')[2]}:{tmp_path / name}")
+    assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("reader", ["csv", "parquet"])
+def test_what_is_expected_of_columns(tmp_path, reader):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "rows.csv").write_text("n,text\n1,a\n")
+    pyarrow.parquet.write_table(pyarrow.table({"n": [1], "text": ["a"]}), tmp_path / "rows.parquet")
+    path = str(tmp_path / f"rows.{reader}")
+    assert len(open_rows(reader, [path], None, Expected({"text": "text_column"}, ("text",)))) == 1
+    with pytest.raises(ThreestepError, match="no column 'body'; the file has 'n', 'text'; name the .* --text_column"):
+        open_rows(reader, [path], None, Expected({"body": "text_column"}))
+    if reader == "parquet":
+        with pytest.raises(ThreestepError, match="rows.parquet: column 'n': expected text, got a number"):
+            open_rows(reader, [path], None, Expected((), ("n",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("csv:a/b.csv", ("csv", "a/b.csv")),
+        ("parquet:s3://bucket/a", ("parquet", "s3://bucket/a")),
+        ("embedded", None),
+        ("tsv:a", None),
+        ("json", None),
+    ],
+)
+def test_readers_by_name(name, found):
+    assert split_reader(name) == found
+
+
+def test_rows_are_read_from_several_threads_at_once(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(2000)))
+    rows = rows_at(f"jsonl:{tmp_path}/rows.jsonl")
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda n: rows[n]["n"], range(2000))) == list(range(2000))

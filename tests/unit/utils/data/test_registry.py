@@ -136,7 +136,7 @@ def test_a_mistake_raised_while_a_module_loads_stays_itself(tmp_path):
 
 
 def test_a_missing_local_file():
-    with pytest.raises(ThreestepError, match="'jsonl:nowhere.jsonl' names a file that does not exist"):
+    with pytest.raises(ThreestepError, match="data_path: 'nowhere.jsonl' names a file that does not exist"):
         find_dataset("jsonl:nowhere.jsonl")
 
 
