@@ -93,6 +93,54 @@ class PromptRawDataset:
         """What a rule-based reward checks a response against: a string, or any other JSON value."""
         return None
 
+    def get_extra(self, sample: Any) -> dict[str, Any] | None:
+        """What else a row carries to step 3's rewards and samples, as JSON values by name: verl's `data_source`,
+        `ability`, `extra_info`, `index`, ..."""
+        return None
+
+    # A row as chat messages, in OpenAI's form: dictionaries with `role` (system, user, assistant or tool) and
+    # `content` (text, or a list of typed parts), and where they apply `tool_calls`, `tool_call_id`, `name`,
+    # `reasoning_content`, ... A class overrides either `get_messages` alone (the response is then the last
+    # message, where the assistant wrote it), or the prompt's and the responses' messages (and `get_messages`
+    # joins the prompt and the chosen response). None: the row is text alone.
+
+    def get_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The conversation that phase 1 trains on, from its first message to its last.
+
+        It need not end with the assistant (then it is a prompt alone); of a pair it is the prompt's messages
+        and the chosen response's.
+        """
+        if type(self).get_prompt_messages is PromptRawDataset.get_prompt_messages:
+            return None
+        prompt = self.get_prompt_messages(sample)
+        return None if prompt is None else [*prompt, *(self.get_chosen_messages(sample) or [])]
+
+    def get_prompt_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The messages that a response answers: shared by a pair's responses in phase 2, the prompt of phase 3."""
+        messages = self.get_messages(sample)
+        return None if messages is None else messages[: _response_begins(messages)]
+
+    def get_chosen_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The better response: the messages that follow `get_prompt_messages`, the assistant's first; mostly
+        one. None where there is none."""
+        if type(self).get_messages is PromptRawDataset.get_messages:
+            return None
+        messages = self.get_messages(sample)
+        return None if messages is None else messages[_response_begins(messages) :] or None
+
+    def get_rejected_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The worse response to the same prompt, in the same form; None where there is none."""
+        return None
+
+    def get_tools(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The tools that the assistant may call, as a chat template takes them: a list of JSON objects (mostly
+        {"type": "function", "function": {"name", "description", "parameters"}}); None where there are none."""
+        return None
+
+    def get_chat_template_kwargs(self, sample: Any) -> dict[str, Any] | None:
+        """What this row alone passes to the chat template (`enable_thinking`, ...), over the flags' own."""
+        return None
+
     def get_phases(self, sample: Any) -> tuple[int, ...]:
         """The phases that this row may serve, out of 1, 2 and 3; the row goes to one of them.
 
@@ -111,6 +159,12 @@ class PromptRawDataset:
         Worth overriding where rows come from large files: `fingerprint.digest_files` hashes files once.
         """
         return None
+
+
+def _response_begins(messages: Sequence[dict[str, Any]]) -> int:
+    """The index of the last message where the assistant wrote it, otherwise the number of messages."""
+    answered = bool(messages) and messages[-1].get("role") == "assistant"
+    return len(messages) - answered
 
 
 def _joined(prompt: str | None, response: str | None) -> str | None:
