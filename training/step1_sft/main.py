@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> None:
 
     from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase
+    from training.utils.data.chat import use_chat_template
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     settings = engine.settings(sft.learning_rate)
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
+        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
         phase = build_phase(1, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
 

@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.report import decimals
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
+    from training.utils.data.chat import conversation_end, use_chat_template
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
@@ -48,8 +49,8 @@ def main(argv: Sequence[str]) -> None:
     settings = engine.settings(reward.learning_rate)
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
-        tokenizer = with_pad_apart(tokenizer, data.end_of_conversation_token)
+        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        tokenizer = with_pad_apart(tokenizer, conversation_end(data, tokenizer))
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
         check_margins(phase.train, reward.margin_scale)
         steps = whole_steps(engine, len(phase.train), ranks)

@@ -19,6 +19,7 @@ from training.step3_ppo.rollout.base import RolloutEngine, Sampling
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
+from training.utils.data.chat import conversation_end, use_chat_template
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.data.tokenize import end_of_conversation_id
 from training.utils.data.unsupervised import build_unsupervised
@@ -69,8 +70,8 @@ def checked_names(ppo: PpoArguments) -> Names:
 
 def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
     """Load both; ThreestepError where actor and reward model would read different texts from the same ids."""
-    actor = load_tokenizer(roles.actor_model_name_or_path, roles.pad_token)
-    critic = load_tokenizer(roles.critic_model_name_or_path, roles.pad_token)
+    actor = use_chat_template(load_tokenizer(roles.actor_model_name_or_path, roles.pad_token), data)
+    critic = use_chat_template(load_tokenizer(roles.critic_model_name_or_path, roles.pad_token), data)
     if not same_tokenizer(actor, critic):
         raise ThreestepError(
             f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
@@ -181,7 +182,7 @@ def _settings(
         temperature=ppo.temperature,
         top_k=ppo.top_k,
         top_p=ppo.top_p,
-        end_token_id=end_of_conversation_id(tokenizer, data.end_of_conversation_token),
+        end_token_id=end_of_conversation_id(tokenizer, conversation_end(data, tokenizer)),
         pad_token_id=tokenizer.pad_token_id,
     )
     experience = ExperienceSettings(

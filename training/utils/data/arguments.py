@@ -5,13 +5,18 @@ Cheap to import: `--help` reaches this module.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
 TRUNCATIONS = ("right", "left", "middle", "error", "drop")
 LOSS_PLACES = ("response", "conversation")
+PROMPT_STYLES = ("human_assistant", "chat_template")
+TRAIN_TURNS = ("all", "last")
+BAD_CONVERSATIONS = ("error", "drop")
 
 
 @dataclass
@@ -108,7 +113,34 @@ class DataArguments:
         default=None,
         metadata={
             "help": "One token that ends every response, the same in all phases; default: the "
-            "tokenizer's eos."
+            "tokenizer's eos, or the token that the chat template ends a turn with."
+        },
+    )
+    prompt_style: str = field(
+        default="human_assistant",
+        metadata={
+            "help": "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's "
+            "\"Human: ... Assistant:\", as the datasets give it) or 'chat_template'."
+        },
+    )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "File of a Jinja chat template; default: the tokenizer's own."}
+    )
+    chat_template_kwargs: str | None = field(
+        default=None, metadata={"help": "What the chat template is given besides the messages, as a JSON object."}
+    )
+    enable_thinking: bool | None = field(
+        default=None, metadata={"help": "Given to the chat template as enable_thinking, where set."}
+    )
+    train_turns: str = field(
+        default="all",
+        metadata={"help": "Phase 1 with a chat template: loss on 'all' turns of the assistant's or on the 'last'."},
+    )
+    bad_conversations: str = field(
+        default="error",
+        metadata={
+            "help": "A row that the chat template refuses, or whose assistant's turns cannot be told for sure: "
+            "'error' stops and names it, 'drop' leaves it out and counts it."
         },
     )
     max_seq_len: int = field(
@@ -176,6 +208,12 @@ class DataArguments:
         """`data_output_path` with ~ resolved."""
         return os.path.abspath(os.path.expanduser(self.data_output_path))
 
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What every row gives the chat template: `chat_template_kwargs`, and `enable_thinking` where set."""
+        kwargs = json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
+        return kwargs if self.enable_thinking is None else {**kwargs, "enable_thinking": self.enable_thinking}
+
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that shows without loading data; loads the dataset modules to know the names."""
         from training.utils.data.addresses import check_address
@@ -211,6 +249,9 @@ class DataArguments:
             ("truncation", TRUNCATIONS),
             ("prompt_truncation", TRUNCATIONS),
             ("loss_on", LOSS_PLACES),
+            ("prompt_style", PROMPT_STYLES),
+            ("train_turns", TRAIN_TURNS),
+            ("bad_conversations", BAD_CONVERSATIONS),
         ):
             got = getattr(self, flag)
             mistakes.require(
@@ -218,6 +259,7 @@ class DataArguments:
                 f"{flag}: expected one of {', '.join(choices)}, got "
                 f"'{got}'{nearest_names(str(got), choices)}",
             )
+        self._validate_chat(mistakes)
         for flag, least in (("max_seq_len", 2), ("max_prompt_seq_len", 1)):
             got = getattr(self, flag)
             mistakes.require(got >= least, f"{flag}: expected at least {least} tokens, got {got}")
@@ -228,3 +270,31 @@ class DataArguments:
         for flag, unit in (("max_train_rows", "row"), ("max_eval_rows", "row"), ("num_workers", "process")):
             got = getattr(self, flag)
             mistakes.require(got is None or got >= 1, f"{flag}: expected at least 1 {unit}, got {got}")
+
+    def _validate_chat(self, mistakes: Mistakes) -> None:
+        given = {flag: getattr(self, flag) for flag in ("chat_template", "chat_template_kwargs", "enable_thinking")}
+        set_flags = [flag for flag, value in given.items() if value is not None]
+        mistakes.require(
+            self.prompt_style != "human_assistant" or not set_flags,
+            f"{', '.join(set_flags)}: of use with prompt_style chat_template alone, and prompt_style is "
+            "human_assistant; set it, or leave these out",
+        )
+        if self.chat_template is not None and not os.path.isfile(self.chat_template):
+            mistakes.add(f"chat_template: there is no file '{self.chat_template}'")
+        try:
+            kwargs = json.loads(self.chat_template_kwargs or "{}")
+        except ValueError as error:
+            kwargs = error
+        if not isinstance(kwargs, dict):
+            mistakes.add(
+                f"chat_template_kwargs: expected a JSON object such as '{{\"enable_thinking\": false}}', got "
+                f"'{self.chat_template_kwargs}'"
+            )
+            return
+        own = sorted(set(kwargs) & {"messages", "tools", "add_generation_prompt"})
+        mistakes.require(not own, f"chat_template_kwargs: {', '.join(own)} come from the data; leave them out")
+        both = self.enable_thinking is not None and kwargs.get("enable_thinking", self.enable_thinking)
+        mistakes.require(
+            self.enable_thinking is None or both == self.enable_thinking,
+            "enable_thinking and chat_template_kwargs say different things of enable_thinking; leave one out",
+        )

@@ -15,6 +15,8 @@ from typing import Any
 from training.utils.data import fingerprint
 from training.utils.data.arguments import DataArguments
 from training.utils.data.cache import Log, open_or_build, silent
+from training.utils.data.chat import ChatTokenizer, parts_of_chat
+from training.utils.data.chat_rows import ChatRowMaker
 from training.utils.data.dataset import CachedSplit
 from training.utils.data.file_dataset import columns_for
 from training.utils.data.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
@@ -55,11 +57,12 @@ def build_phase(
     parse_data_split(data.data_split)
     if phase in (2, 3):
         require_pad_token(tokenizer, f"phase {phase} ({PHASE_NAMES[phase]})")
-    texts = TextTokenizer(tokenizer, data.end_of_conversation_token)
+    chat = ChatTokenizer(data, tokenizer) if data.prompt_style == "chat_template" else None
+    texts = chat.texts if chat else TextTokenizer(tokenizer, data.end_of_conversation_token)
     sources = open_sources(phase, data, seed)
 
     def build(folder: str) -> dict[str, Any]:
-        return _build_splits(folder, phase, data, texts, sources, seed, say)
+        return _build_splits(folder, phase, data, chat or texts, sources, seed, say)
 
     parts = _parts_of_phase(phase, data, tokenizer, texts, sources, seed)
     cached = open_or_build(data.cache_dir, f"phase{phase}", parts, build, data.rebuild_cache, say)
@@ -90,6 +93,7 @@ def _parts_of_phase(
         "max_train_rows": str(data.max_train_rows),
         "max_eval_rows": str(data.max_eval_rows),
         **fingerprint.parts_of_tokenizer(tokenizer),
+        **parts_of_chat(data, tokenizer, phase),
         "ids before a prompt": str(texts.prefix_ids),
         "code": fingerprint.code_of_rows(),
     }
@@ -115,7 +119,7 @@ def _build_splits(
     folder: str,
     phase: int,
     data: DataArguments,
-    texts: TextTokenizer,
+    texts: TextTokenizer | ChatTokenizer,
     sources: Sequence[Source],
     seed: int,
     say: Log,
@@ -125,7 +129,11 @@ def _build_splits(
     def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts], Iterator[Row]]:
         def make(begin: int, end: int, counts: Counts) -> Iterator[Row]:
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(phase, data, texts, portion.source, counts)
+                maker: RowMaker | ChatRowMaker
+                if isinstance(texts, ChatTokenizer):
+                    maker = ChatRowMaker(phase, data, texts, portion.source, counts)
+                else:
+                    maker = RowMaker(phase, data, texts, portion.source, counts)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make

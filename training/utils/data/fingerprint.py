@@ -29,6 +29,11 @@ _MEMO_NAME = "file_digests.json"
 # The modules that decide what the cached rows are; a change in any of them rebuilds.
 _ROW_MAKERS = (
     "build.py",
+    "chat.py",
+    "chat_rendering.py",
+    "chat_rows.py",
+    "chat_spans.py",
+    "conversations.py",
     "dataset.py",
     "formats.py",
     "message_forms.py",

@@ -16,9 +16,10 @@ import numpy as np
 
 from training.utils.data.arguments import DataArguments
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.reports import Counts
 from training.utils.data.sources import Source
-from training.utils.data.tokenize import TextTokenizer, TooLong, cut_prompt, fit_sentences
+from training.utils.data.tokenize import Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
 from training.utils.run.errors import ThreestepError
 
 TEXTS_PER_CALL = 1024
@@ -35,6 +36,103 @@ class Ranked:
 
     texts: list[str]
     margins: np.ndarray | None
+
+
+# What a phase takes from a sample as text, or why the sample is left out.
+
+
+def read_text(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> str | None:
+    value = getattr(raw, getter)(sample)
+    if value is not None and not isinstance(value, str):
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.{getter} gave {type(value).__name__}, expected text or None"
+        )
+    return value
+
+
+def read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | Dropped:
+    """The chosen or rejected text: the rest of the sentence behind the prompt.
+
+    DeepSpeed-Chat asks for sentences alone (`get_prompt_and_chosen`), so that is what its subclasses surely
+    have; where the sentence does not begin with the prompt, `get_chosen` is asked.
+    """
+    sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
+    if sentence is None:
+        return Dropped(f"no_{kind}")
+    if sentence.startswith(prompt):
+        response: str | None = sentence[len(prompt) :]
+    else:
+        response = read_text(raw, f"get_{kind}", sample, where)
+    if response is None:
+        return Dropped(f"no_{kind}")
+    return response if response.strip() else Dropped("empty_response")
+
+
+def read_ranked_texts(raw: PromptRawDataset, sample: Any, prompt: str, where: str) -> list[str] | Dropped:
+    """Two or more responses, best first."""
+    given = raw.get_responses(sample)
+    if given is None:
+        both = [read_response(raw, sample, prompt, kind, where) for kind in ("chosen", "rejected")]
+        for response in both:
+            if isinstance(response, Dropped):
+                return response
+        return both  # type: ignore[return-value]
+    if len(given) < 2 or not all(isinstance(response, str) for response in given):
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.get_responses gave {len(given)} responses "
+            f"({', '.join(type(response).__name__ for response in given)}), expected 2 or more "
+            "texts, or None"
+        )
+    return list(given) if all(response.strip() for response in given) else Dropped("empty_response")
+
+
+def read_margins(raw: PromptRawDataset, sample: Any, responses: int, where: str) -> np.ndarray | None:
+    """What `get_margin` says of each two neighbours of the ranking."""
+    given = raw.get_margin(sample)
+    if given is None:
+        return None
+    numbers = list(given) if isinstance(given, (Sequence, np.ndarray)) else [given] * (responses - 1)
+    numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
+    if len(numbers) != responses - 1 or not numeric or not all(0 <= number < math.inf for number in numbers):
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.get_margin gave {given!r}, expected a number from 0 up, "
+            f"{responses - 1} of them (between each two neighbours of the {responses} ranked responses), or None"
+        )
+    return np.array(numbers, np.float32)
+
+
+def read_reference(raw: PromptRawDataset, sample: Any, where: str) -> Any:
+    reference = raw.get_reference(sample)
+    try:
+        json.dumps(reference)
+    except (TypeError, ValueError) as error:
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.get_reference gave what JSON cannot hold: {error}"
+        ) from error
+    return reference
+
+
+# Lengths.
+
+
+def too_long(source: Source, row_id: int, long: TooLong, data: DataArguments) -> ThreestepError:
+    return ThreestepError(
+        f"dataset '{source.name}', row id {row_id}: a sentence of {long.length_tokens} tokens, and max_seq_len is "
+        f"{data.max_seq_len} with truncation 'error'; raise max_seq_len or choose another truncation"
+    )
+
+
+def fit_prompt(ids: Ids, source: Source, row_id: int, data: DataArguments) -> Ids | Dropped:
+    """A prompt of phase 3 within max_prompt_seq_len."""
+    most, truncation = data.max_prompt_seq_len, data.prompt_truncation
+    if len(ids) <= most:
+        return ids
+    if truncation == "error":
+        raise ThreestepError(
+            f"dataset '{source.name}', row id {row_id}: a prompt of {len(ids)} tokens, and max_prompt_seq_len is "
+            f"{most} with prompt_truncation 'error'; raise max_prompt_seq_len or choose another prompt_truncation"
+        )
+    return Dropped("prompt_too_long") if truncation == "drop" else cut_prompt(ids, most, truncation)
 
 
 class RowMaker:
@@ -64,7 +162,7 @@ class RowMaker:
         waiting: list[tuple[int, str, Any]] = []
         for index in indices:
             sample, where = rows[int(index)], f"dataset '{self._source.name}', row {int(index)}"
-            prompt = self._text(self._raw.get_prompt(sample), where, "get_prompt")
+            prompt = read_text(self._raw, "get_prompt", sample, where)
             if prompt is None:
                 self._drop("no_prompt")
                 continue
@@ -82,81 +180,19 @@ class RowMaker:
     def _drop(self, reason: str) -> None:
         self._counts.dropped[reason] += 1
 
-    def _text(self, value: Any, where: str, getter: str) -> str | None:
-        if value is not None and not isinstance(value, str):
-            raise ThreestepError(
-                f"{where}: {type(self._raw).__name__}.{getter} gave {type(value).__name__}, expected "
-                "text or None"
-            )
-        return value
-
     # Reading: what a phase takes from a sample, or why it is left out.
 
-    def _response(self, sample: Any, prompt: str, kind: str, where: str) -> str | Dropped:
-        """The chosen or rejected text: the rest of the sentence behind the prompt.
-
-        DeepSpeed-Chat asks for sentences alone (`get_prompt_and_chosen`), so that is what its subclasses
-        surely have; where the sentence does not begin with the prompt, `get_chosen` is asked.
-        """
-        sentence = self._text(
-            getattr(self._raw, f"get_prompt_and_{kind}")(sample), where, f"get_prompt_and_{kind}"
-        )
-        if sentence is None:
-            return Dropped(f"no_{kind}")
-        if sentence.startswith(prompt):
-            response: str | None = sentence[len(prompt) :]
-        else:
-            response = self._text(getattr(self._raw, f"get_{kind}")(sample), where, f"get_{kind}")
-        if response is None:
-            return Dropped(f"no_{kind}")
-        return response if response.strip() else Dropped("empty_response")
-
     def _read_chosen(self, sample: Any, prompt: str, where: str) -> str | Dropped:
-        return self._response(sample, prompt, "chosen", where)
+        return read_response(self._raw, sample, prompt, "chosen", where)
 
     def _read_responses(self, sample: Any, prompt: str, where: str) -> Ranked | Dropped:
-        texts = self._read_ranked_texts(sample, prompt, where)
-        return texts if isinstance(texts, Dropped) else Ranked(texts, self._read_margins(sample, len(texts), where))
-
-    def _read_ranked_texts(self, sample: Any, prompt: str, where: str) -> list[str] | Dropped:
-        given = self._raw.get_responses(sample)
-        if given is None:
-            both = [self._response(sample, prompt, kind, where) for kind in ("chosen", "rejected")]
-            for response in both:
-                if isinstance(response, Dropped):
-                    return response
-            return both  # type: ignore[return-value]
-        if len(given) < 2 or not all(isinstance(response, str) for response in given):
-            raise ThreestepError(
-                f"{where}: {type(self._raw).__name__}.get_responses gave {len(given)} responses "
-                f"({', '.join(type(response).__name__ for response in given)}), expected 2 or more "
-                "texts, or None"
-            )
-        return list(given) if all(response.strip() for response in given) else Dropped("empty_response")
-
-    def _read_margins(self, sample: Any, responses: int, where: str) -> np.ndarray | None:
-        """What `get_margin` says of each two neighbours of the ranking."""
-        given = self._raw.get_margin(sample)
-        if given is None:
-            return None
-        numbers = list(given) if isinstance(given, (Sequence, np.ndarray)) else [given] * (responses - 1)
-        numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
-        if len(numbers) != responses - 1 or not numeric or not all(0 <= number < math.inf for number in numbers):
-            raise ThreestepError(
-                f"{where}: {type(self._raw).__name__}.get_margin gave {given!r}, expected a number from 0 up, "
-                f"{responses - 1} of them (between each two neighbours of the {responses} ranked responses), or None"
-            )
-        return np.array(numbers, np.float32)
+        texts = read_ranked_texts(self._raw, sample, prompt, where)
+        if isinstance(texts, Dropped):
+            return texts
+        return Ranked(texts, read_margins(self._raw, sample, len(texts), where))
 
     def _read_prompt(self, sample: Any, prompt: str, where: str) -> Any:
-        reference = self._raw.get_reference(sample)
-        try:
-            json.dumps(reference)
-        except (TypeError, ValueError) as error:
-            raise ThreestepError(
-                f"{where}: {type(self._raw).__name__}.get_reference gave what JSON cannot hold: {error}"
-            ) from error
-        return reference
+        return read_reference(self._raw, sample, where)
 
     # Making: tokens, lengths, records.
 
@@ -208,13 +244,7 @@ class RowMaker:
             try:
                 fitted = fit_sentences(ids, responses, self._data.max_seq_len, self._data.truncation, end_id)
             except TooLong as long:
-                raise ThreestepError(
-                    f"dataset '{self._source.name}', row id {row_id}: a sentence of "
-                    f"{long.length_tokens} tokens, and "
-                    f"max_seq_len is {self._data.max_seq_len} with truncation 'error'; raise "
-                    "max_seq_len or choose "
-                    "another truncation"
-                ) from None
+                raise too_long(self._source, row_id, long, self._data) from None
             if fitted.dropped:
                 self._drop(fitted.dropped)
                 continue
@@ -222,23 +252,14 @@ class RowMaker:
             yield row_id, fitted.prompt_ids, fitted.response_ids
 
     def _make_prompts(self, waiting: Sequence[tuple[int, str, Any]]) -> Iterator[Row]:
-        most, truncation = self._data.max_prompt_seq_len, self._data.prompt_truncation
         prompts = self._texts.encode_prompts([prompt for _, prompt, _ in waiting])
         for (row_id, prompt, reference), ids in zip(waiting, prompts, strict=True):
             if not ids:
                 self._drop("empty_prompt")
                 continue
-            if len(ids) > most:
-                if truncation == "error":
-                    raise ThreestepError(
-                        f"dataset '{self._source.name}', row id {row_id}: a prompt of {len(ids)} tokens, and "
-                        f"max_prompt_seq_len is {most} with prompt_truncation 'error'; raise "
-                        "max_prompt_seq_len or "
-                        "choose another prompt_truncation"
-                    )
-                if truncation == "drop":
-                    self._drop("prompt_too_long")
-                    continue
-                ids = cut_prompt(ids, most, truncation)
-                self._counts.truncated += 1
-            yield PromptRow(row_id, np.array(ids[::-1], np.int32), prompt, reference)
+            cut = fit_prompt(ids, self._source, row_id, self._data)
+            if isinstance(cut, Dropped):
+                self._drop(cut.reason)
+                continue
+            self._counts.truncated += len(cut) < len(ids)
+            yield PromptRow(row_id, np.array(cut[::-1], np.int32), prompt, reference)

@@ -77,6 +77,26 @@ class TextTokenizer:
             encoded[index] = ids
         return [ids for ids in encoded if ids is not None]
 
+    def encode_pieces(self, rows: Sequence[Sequence[str]]) -> list[list[Ids]]:
+        """Ids of texts that come in pieces: a piece's ids never depend on the pieces behind it.
+
+        Nothing is added to them: a text that wants a beginning-of-sequence token holds it.
+        """
+        alone = iter(self._encode([piece for pieces in rows for piece in pieces]))
+        encoded = [[next(alone) for _ in pieces] for pieces in rows]
+        if self._responses_stand_alone:
+            return encoded
+        # As for responses: a piece is tokenized behind the one before it, unless a token would span the seam.
+        seams = [(row, place) for row, pieces in enumerate(rows) for place in range(1, len(pieces))]
+        behind = self._encode_behind(
+            [rows[row][place - 1] for row, place in seams],
+            [self.prefix_ids + encoded[row][place - 1] for row, place in seams],
+            [rows[row][place] for row, place in seams],
+        )
+        for (row, place), ids in zip(seams, behind, strict=True):
+            encoded[row][place] = ids
+        return encoded
+
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
     return tokenizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -93,3 +94,34 @@ def test_importing_the_flags_is_cheap():
     )
     got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert got.stdout.strip() == "[]"
+
+
+def test_chat_flags():
+    (arguments,) = HfArgumentParser(DataArguments).parse_args_into_dataclasses(
+        ["--prompt_style", "chat_template", "--chat_template_kwargs", '{"a": 1}', "--enable_thinking", "false"]
+    )
+    assert arguments.template_kwargs == {"a": 1, "enable_thinking": False}
+    assert DataArguments().template_kwargs == {} and DataArguments().prompt_style == "human_assistant"
+
+
+@pytest.mark.parametrize(
+    ("given", "fragment"),
+    [
+        ({"prompt_style": "chatml"}, "prompt_style: expected one of human_assistant, chat_template, got 'chatml'"),
+        ({"train_turns": "first"}, "train_turns: expected one of all, last, got 'first'"),
+        ({"bad_conversations": "skip"}, "bad_conversations: expected one of error, drop, got 'skip'"),
+        ({"enable_thinking": False}, "enable_thinking: of use with prompt_style chat_template alone"),
+        ({"chat_template": "no.jinja"}, "chat_template: there is no file 'no.jinja'"),
+        ({"chat_template_kwargs": "{a: 1}"}, "chat_template_kwargs: expected a JSON object .* got '{a: 1}'"),
+        ({"chat_template_kwargs": "[1]"}, "chat_template_kwargs: expected a JSON object"),
+        ({"chat_template_kwargs": '{"tools": []}'}, "chat_template_kwargs: tools come from the data"),
+        (
+            {"chat_template_kwargs": '{"enable_thinking": true}', "enable_thinking": False},
+            "say different things of enable_thinking",
+        ),
+    ],
+)
+def test_mistakes_in_the_chat_flags(flags, given, fragment):
+    style = "human_assistant" if given == {"enable_thinking": False} else "chat_template"
+    (sentence,) = sentences_of(flags(**{"prompt_style": style, **given}))
+    assert re.search(fragment, sentence)
