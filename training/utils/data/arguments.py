@@ -12,6 +12,7 @@ from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
 TRUNCATIONS = ("right", "left", "middle", "error", "drop")
 LOSS_PLACES = ("response", "conversation")
+MALFORMED_PARALLEL = ("error", "drop", "causal")
 
 
 @dataclass
@@ -94,6 +95,27 @@ class DataArguments:
         default="response",
         metadata={"help": "Phase 1: where the loss falls: 'response', or 'conversation' (the prompt too)."},
     )
+    parallel_thinking: bool = field(
+        default=False,
+        metadata={
+            "help": "Phases 1 and 2: lay out blocks of parallel paths in responses so that the paths of a "
+            "block do not see each other (docs/layout.md)."
+        },
+    )
+    parallel_tags: list[str] = field(
+        default_factory=lambda: ["<Parallel>", "<Path>", "</Path>", "</Parallel>"],
+        metadata={
+            "help": "The four tags that open a block, open and close a path, and close the block, each one "
+            "token; added to the tokenizer and the model where absent. The default is Parallel-R1's."
+        },
+    )
+    malformed_parallel: str = field(
+        default="error",
+        metadata={
+            "help": "A response whose tags do not match: 'error' stops and names the row, 'drop' leaves it "
+            "out, 'causal' keeps it in one piece, as without parallel thinking."
+        },
+    )
     eval_fraction: float = field(
         default=0.1,
         metadata={
@@ -135,6 +157,11 @@ class DataArguments:
         """`data_output_path` with ~ resolved."""
         return os.path.abspath(os.path.expanduser(self.data_output_path))
 
+    @property
+    def tokens_in_need(self) -> list[str]:
+        """Tokens that the tokenizer must have: it gains those that it lacks."""
+        return list(self.parallel_tags) if self.parallel_thinking else []
+
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that shows without loading data; loads the dataset modules to know the names."""
         from training.utils.data.registry import find_dataset, load_dataset_module
@@ -166,6 +193,7 @@ class DataArguments:
             ("truncation", TRUNCATIONS),
             ("prompt_truncation", TRUNCATIONS),
             ("loss_on", LOSS_PLACES),
+            ("malformed_parallel", MALFORMED_PARALLEL),
         ):
             got = getattr(self, flag)
             mistakes.require(
@@ -173,6 +201,7 @@ class DataArguments:
                 f"{flag}: expected one of {', '.join(choices)}, got "
                 f"'{got}'{nearest_names(str(got), choices)}",
             )
+        self._validate_parallel(mistakes)
         for flag, least in (("max_seq_len", 2), ("max_prompt_seq_len", 1)):
             got = getattr(self, flag)
             mistakes.require(got >= least, f"{flag}: expected at least {least} tokens, got {got}")
@@ -183,3 +212,18 @@ class DataArguments:
         for flag, unit in (("max_train_rows", "row"), ("max_eval_rows", "row"), ("num_workers", "process")):
             got = getattr(self, flag)
             mistakes.require(got is None or got >= 1, f"{flag}: expected at least 1 {unit}, got {got}")
+
+    def _validate_parallel(self, mistakes: Mistakes) -> None:
+        if not self.parallel_thinking:
+            return
+        tags = self.parallel_tags
+        mistakes.require(
+            len(tags) == len(set(tags)) == 4 and all(tag and not tag.isspace() for tag in tags),
+            "parallel_tags: expected four different tags (a block opens, a path opens, a path closes, the block "
+            f"closes), got {len(tags)}: {' '.join(tags)}",
+        )
+        mistakes.require(
+            self.loss_on != "conversation",
+            "parallel_thinking: a tag counts where the loss falls, for a prompt may quote the tags; use it "
+            "with loss_on response",
+        )

@@ -30,12 +30,14 @@ _MEMO_NAME = "file_digests.json"
 _ROW_MAKERS = (
     "build.py",
     "dataset.py",
+    "parallel_thinking.py",
     "phases.py",
     "row_makers.py",
     "sources.py",
     "splits.py",
     "tokenize.py",
     "unsupervised.py",
+    "../layout/parallel.py",
 )
 
 
