@@ -107,9 +107,11 @@ class Read:
         return self.policy(rows).logprobs_M
 
 
-def packs(family: str, padded: bool) -> tuple[bool, Read, list[tuple[str, bool]]]:
+def packs(family: str, padded: bool, needs: str | None = None) -> tuple[bool, Read, list[tuple[str, bool]]]:
     engine, said = Read(family), []
-    answer = may_pack(padded, engine.model, engine, engine, 30, lambda text, is_main: said.append((text, is_main)))
+    answer = may_pack(
+        padded, engine.model, engine, engine, 30, lambda text, is_main: said.append((text, is_main)), needs
+    )
     return answer, engine, said
 
 
@@ -133,6 +135,19 @@ def test_a_model_that_cannot_is_padded_with_the_reason():
             True,
         )
     ]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_segments_within_a_document_are_checked_padded_or_not(padded):
+    answer, engine, said = packs("llama", padded, "--parallel_thinking")
+    assert answer is not padded and said == [] and engine.read > 0
+    sentence = (
+        "--parallel_thinking needs a model that takes a mask of segments, padded or not, and BloomForCausalLM does "
+        "not: its attention implementation 'eager' takes no mask of segments here; use another model or leave "
+        "--parallel_thinking out"
+    )
+    with pytest.raises(ThreestepError, match=f"^{sentence}$"):
+        packs("bloom", padded, "--parallel_thinking")
 
 
 def test_a_run_starts_with_its_settings_and_its_seed(tmp_path):
