@@ -74,7 +74,7 @@ def may_pack(
     if reason is not None and needs_segments is not None:
         raise ThreestepError(
             f"{needs_segments} needs a model that takes a mask of segments, padded or not, and {type(model).__name__} "
-            f"does not: {reason}; use another model or leave {needs_segments} out"
+            f"does not: {reason}; use another model or --attn_implementation, or leave {needs_segments} out"
         )
     if reason is not None:
         say(f"warning: {type(model).__name__} trains on padded rows: {reason}", engine.ranks.is_main)

@@ -36,7 +36,7 @@ def by_hand(model: torch.nn.Module, text: Text) -> torch.Tensor:
         attention_mask=text.mask()[None, None],
         use_cache=False,
     ).logits[0]
-    logprobs_TV = torch.log_softmax(logits_TV.float(), dim=-1)
+    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
     return logprobs_TV[text.predecessors[1:], text.ids[1:]]
 
 
@@ -141,7 +141,7 @@ def test_responses_with_blocks_score_as_behind_their_own_prompt(family):
                 attention_mask=mask[None, None],
                 use_cache=False,
             )[0]
-            by_hand_B.append(scorer.model.score(hidden[0, -1]).squeeze(-1).float())
+            by_hand_B.append(scorer.model.score(hidden[0, -1]).squeeze(-1).to(shared_B.dtype))
     torch.testing.assert_close(shared_B, rows_B, **READ[torch.float64])
     torch.testing.assert_close(shared_B, torch.stack(by_hand_B), **READ[torch.float64])
     assert VOCABULARY > max(max(text.ids) for text in texts_)
