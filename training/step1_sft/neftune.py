@@ -19,16 +19,18 @@ from training.utils.layout.rows import TokenRows
 def embedding_noise(rows: TokenRows, seeds_B: Sequence[int], alpha: float, width: int) -> torch.Tensor:
     """Return float32 [N, T, E], uniform in [-1, 1] x alpha / sqrt(L E) on each sequence's tokens, 0 on padding.
 
-    rows: of documents of one segment. seeds_B: each sequence's own, in the order of `rows`. width: E. Numbers are
+    rows: of documents of one sequence. seeds_B: each sequence's own, in the order of `rows`. width: E. Numbers are
     drawn on the rows' device: those of a CPU and of a GPU differ.
     """
     noise_NTE = torch.zeros(*rows.input_ids_NT.shape, width, device=rows.input_ids_NT.device)
     noise_FE = noise_NTE.view(-1, width)  # flat positions, as in end_B
     generator = torch.Generator(noise_NTE.device)
-    last_positions = rows.position_ids_NT.flatten()[rows.end_B].tolist()
-    for end, last_position, seed in zip(rows.end_B.tolist(), last_positions, seeds_B, strict=True):
-        length = last_position + 1  # positions of a document start at 0
+    row_tokens, start = rows.input_ids_NT.shape[1], 0
+    for end, seed in zip(rows.end_B.tolist(), seeds_B, strict=True):
+        start = max(start, end // row_tokens * row_tokens)  # behind the sequence before it, or where its row begins
+        length = end + 1 - start
         generator.manual_seed(seed)
-        part_LE = noise_FE[end + 1 - length : end + 1]
+        part_LE = noise_FE[start : end + 1]
         part_LE.uniform_(-1.0, 1.0, generator=generator).mul_(alpha / math.sqrt(length * width))
+        start = end + 1
     return noise_NTE

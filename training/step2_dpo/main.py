@@ -31,10 +31,11 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_dpo.reference_file import reference_file
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.data.build import build_phase
+    from training.utils.data.chat import use_chat_template
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.loading import check_positions, load_causal_lm, load_tokenizer
+    from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer
     from training.utils.models.saving import save_model
     from training.utils.models.token_model import PolicyModel
     from training.utils.run.metrics import MetricsWriter, say
@@ -42,11 +43,14 @@ def main(argv: Sequence[str]) -> None:
     settings = engine.settings(dpo.learning_rate)
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token)
+        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        added = add_tokens(tokenizer, data.tokens_in_need)
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
 
-        causal_lm = load_under(settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer)))
+        causal_lm = load_under(
+            settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer), added)
+        )
         check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
         packed = may_pack(

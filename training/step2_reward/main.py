@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import (
+        add_tokens,
         check_positions,
         load_scalar_model,
         load_tokenizer,
@@ -50,17 +51,25 @@ def main(argv: Sequence[str]) -> None:
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        added = add_tokens(tokenizer, data.tokens_in_need)
         tokenizer = with_pad_apart(tokenizer, conversation_end(data, tokenizer))
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
         check_margins(phase.train, reward.margin_scale)
         steps = whole_steps(engine, len(phase.train), ranks)
 
         scorer = load_under(
-            settings, ranks, lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False)
+            settings,
+            ranks,
+            lambda dtype: load_scalar_model(
+                model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added
+            ),
         )
         check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
-        packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say)
+        segmented = "--parallel_thinking" if data.parallel_thinking else None
+        packed = may_pack(
+            engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=segmented
+        )
         loop = loop_settings(
             engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run.seed
         )

@@ -17,6 +17,7 @@ LOSS_PLACES = ("response", "conversation")
 PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
+MALFORMED_PARALLEL = ("error", "drop", "causal")
 
 
 @dataclass
@@ -166,6 +167,27 @@ class DataArguments:
         default="response",
         metadata={"help": "Phase 1: where the loss falls: 'response', or 'conversation' (the prompt too)."},
     )
+    parallel_thinking: bool = field(
+        default=False,
+        metadata={
+            "help": "Phases 1 and 2: lay out blocks of parallel paths in responses so that the paths of a "
+            "block do not see each other (docs/layout.md)."
+        },
+    )
+    parallel_tags: list[str] = field(
+        default_factory=lambda: ["<Parallel>", "<Path>", "</Path>", "</Parallel>"],
+        metadata={
+            "help": "The four tags that open a block, open and close a path, and close the block, each one "
+            "token; added to the tokenizer and the model where absent. The default is Parallel-R1's."
+        },
+    )
+    malformed_parallel: str = field(
+        default="error",
+        metadata={
+            "help": "A response whose tags do not match: 'error' stops and names the row, 'drop' leaves it "
+            "out, 'causal' keeps it in one piece, as without parallel thinking."
+        },
+    )
     eval_fraction: float = field(
         default=0.1,
         metadata={
@@ -214,6 +236,11 @@ class DataArguments:
         kwargs = json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
         return kwargs if self.enable_thinking is None else {**kwargs, "enable_thinking": self.enable_thinking}
 
+    @property
+    def tokens_in_need(self) -> list[str]:
+        """Tokens that the tokenizer must have: it gains those that it lacks."""
+        return list(self.parallel_tags) if self.parallel_thinking else []
+
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that shows without loading data; loads the dataset modules to know the names."""
         from training.utils.data.addresses import check_address
@@ -252,6 +279,7 @@ class DataArguments:
             ("prompt_style", PROMPT_STYLES),
             ("train_turns", TRAIN_TURNS),
             ("bad_conversations", BAD_CONVERSATIONS),
+            ("malformed_parallel", MALFORMED_PARALLEL),
         ):
             got = getattr(self, flag)
             mistakes.require(
@@ -260,6 +288,7 @@ class DataArguments:
                 f"'{got}'{nearest_names(str(got), choices)}",
             )
         self._validate_chat(mistakes)
+        self._validate_parallel(mistakes)
         for flag, least in (("max_seq_len", 2), ("max_prompt_seq_len", 1)):
             got = getattr(self, flag)
             mistakes.require(got >= least, f"{flag}: expected at least {least} tokens, got {got}")
@@ -297,4 +326,24 @@ class DataArguments:
         mistakes.require(
             self.enable_thinking is None or both == self.enable_thinking,
             "enable_thinking and chat_template_kwargs say different things of enable_thinking; leave one out",
+        )
+
+    def _validate_parallel(self, mistakes: Mistakes) -> None:
+        if not self.parallel_thinking:
+            return
+        tags = self.parallel_tags
+        mistakes.require(
+            len(tags) == len(set(tags)) == 4 and all(tag and not tag.isspace() for tag in tags),
+            "parallel_tags: expected four different tags (a block opens, a path opens, a path closes, the block "
+            f"closes), got {len(tags)}: {' '.join(tags)}",
+        )
+        mistakes.require(
+            self.loss_on != "conversation",
+            "parallel_thinking: a tag counts where the loss falls, for a prompt may quote the tags; use it "
+            "with loss_on response",
+        )
+        mistakes.require(
+            self.prompt_style == "human_assistant",
+            "parallel_thinking: expected prompt_style human_assistant, got "
+            f"'{self.prompt_style}': blocks are not looked for in turns that a template renders; leave one of them out",
         )

@@ -19,6 +19,7 @@ from training.utils.data.chat import ChatTokenizer, parts_of_chat
 from training.utils.data.chat_rows import ChatRowMaker
 from training.utils.data.dataset import CachedSplit
 from training.utils.data.file_dataset import columns_for
+from training.utils.data.parallel_thinking import parallel_tags, parts_of_parallel_thinking
 from training.utils.data.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.reports import BuildReport, Counts, SplitReport, nothing_left
 from training.utils.data.row_makers import RowMaker
@@ -58,16 +59,22 @@ def build_phase(
     if phase in (2, 3):
         require_pad_token(tokenizer, f"phase {phase} ({PHASE_NAMES[phase]})")
     chat = ChatTokenizer(data, tokenizer) if data.prompt_style == "chat_template" else None
-    texts = chat.texts if chat else TextTokenizer(tokenizer, data.end_of_conversation_token)
+    if phase == 3 and data.parallel_thinking:
+        raise ThreestepError(
+            "parallel_thinking: phase 3 samples responses token by token, every path seeing those before it, and "
+            "learns from what it sampled; use it in phases 1 and 2"
+        )
+    tags = parallel_tags(data, tokenizer)
+    texts = chat.texts if chat else TextTokenizer(tokenizer, data.end_of_conversation_token, tags)
     sources = open_sources(phase, data, seed)
 
     def build(folder: str) -> dict[str, Any]:
         return _build_splits(folder, phase, data, chat or texts, sources, seed, say)
 
-    parts = _parts_of_phase(phase, data, tokenizer, texts, sources, seed)
+    parts = _parts_of_phase(phase, data, tokenizer, texts, sources, seed) | parts_of_parallel_thinking(data, tags)
     cached = open_or_build(data.cache_dir, f"phase{phase}", parts, build, data.rebuild_cache, say)
     reports = {
-        key: SplitReport(entry["rows"], entry["tokens"], entry["truncated"], entry["dropped"])
+        key: SplitReport(entry["rows"], entry["tokens"], entry["truncated"], entry["dropped"], entry["parallel"])
         for key, entry in cached.manifest["splits"].items()
     }
     report = BuildReport(reports["train"], reports["eval"], cached.resumed)

@@ -26,8 +26,13 @@ ROWS_PER_BATCH = 2048
 
 _IDS = pa.list_(pa.int32())
 _COLUMNS: dict[type, dict[str, pa.DataType]] = {
-    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS},
-    ResponsesRow: {"prompt_ids": _IDS, "response_ids": pa.list_(_IDS), "margins": pa.list_(pa.float32())},
+    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS, "parallel_tags": _IDS},
+    ResponsesRow: {
+        "prompt_ids": _IDS,
+        "response_ids": pa.list_(_IDS),
+        "margins": pa.list_(pa.float32()),
+        "parallel_tags": _IDS,
+    },
     PromptRow: {"flipped_prompt_ids": _IDS, "prompt_text": pa.string(), "reference": pa.string()},
     TextBlock: {"input_ids": _IDS},
 }
@@ -148,6 +153,8 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "margins":  # no numbers at all stand for None
         nothing = np.zeros(0, np.float32)
         return _ragged([nothing if row.margins is None else row.margins for row in rows], np.float32)
+    if name == "parallel_tags":  # no ids stand for None
+        return _ragged([np.array(row.parallel_tags or (), np.int32) for row in rows])
     if name == "prompt_text":
         return pa.array([row.prompt_text for row in rows], pa.string())
     if name == "reference":
@@ -305,7 +312,7 @@ def _sentence(batch: _Batch, index: int) -> SentenceRow:
     spans = batch.columns["loss_spans"][index]
     for begin, end in spans.reshape(-1, 2):
         loss_mask[begin:end] = True
-    return SentenceRow(int(batch.row_ids[index]), input_ids, loss_mask)
+    return SentenceRow(int(batch.row_ids[index]), input_ids, loss_mask, _tags(batch, index))
 
 
 def _responses(batch: _Batch, index: int) -> ResponsesRow:
@@ -316,7 +323,12 @@ def _responses(batch: _Batch, index: int) -> ResponsesRow:
         prompt_ids=columns["prompt_ids"][index],
         response_ids=columns["response_ids"].lists(index),
         margins=margins if len(margins) else None,
+        parallel_tags=_tags(batch, index),
     )
+
+
+def _tags(batch: _Batch, index: int) -> tuple[int, ...] | None:
+    return tuple(batch.columns["parallel_tags"][index].tolist()) or None
 
 
 def _prompt(batch: _Batch, index: int) -> PromptRow:

@@ -7,11 +7,16 @@ import torch
 
 from training.utils.data.phases import ResponsesRow, SentenceRow
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.layout.parallel import ParallelTags, parallel_document, shared_prompt_in_parallel
 
 
 def sentence_document(row: SentenceRow) -> Document:
-    """One sequence; its targets are the tokens of the row's loss mask."""
-    return plain(TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask)))
+    """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking a tag is one where it is
+    a target; in a prompt that quotes it, it is text."""
+    sequence = TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask))
+    if row.parallel_tags is None:
+        return plain(sequence)
+    return parallel_document(sequence, ParallelTags(*row.parallel_tags), is_written=sequence.is_target)
 
 
 def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
@@ -22,4 +27,7 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
         tokens = torch.tensor(ids, dtype=torch.int64)
         return TokenSequence(tokens, torch.full((len(ids),), is_target))
 
-    return shared_prompt(run(row.prompt_ids, False), [run(ids, are_targets) for ids in row.response_ids])
+    prompt, responses = run(row.prompt_ids, False), [run(ids, are_targets) for ids in row.response_ids]
+    if row.parallel_tags is None:
+        return shared_prompt(prompt, responses)
+    return shared_prompt_in_parallel(prompt, responses, ParallelTags(*row.parallel_tags))

@@ -174,8 +174,8 @@ class FileDataset(PromptRawDataset):
 
     def get_extra(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Every column that says something else than the prompt and its responses, without nulls and bytes."""
-        read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference, self._columns.margin}
-        read |= {_TEMPLATE_KWARGS, _THINKING}
+        read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference}
+        read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING}
         extra = {name: value for name, value in sample.items() if name not in read}
         if self._columns.reference is None and isinstance(extra.get(_REWARD_MODEL), dict):
             extra[_REWARD_MODEL] = {k: v for k, v in extra[_REWARD_MODEL].items() if k != _GROUND_TRUTH}

@@ -37,6 +37,7 @@ _ROW_MAKERS = (
     "dataset.py",
     "formats.py",
     "message_forms.py",
+    "parallel_thinking.py",
     "phases.py",
     "readers.py",
     "row_makers.py",
@@ -44,6 +45,7 @@ _ROW_MAKERS = (
     "splits.py",
     "tokenize.py",
     "unsupervised.py",
+    "../layout/parallel.py",
 )
 
 

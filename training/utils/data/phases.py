@@ -23,6 +23,8 @@ class SentenceRow:
     its end has no such token: the text does not end there). `loss_mask`: bool [T], True where the token
     *itself* is to be predicted (from the tokens before it): the first response token up to and including
     the end-of-conversation token. `loss_mask[0]` is always False: nothing comes before the first token.
+    `parallel_tags`: the ids of the four tags of parallel thinking, where what carries loss has blocks to be laid
+    out so (see `layout.parallel`); None elsewhere.
 
     Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
     input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
@@ -31,6 +33,7 @@ class SentenceRow:
     row_id: int
     input_ids: np.ndarray
     loss_mask: np.ndarray
+    parallel_tags: tuple[int, ...] | None = None
 
     @property
     def length_tokens(self) -> int:
@@ -44,12 +47,14 @@ class ResponsesRow:
     `prompt_ids`: int32 [P], the same ids as the prompt of phases 1 and 3. `response_ids`: K int32 arrays,
     each of which ends with the end-of-conversation token (also where truncation cut it). `margins`: float32
     [K - 1], what the dataset's `get_margin` says of each two neighbours of the ranking, None where it says nothing.
+    `parallel_tags`: as in SentenceRow, where responses have blocks.
     """
 
     row_id: int
     prompt_ids: np.ndarray
     response_ids: tuple[np.ndarray, ...]
     margins: np.ndarray | None = None
+    parallel_tags: tuple[int, ...] | None = None
 
     @property
     def length_tokens(self) -> int:

@@ -13,12 +13,17 @@ from training.utils.data.phases import PHASE_NAMES
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What became of the raw rows of one split: how many were kept, cut, and left out for which reason."""
+    """What became of the raw rows of one split: how many were kept, cut, and left out for which reason.
+
+    parallel, of `--parallel_thinking`: rows `with blocks`, and rows `malformed and causal`, kept in one piece; counted
+    as they are read, before any is left out for another reason.
+    """
 
     rows: int
     tokens: int
     truncated: int
     dropped: dict[str, int] = field(default_factory=dict)
+    parallel: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,22 +40,26 @@ class BuildReport:
         parts = []
         for name, split in (("train", self.train), ("eval", self.eval)):
             left_out = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+            found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
             parts.append(
                 f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
                 + (f"dropped: {left_out}" if left_out else "none dropped")
+                + (f", parallel thinking: {found}" if found else "")
             )
         return "; ".join(parts)
 
 
 @dataclass
 class Counts:
-    """Grows while rows are made: how many were cut, and how many left out for which reason."""
+    """Grows while rows are made: how many were cut, how many left out for which reason, and how many have parallel
+    paths (see `SplitReport`)."""
 
     truncated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    parallel: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        return {"truncated": self.truncated, "dropped": dict(self.dropped)}
+        return {"truncated": self.truncated, "dropped": dict(self.dropped), "parallel": dict(self.parallel)}
 
 
 def nothing_left(phase: int, data: DataArguments, sources: Sequence[str], offered: int, counts: Counts) -> str:
@@ -66,6 +75,8 @@ def nothing_left(phase: int, data: DataArguments, sources: Sequence[str], offere
     hint = ""
     if "no_rejected" in counts.dropped:
         hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
+    elif "malformed_parallel" in counts.dropped:
+        hint = f"; the tags of parallel thinking are {' '.join(data.parallel_tags)} (parallel_tags)"
     elif set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
         flag = "max_prompt_seq_len" if phase == 3 else "max_seq_len"
         hint = f"; raise {flag} or change the truncation"

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.arguments import DataArguments
+from training.utils.data.parallel_thinking import ParallelCheck
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.reports import Counts
 from training.utils.data.sources import Source
 from training.utils.data.tokenize import Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
+from training.utils.layout.parallel import MalformedBlocks
 from training.utils.run.errors import ThreestepError
 
 TEXTS_PER_CALL = 1024
@@ -146,6 +148,7 @@ class RowMaker:
         self._source = source
         self._raw = source.raw
         self._counts = counts
+        self._parallel = ParallelCheck(data, texts.parallel_tags, counts.parallel)
         self._read: Callable[[Any, str, str], Any] = {
             1: self._read_chosen,
             2: self._read_responses,
@@ -197,18 +200,18 @@ class RowMaker:
     # Making: tokens, lengths, records.
 
     def _make_sentences(self, waiting: Sequence[tuple[int, str, str]]) -> Iterator[Row]:
-        for row_id, prompt_ids, (response_ids,) in self._fitted(
+        for row_id, prompt_ids, (response_ids,), tags in self._fitted(
             [(row_id, prompt, [response]) for row_id, prompt, response in waiting], end_id=None
         ):
             loss_mask = np.ones(len(prompt_ids) + len(response_ids), dtype=bool)
             if self._data.loss_on == "response":
                 loss_mask[: len(prompt_ids)] = False
             loss_mask[0] = False
-            yield SentenceRow(row_id, np.array(prompt_ids + response_ids, np.int32), loss_mask)
+            yield SentenceRow(row_id, np.array(prompt_ids + response_ids, np.int32), loss_mask, tags)
 
     def _make_responses(self, waiting: Sequence[tuple[int, str, Ranked]]) -> Iterator[Row]:
         margins = {row_id: ranked.margins for row_id, _, ranked in waiting}
-        for row_id, prompt_ids, responses in self._fitted(
+        for row_id, prompt_ids, responses, tags in self._fitted(
             [(row_id, prompt, ranked.texts) for row_id, prompt, ranked in waiting], end_id=self._texts.end_id
         ):
             if not prompt_ids:  # phase 1 alone trains on text that follows no prompt
@@ -217,18 +220,22 @@ class RowMaker:
             if len({tuple(ids) for ids in responses}) < len(responses):
                 self._drop("identical_responses")
                 continue
+            if tags is not None and not self._parallel.is_whole(responses):
+                self._drop("cut_inside_a_block")  # the end token would be a path's, and the score that path's alone
+                continue
             yield ResponsesRow(
                 row_id=row_id,
                 prompt_ids=np.array(prompt_ids, np.int32),
                 response_ids=tuple(np.array(ids, np.int32) for ids in responses),
                 margins=margins[row_id],
+                parallel_tags=tags,
             )
 
     def _fitted(
         self, waiting: Sequence[tuple[int, str, list[str]]], end_id: int | None
-    ) -> Iterator[tuple[int, list[int], tuple[list[int], ...]]]:
-        """Tokenized rows of prompt and responses that keep within max_seq_len; counts what is cut or left
-        out.
+    ) -> Iterator[tuple[int, list[int], tuple[list[int], ...], tuple[int, ...] | None]]:
+        """Tokenized rows of prompt and responses that keep within max_seq_len, with the tags of those that have blocks
+        of parallel paths; counts what is cut or left out.
         """
         prompt_ids = self._texts.encode_prompts([prompt for _, prompt, _ in waiting])
         spread = [(place, text) for place, (_, _, texts) in enumerate(waiting) for text in texts]
@@ -241,6 +248,12 @@ class RowMaker:
         )
         for (row_id, _, texts), ids in zip(waiting, prompt_ids, strict=True):
             responses = [next(encoded) for _ in texts]
+            where = f"dataset '{self._source.name}', row id {row_id}"
+            try:
+                tags = self._parallel.tags_of(responses, where)
+            except MalformedBlocks:
+                self._drop("malformed_parallel")
+                continue
             try:
                 fitted = fit_sentences(ids, responses, self._data.max_seq_len, self._data.truncation, end_id)
             except TooLong as long:
@@ -249,7 +262,7 @@ class RowMaker:
                 self._drop(fitted.dropped)
                 continue
             self._counts.truncated += fitted.truncated
-            yield row_id, fitted.prompt_ids, fitted.response_ids
+            yield row_id, fitted.prompt_ids, fitted.response_ids, tags
 
     def _make_prompts(self, waiting: Sequence[tuple[int, str, Any]]) -> Iterator[Row]:
         prompts = self._texts.encode_prompts([prompt for _, prompt, _ in waiting])

@@ -27,6 +27,7 @@ class Shard:
     tokens: int
     truncated: int
     dropped: dict[str, int]
+    parallel: dict[str, int]
     bytes: int
     sha256: str
 

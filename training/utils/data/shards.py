@@ -9,7 +9,6 @@ workers or shards.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -61,10 +60,11 @@ class BuiltShards:
 
     @property
     def counts(self) -> Counts:
-        dropped: Counter[str] = Counter()
+        sums = Counts(sum(shard.truncated for shard in self.shards))
         for shard in self.shards:
-            dropped.update(shard.dropped)
-        return Counts(sum(shard.truncated for shard in self.shards), dropped)
+            sums.dropped.update(shard.dropped)
+            sums.parallel.update(shard.parallel)
+        return sums
 
     def join(self, path: str) -> dict[str, Any]:
         """Write the rows of all shards to one file; returns what the manifest says of it."""

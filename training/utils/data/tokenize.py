@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
 
 Ids = list[int]
 
 
 class TextTokenizer:
-    """A tokenizer as the data room uses it: what it puts before a prompt, and the token that ends a
-    response.
+    """A tokenizer as the data room uses it: what it puts before a prompt, the token that ends a response, and
+    the tags of parallel thinking where it is on.
     """
 
-    def __init__(self, tokenizer: Any, end_of_conversation_token: str | None) -> None:
+    def __init__(
+        self, tokenizer: Any, end_of_conversation_token: str | None, parallel_tags: ParallelTags | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self.parallel_tags = parallel_tags
         self._backend = _backend_that_agrees(tokenizer)
         self.prefix_ids: Ids = _ids_before_text(tokenizer)
         self.end_id: int = end_of_conversation_id(tokenizer, end_of_conversation_token)

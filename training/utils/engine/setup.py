@@ -57,18 +57,28 @@ def may_pack(
     longest_tokens: int,
     say: Callable[..., None],
     sharing: bool = True,
+    needs_segments: str | None = None,
 ) -> bool:
     """Whether documents may share rows: not where the user wants padding, nor where the model cannot honour it.
-    sharing: the documents share prompts."""
+
+    sharing: the documents share prompts. needs_segments: the flag by which a document has segments that do not see
+    each other, padded or not: ThreestepError where the model cannot honour that.
+    """
     from training.utils.models.layout_check import why_not_packed
 
-    if padded:
+    if padded and needs_segments is None:
         return False
     engine.eval()
+    sharing = sharing or needs_segments is not None
     reason = why_not_packed(model, read, longest_tokens, engine.ranks.device, sharing)
+    if reason is not None and needs_segments is not None:
+        raise ThreestepError(
+            f"{needs_segments} needs a model that takes a mask of segments, padded or not, and {type(model).__name__} "
+            f"does not: {reason}; use another model or --attn_implementation, or leave {needs_segments} out"
+        )
     if reason is not None:
         say(f"warning: {type(model).__name__} trains on padded rows: {reason}", engine.ranks.is_main)
-    return reason is None
+    return reason is None and not padded
 
 
 def loop_settings(

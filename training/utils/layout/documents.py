@@ -1,7 +1,8 @@
 """Segments and documents: what may share a row, and who sees whom in it.
 
-A document is one or more segments that belong together: a plain sequence (one segment), or a prompt with K responses
-(K + 1 segments, the prompt stored and computed once). Within what a segment sees, attention is causal.
+A document is one or more segments that belong together: a plain sequence (one segment), a prompt with K responses
+(K + 1 segments, the prompt stored and computed once), or a sequence with parallel paths (`layout.parallel`). Within
+what a segment sees, attention is causal.
 Knows no model, no tokenizer and no loss.
 """
 
@@ -87,18 +88,32 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
 def unshared(document: Document) -> list[Document]:
     """The same sequences, each by itself, what it sees repeated in front of it: the reference for the layout.
 
+    A sequence whose every segment sees all before it becomes one segment; one with parallel paths keeps its segments.
     Targets that a repeated segment carries are kept in the sequence that owns them alone.
     """
-    sequences = []
-    for sequence, end in enumerate(document.ends):
-        chain = [*document.segments[end].sees, end]
-        parts = [document.segments[index] for index in chain]
-        targets = [
-            part.tokens.is_target if document.owners[index] == sequence else torch.zeros_like(part.tokens.is_target)
-            for index, part in zip(chain, parts, strict=True)
-        ]
-        sequences.append(plain(TokenSequence(torch.cat([part.tokens.input_ids for part in parts]), torch.cat(targets))))
-    return sequences
+    return [_by_itself(document, sequence) for sequence in range(len(document.ends))]
+
+
+def _by_itself(document: Document, sequence: int) -> Document:
+    own = [index for index, owner in enumerate(document.owners) if owner == sequence]
+    chain = sorted({*own, *(seen for index in own for seen in document.segments[index].sees)})
+    place = {index: number for number, index in enumerate(chain)}
+    segments: list[Segment] = []
+    for index in chain:
+        part = document.segments[index]
+        is_target = part.tokens.is_target if index in own else torch.zeros_like(part.tokens.is_target)
+        segments.append(
+            Segment(
+                TokenSequence(part.tokens.input_ids, is_target),
+                tuple(place[seen] for seen in part.sees),
+                part.first_position,
+                None if part.predecessor is None else place[part.predecessor],
+            )
+        )
+    if all(len(part.sees) == number for number, part in enumerate(segments)):
+        ids = torch.cat([part.tokens.input_ids for part in segments])
+        return plain(TokenSequence(ids, torch.cat([part.tokens.is_target for part in segments])))
+    return Document(tuple(segments), ends=(place[document.ends[sequence]],), owners=(0,) * len(segments))
 
 
 def join(prompt_ids: torch.Tensor, response_ids: torch.Tensor) -> TokenSequence:

@@ -7,6 +7,7 @@ caller's context (`training.utils.engine.startup.born_sharded`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,18 @@ def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) ->
     return tokenizer
 
 
+def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> int:
+    """Make each of `tokens` one token of `tokenizer`; return how many ids it gained.
+
+    They are ordinary tokens, not special ones: decoding without special tokens keeps them in the text.
+    """
+    from tokenizers import AddedToken
+
+    before = len(tokenizer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    return len(tokenizer) - before
+
+
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """True where both turn every text into the same ids: pad tokens may differ, they carry no text."""
 
@@ -82,23 +95,48 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
     return ours == theirs and one.eos_token_id == other.eos_token_id
 
 
-def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int) -> PreTrainedModel:
-    """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype)."""
+def load_causal_lm(
+    settings: ModelSettings, dtype: Any, tokenizer_size: int, added_tokens: int = 0
+) -> PreTrainedModel:
+    """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype).
+
+    added_tokens: ids that the model's own tokenizer has just gained (`add_tokens`). The embeddings grow to them where
+    they have no spare rows, and train, beside LoRA too.
+    """
     from transformers import AutoModelForCausalLM
 
     model = _load(AutoModelForCausalLM, settings, dtype)
-    _check_vocabulary(model, settings, tokenizer_size)
-    return _prepared(model, settings)
+    _check_vocabulary(model, settings, tokenizer_size - added_tokens)
+    if added_tokens:
+        _grow_embeddings(model, tokenizer_size)
+    return _prepared(model, settings, embeddings_train=added_tokens > 0)
+
+
+def _grow_embeddings(model: PreTrainedModel, tokens: int, pad_to_multiple_of: int | None = None) -> None:
+    """Give input and output embeddings `tokens` rows where they have fewer. Born-sharded models grow whole.
+
+    New rows are drawn closely around the mean of the old ones (transformers' default; Hewitt 2021, "Initializing New
+    Word Embeddings for Pretrained Language Models"): a new token is then never likelier than the old ones are on
+    average, where a row near zero can take nearly all probability. A language model gets no row beyond the
+    tokenizer's: it could be sampled.
+    """
+    if tokens > model.config.get_text_config().vocab_size:
+        model.resize_token_embeddings(tokens, pad_to_multiple_of=pad_to_multiple_of)
 
 
 def load_scalar_model(
-    settings: ModelSettings, dtype: Any, tokenizer: PreTrainedTokenizerBase, must_have_head: bool
+    settings: ModelSettings,
+    dtype: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    must_have_head: bool,
+    added_tokens: int = 0,
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label: a reward model or a critic.
 
     Its configuration takes the tokenizer's pad token: plain transformers reads the score at the last token that
     is not it. must_have_head: refuse a folder whose scalar head would be made up (a language model's, say); where
-    it may be made up, the embeddings grow to a tokenizer that has gained a pad token.
+    it may be made up, the embeddings grow to a tokenizer that has gained a pad token, or `added_tokens` that carry
+    text, with which they train, beside LoRA too.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -124,11 +162,11 @@ def load_scalar_model(
         raise ThreestepError(
             f"{type(model).__name__} keeps its scalar head elsewhere than in 'score'; use another family"
         )
-    if not must_have_head and len(tokenizer) > model.config.get_text_config().vocab_size:
-        model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=8)
+    if not must_have_head:
+        _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     model.config.pad_token_id = tokenizer.pad_token_id
-    return _prepared(model, settings)
+    return _prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
 def load_config(name_or_path: str) -> Any:
@@ -194,12 +232,16 @@ def check_positions(model: PreTrainedModel, longest_tokens: int, flags: str) -> 
         )
 
 
-def _prepared(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
+def _prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> PreTrainedModel:
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)
+    if embeddings_train:
+        for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if embeddings is not None:
+                embeddings.requires_grad_(True)
     if settings.torch_compile:
         from training.utils.models.compiled import compile_blocks
 

@@ -24,7 +24,8 @@ def ids(*values: int) -> np.ndarray:
 
 def sentence(row: int) -> SentenceRow:
     mask = np.array([False, row % 2 == 1, False, True, True])
-    return SentenceRow(row, ids(row, 1, 2, 3, 0)[: 3 + row % 3], mask[: 3 + row % 3])
+    tags = (3, 4, 5, 6) if row % 2 else None
+    return SentenceRow(row, ids(row, 1, 2, 3, 0)[: 3 + row % 3], mask[: 3 + row % 3], tags)
 
 
 MAKERS = {
@@ -34,6 +35,7 @@ MAKERS = {
         ids(*range(row % 4 + 1)),
         tuple(ids(*range(n + 1)) for n in range(2 + row % 3)),
         np.arange(1 + row % 3, dtype=np.float32) / 7 if row % 4 else None,
+        None if row % 3 else (6, 5, 4, 3),
     ),
     PromptRow: lambda row: PromptRow(
         row, ids(*range(row % 4 + 1)), f"é{row}", [None, "18", {"a": [1, 2.5]}, "", 0][row % 5]

@@ -107,9 +107,12 @@ class Read:
         return self.policy(rows).logprobs_M
 
 
-def packs(family: str, padded: bool) -> tuple[bool, Read, list[tuple[str, bool]]]:
+def packs(family: str, padded: bool, attention: str = "", **more) -> tuple[bool, Read, list[tuple[str, bool]]]:
     engine, said = Read(family), []
-    answer = may_pack(padded, engine.model, engine, engine, 30, lambda text, is_main: said.append((text, is_main)))
+    engine.model.config._attn_implementation = attention or engine.model.config._attn_implementation
+    answer = may_pack(
+        padded, engine.model, engine, engine, 30, lambda text, is_main: said.append((text, is_main)), **more
+    )
     return answer, engine, said
 
 
@@ -133,6 +136,23 @@ def test_a_model_that_cannot_is_padded_with_the_reason():
             True,
         )
     ]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_segments_within_a_document_are_checked_padded_or_not(padded):
+    """Documents that share no prompt may go by lengths alone (FlashAttention); paths may not."""
+    needs = {"sharing": False, "needs_segments": "--parallel_thinking"}
+    answer, engine, said = packs("llama", padded, **needs)
+    assert answer is not padded and said == [] and engine.read > 0
+    start = "^--parallel_thinking needs a model that takes a mask of segments, padded or not, and "
+    sentence = (
+        start + "BloomForCausalLM does not: its attention implementation 'eager' takes no mask of segments here; use "
+        "another model or --attn_implementation, or leave --parallel_thinking out$"
+    )
+    with pytest.raises(ThreestepError, match=sentence):
+        packs("bloom", padded, **needs)
+    with pytest.raises(ThreestepError, match=start + "LlamaForCausalLM does not: .*'flash_attention_2' cannot share"):
+        packs("llama", padded, "flash_attention_2", **needs)
 
 
 def test_a_run_starts_with_its_settings_and_its_seed(tmp_path):

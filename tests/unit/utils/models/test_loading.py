@@ -13,6 +13,7 @@ from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.models.loading import (
+    add_tokens,
     check_positions,
     load_causal_lm,
     load_scalar_model,
@@ -254,3 +255,81 @@ def test_the_files_of_a_model(tmp_path, monkeypatch):
 
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     assert model_files("an/owner-model") == wanted
+
+
+TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
+
+
+def test_added_tokens_are_one_token_each_and_stay_in_the_text():
+    tokenizer = train_tokenizer(SENTENCES)
+    size = len(tokenizer)
+    assert add_tokens(tokenizer, TAGS) == 4 and len(tokenizer) == size + 4
+    ids = tokenizer("Think.<Parallel><Path> 5</Path></Parallel>", add_special_tokens=False)["input_ids"]
+    assert [token for token in ids if token >= size] == tokenizer.convert_tokens_to_ids(TAGS)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Think.<Parallel><Path> 5</Path></Parallel>"
+    assert add_tokens(tokenizer, TAGS) == 0 and len(tokenizer) == size + 4
+
+
+def test_a_word_of_the_vocabulary_becomes_one_token_everywhere():
+    """In the vocabulary, and yet cut by the pre-tokenizer where it stands in a text."""
+    tokenizer = train_tokenizer(SENTENCES)
+    word = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
+    assert add_tokens(tokenizer, [word]) == 0
+    assert tokenizer.convert_tokens_to_ids(word) in tokenizer(f"a{word}b", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_embeddings_grow_to_added_tokens_around_their_mean(save_folder, family):
+    """GPT-2 and OPT tie input and output; here Llama does not."""
+    tokenizer = train_tokenizer(SENTENCES)
+    folder = save_folder(family=family, tokenizer=tokenizer)
+    size = len(tokenizer)
+    added = add_tokens(tokenizer, TAGS)
+    before = load_causal_lm(ModelSettings(folder), torch.float32, size)
+    after = load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer), added)
+    assert after.config.vocab_size == len(tokenizer) == size + 4  # no row that could be sampled and is no token
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        old, new = (getattr(model, name)().weight.detach() for model in (before, after))
+        assert new.shape[0] == size + 4 and torch.equal(new[:size], old)
+        # rows of a multivariate normal of a billionth of the old covariance: within 1e-3 of the spread
+        assert float((new[size:] - old.mean(0)).abs().max()) < 1e-3 * float(old.std())
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(before(ids).logits, after(ids).logits[..., :size])
+
+
+def test_spare_rows_serve_added_tokens(save_folder):
+    tokenizer = train_tokenizer(SENTENCES)
+    folder = save_folder(tokenizer=tokenizer, vocab_size=len(tokenizer) + 10)
+    added = add_tokens(tokenizer, TAGS)
+    model = load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer), added)
+    assert model.config.vocab_size == len(tokenizer) + 6
+
+
+def test_a_tokenizer_that_was_too_large_before_is_still_refused(save_folder):
+    tokenizer = train_tokenizer(SENTENCES)
+    folder = save_folder(tokenizer=tokenizer, vocab_size=len(tokenizer) - 1)
+    added = add_tokens(tokenizer, TAGS)
+    size = len(tokenizer) - 4
+    with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
+        load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer), added)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_added_tokens_train_beside_lora(save_folder, scalar):
+    """Frozen, four tags would keep one embedding for good."""
+    tokenizer = train_tokenizer(SENTENCES)
+    folder = save_folder(tokenizer=tokenizer)
+    added = add_tokens(tokenizer, TAGS)
+
+    def trains(added: int) -> set[str]:
+        settings = ModelSettings(folder, lora_dim=2)
+        if scalar:
+            model = load_scalar_model(settings, torch.float32, tokenizer, must_have_head=False, added_tokens=added)
+        else:
+            model = load_causal_lm(settings, torch.float32, len(tokenizer) - 4 + added, added)
+        return {name for name, part in model.named_parameters() if part.requires_grad and "lora" not in name}
+
+    head = {"score.weight"} if scalar else set()
+    assert trains(0) == head
+    assert trains(added) == {"model.embed_tokens.weight", "score.weight" if scalar else "lm_head.weight"}

@@ -1,0 +1,79 @@
+"""Slices of a token row for context parallelism, in the order that balances causal attention.
+
+A row is cut into 2 x ranks chunks of equal length, and rank r gets chunk r and chunk 2 * ranks - 1 - r: a cheap early
+one and a dear late one, so that every rank attends to equally many tokens (zigzag order; Megatron-LM's context
+parallelism, zigzag ring attention). Ids, labels, masks and positions must go through the same slicer. Sequence
+parallelism of the Ulysses kind slices contiguously and is not meant here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from training.utils.run.errors import ThreestepError
+
+
+def zigzag_slice(
+    tensor: torch.Tensor, rank: int, ranks: int, pad_value: float | None = None, dim: int = 0
+) -> torch.Tensor:
+    """Return rank's two chunks of a per-token tensor, one after the other.
+
+    tensor: any dtype, T tokens along `dim`; the result has 2 * ceil(T / (2 * ranks)) there, and the dtype. One rank
+    gets the tensor as it is. pad_value: fills the end of `tensor` up to the next multiple of 2 * ranks; None refuses
+    a T that is none. Use the same rule for every tensor of a row (0 for masks, the pad token for ids).
+    Raises ThreestepError for a rank that does not exist and for a T that does not divide.
+
+    >>> row = torch.arange(8)
+    >>> [zigzag_slice(row, rank, 2).tolist() for rank in (0, 1)]
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+
+    Ten tokens on two ranks: chunks of ceil(10 / 4) = 3, two tokens of padding at the end.
+
+    >>> [zigzag_slice(torch.arange(10), rank, 2, pad_value=-1).tolist() for rank in (0, 1)]
+    [[0, 1, 2, 9, -1, -1], [3, 4, 5, 6, 7, 8]]
+    """
+    if not 0 <= rank < ranks:
+        raise ThreestepError(f"a rank of {ranks} is from 0 to {ranks - 1}, got {rank}")
+    if ranks == 1:
+        return tensor
+    length = tensor.shape[dim]
+    chunk = -(-length // (2 * ranks))
+    missing = 2 * ranks * chunk - length
+    if missing:
+        if pad_value is None:
+            raise ThreestepError(
+                f"{length} tokens do not divide into the {2 * ranks} chunks of {ranks} ranks; pad them to "
+                f"{length + missing} or give a pad_value"
+            )
+        shape = list(tensor.shape)
+        shape[dim] = missing
+        tensor = torch.cat([tensor, tensor.new_full(shape, pad_value)], dim)
+    late = 2 * ranks - 1 - rank
+    return torch.cat([tensor.narrow(dim, rank * chunk, chunk), tensor.narrow(dim, late * chunk, chunk)], dim)
+
+
+def zigzag_unslice(slices: Sequence[torch.Tensor], length: int | None = None, dim: int = 0) -> torch.Tensor:
+    """Return the row that `slices`, one a rank in the order of ranks, were cut from.
+
+    length: tokens of the row before padding; None keeps the padding. Raises ThreestepError where slices differ in
+    length or cannot be two chunks, or hold fewer tokens than `length`.
+
+    >>> zigzag_unslice([torch.tensor([0, 1, 2, 9, -1, -1]), torch.tensor([3, 4, 5, 6, 7, 8])], length=10).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    lengths = [part.shape[dim] for part in slices]
+    if len(slices) == 1:
+        row = slices[0]
+    elif not slices or len(set(lengths)) > 1 or lengths[0] % 2:
+        raise ThreestepError(f"expected one slice a rank, all of one even length, got lengths {lengths}")
+    else:
+        halves = [part.chunk(2, dim) for part in slices]
+        early, late = zip(*halves, strict=True)
+        row = torch.cat([*early, *reversed(late)], dim)
+    if length is None:
+        return row
+    if row.shape[dim] < length:
+        raise ThreestepError(f"slices of {row.shape[dim]} tokens in all cannot hold a row of {length}")
+    return row.narrow(dim, 0, length)
