@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.competitions import prompts_of
 from benchmarks.workload import Workload
-from training.step2_reward.loss import ranking_loss
+from training.step2_reward.loss import LossOptions, ranking_loss
 from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.planner import forward_plan, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
@@ -58,7 +58,7 @@ def main() -> None:
             for j in range(i + 1, arguments.responses)
         ]
         zeros, weights = torch.zeros(len(gaps) * prompts), torch.full((len(gaps) * prompts,), 1 / pairs)
-        ranking_loss(torch.cat(gaps), zeros, weights, prompts).backward()
+        ranking_loss(torch.cat(gaps), zeros, zeros, weights, prompts, LossOptions()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -66,7 +66,8 @@ def main() -> None:
 
 
 def _laid_out(batch: list[Document], apart: bool, hidden_size: int, prompts: int) -> list[TokenRows]:
-    """All sequences of the batch in one forward: scores then come in groups of K, whatever row they are in."""
+    """All sequences of the batch in one forward. Unshared, scores come in the order of the rows, so the pairs are of
+    any two sequences: the work is that of the right ones."""
     parts = [alone for document in batch for alone in unshared(document)] if apart else batch
     plan = forward_plan(prompts * 8, LONGEST, hidden_size, packed=True, ranks=1, max_tokens_per_micro_batch=10**9)
     (rows,) = plan_step([part.tokens for part in parts], plan).micro_batches[0]

@@ -75,11 +75,7 @@ def main(argv: Sequence[str]) -> None:
         )
 
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            options = LossOptions(
-                margin_scale=reward.margin_scale,
-                label_smoothing=reward.label_smoothing,
-                center_coef=reward.center_coef,
-            )
+            options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
             trainer = RewardTrainer(trained, phase.train, phase.eval, loop, metrics, options)
             result = trainer.train()
             chosen = trainer.chosen_scores(reward.normalization_rows)

@@ -108,8 +108,10 @@ def test_each_role_gets_its_own_settings():
         offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0,
     )  # fmt: skip
     shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
-    assert given.actor_model() == ModelSettings("a", 0.5, True, 7, lora_module_name="x", **shared)
-    assert given.critic_model() == ModelSettings("c", 0.6, False, 8, lora_module_name="y", **shared)
+    assert given.actor_model() == ModelSettings(
+        "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", **shared
+    )
+    assert given.critic_model() == ModelSettings("c", dropout=0.6, lora_dim=8, lora_module_name="y", **shared)
     engine = EngineSettings(
         dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0
     )
