@@ -18,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, cast
@@ -163,11 +163,12 @@ def _serve(
             answer = {"refused": [error.errno, error.strerror, error.filename]}
         except Exception:  # noqa: BLE001 (told to the parent, which raises it)
             answer = {"failed": traceback.format_exc()}
-        channel.send_bytes(json.dumps(answer).encode())
+        with suppress(ConnectionError):  # the parent is gone: so is the next job
+            channel.send_bytes(json.dumps(answer).encode())
 
 
 def _end_with(parent: int) -> None:
-    """A child whose parent was killed would work on, and hold the parent's locks."""
+    """A child whose parent was killed would work on to the end of its job, and hold the parent's locks so long."""
     while os.getppid() == parent:
         time.sleep(_ORPHAN_CHECK_SECONDS)
     os._exit(1)

@@ -171,18 +171,6 @@ def test_unfinished_builds_are_listed_and_pruned(tmp_path, capsys):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lock_on_a_removed_file_keeps_nobody_out(tmp_path):
-    path = str(tmp_path / "a.lock")
-    first = storage.try_lock(path)
-    assert storage.try_lock(path) is None
-    os.remove(path)
-    second = storage.try_lock(path)
-    assert second is not None  # the file that has the name now
-    os.close(first)
-    assert storage.try_lock(path) is None
-    os.close(second)
-
-
 def test_mistakes(tmp_path, capsys):
     with pytest.raises(ThreestepError, match="data_output_path: there is no folder '.*missing'; name the one"):
         main(["list", "--data_output_path", str(tmp_path / "missing")])

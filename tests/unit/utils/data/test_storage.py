@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import os
 import resource
+from contextlib import ExitStack
 
 import pytest
 
-from training.utils.data.storage import HashedFile, naming, read_json_object, sha256_of, write_json
+from training.utils.data.storage import (
+    HashedFile,
+    naming,
+    read_json_object,
+    sha256_of,
+    share,
+    try_lock,
+    try_to_own,
+    write_json,
+)
 
 
 def test_size_and_checksum_are_those_of_the_file(tmp_path):
@@ -71,3 +83,38 @@ def test_json_objects(tmp_path):
     for rubbish in ("[]", "{", "\xff"):
         path.write_text(rubbish, "latin-1")
         assert read_json_object(str(path)) is None
+
+
+def test_one_holds_a_lock_until_it_closes_it(tmp_path):
+    path = str(tmp_path / "a.lock")
+    first = try_lock(path)
+    assert first is not None and try_lock(path) is None
+    os.close(first)
+    second = try_lock(path)
+    assert second is not None
+    os.close(second)
+
+
+def test_a_lock_on_a_removed_file_is_none(tmp_path, monkeypatch):
+    """Its holder removes the file between our opening it and our locking it: the next one would lock another file."""
+    path = str(tmp_path / "a.lock")
+    lock = fcntl.flock
+
+    def removed_before(handle, how):
+        os.remove(path)
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    assert try_lock(path) is None
+    monkeypatch.undo()
+    assert try_lock(path) is not None
+
+
+def test_what_is_shared_is_nobodys_own(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    with path.open() as file, ExitStack() as until:
+        share(file)
+        assert not try_to_own(str(path), until)
+    with ExitStack() as until:
+        assert try_to_own(str(path), until) and try_to_own(str(tmp_path / "missing"), until)

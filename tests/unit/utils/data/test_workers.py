@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -63,6 +65,50 @@ def test_a_failure_is_raised_here_and_ends_all_workers(first, kind, message):
     with pytest.raises(kind, match=message):
         list(run_jobs(3, lambda job: fail(first if job == 1 else 0), 2))
     assert multiprocessing.active_children() == []
+
+
+def test_a_failure_waits_for_nobody():
+    def work(job):
+        if job == 1:
+            raise ThreestepError("row 3 is wrong")
+        time.sleep(120)  # longer than the patience of the whole suite with a test, were it waited for
+
+    started = time.monotonic()
+    with pytest.raises(ThreestepError):
+        list(run_jobs(2, work, 2))
+    assert multiprocessing.active_children() == [] and time.monotonic() - started < 60
+
+
+ORPHANS = """
+import os, time
+from training.utils.data.workers import run_jobs
+
+def work(job):
+    print(os.getpid(), flush=True)
+    time.sleep(120)
+
+list(run_jobs(2, work, 2))
+"""
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_of_a_killed_program_end_in_the_middle_of_their_work():
+    program = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    workers = [int(program.stdout.readline()) for _ in range(2)]
+    program.kill()
+    program.wait()
+    program.stdout.close()
+    ends = time.monotonic() + 30
+    while any(map(is_running, workers)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
 
 
 def test_whoever_stops_listening_ends_all_workers():
