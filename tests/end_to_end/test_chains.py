@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine
 CHAINS = pytest.mark.parametrize("name", ["alone", "together"])
 STEPS = pytest.mark.parametrize("step", [1, 2, 3])
 EVERY_STEP = {
-    1: {"train/loss", "train/learning_rate", "train/tokens_per_second"},
-    2: {"train/loss", "train/accuracy", "train/learning_rate", "train/tokens_per_second"},
+    1: {"train/loss", "train/token_accuracy", "train/learning_rate", "train/tokens_per_second", "train/mfu"},
+    2: {"train/loss", "train/accuracy", "train/learning_rate", "train/tokens_per_second", "train/mfu"},
     3: {
         "actor/policy_loss",
         "actor/clip_fraction",
@@ -34,7 +34,11 @@ EVERY_STEP = {
         "rollout/logprob_mismatch",
     },
 }
-EVALUATION = {1: {"eval/loss"}, 2: {"eval/loss", "eval/accuracy", "eval/score_gap"}, 3: {"eval/reward"}}
+EVALUATION = {
+    1: {"eval/loss", "eval/perplexity", "eval/token_accuracy"},
+    2: {"eval/loss", "eval/accuracy", "eval/score_gap"},
+    3: {"eval/reward"},
+}
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -111,10 +115,11 @@ def test_samples(chain_named, name: str):
 @CHAINS
 @STEPS
 def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
-    """A line of the launcher's command, the data's lines, the result; on stderr the bar alone."""
+    """A line of the launcher's command, the data's lines, the machine's rate, the result; on stderr the bar alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
-    assert lines[0].startswith("+ ") and all(line.startswith(("data: ", f"step {step}: ")) for line in lines[1:])
+    starts = ("data: ", "mfu: ", f"step {step}: ")
+    assert lines[0].startswith("+ ") and all(line.startswith(starts) for line in lines[1:])
     assert len(set(lines)) == len(lines)
     assert sum(line.startswith(f"step {step}: ") for line in lines) == 1
     bars = [line for line in ran.stderr.splitlines() if line.strip()]

@@ -124,7 +124,7 @@ def loop_settings(
 def _meter(model: Any, ranks: Ranks) -> ComputeMeter:
     peak = peak_of_all_ranks(model.dtype, ranks)
     dtype = str(model.dtype).removeprefix("torch.")
-    say(f"matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of that", ranks.is_main)
+    say(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of it", ranks.is_main)
     return ComputeMeter(model_shape(model), peak)
 
 
