@@ -60,7 +60,8 @@ def test_the_accuracy_rises(trained):
     assert (before["step"], before["eval/accuracy"], before["eval/reward_margin"]) == (0, 0.0, 0.0)
     steps = [line for line in found if "train/loss" in line]
     assert [line["step"] for line in steps] == list(range(1, 51))
-    assert steps[0].keys() >= {"train/accuracy", "train/reward_margin", "train/chosen_reward", "train/pairs_per_second"}
+    told = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "pairs_per_second", "mfu")
+    assert steps[0].keys() >= {f"train/{name}" for name in told}
     assert said_of_reference(ran)[0].startswith("reference: read 1,700 rows in ")
     last = ran.stdout.splitlines()[-1]
     assert last.startswith("step 2: evaluation loss 0.693 -> 0.6")

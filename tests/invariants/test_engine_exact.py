@@ -183,12 +183,12 @@ def test_lora_equals_plain_pytorch(launched, models, world_size: int, name: str)
     out, reports = launched("engine_program", world_size)
     kind = "dpo" if name.startswith("dpo") else "sft"
     want, weights = lora_trained_plainly(models, kind, regularized=False)
-    assert reports[0][name]["losses"] == pytest.approx(want.losses, abs=rounding_of(kind))
+    # Adam divides by the adapters' first gradients, which are small: the rounding of DPO's sums is seen there.
+    more = 1.0 if kind == "sft" else 4.0
+    assert reports[0][name]["losses"] == pytest.approx(want.losses, abs=more * rounding_of(kind))
     got = loaded(out / name)
     assert got.keys() == dict(start_of(models / "causal", "sft").named_parameters()).keys()
-    # Adam divides by the adapters' first gradients, which are small: the rounding of DPO's sums is seen there.
-    tolerance = 1e-4 if kind == "sft" else 3e-4
-    assert_weights_equal(got, weights, start_of(models / "causal", "sft"), tolerance, along=1e-5)
+    assert_weights_equal(got, weights, start_of(models / "causal", "sft"), more * 1e-4, along=more * 1e-5)
 
 
 @pytest.mark.parametrize("world_size, case", REGULARIZED)

@@ -17,10 +17,12 @@ import torch
 from training.step2_dpo.batches import PairBatch, all_pair_batches, pair_batches, response_tokens
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss, sequence_sums
 from training.step2_dpo.reference import References
+from training.utils.data.documents import responses_document
 from training.utils.data.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import unshared
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import real_tokens
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -146,8 +148,19 @@ class DpoTrainer:
             **{f"train/{name}": value for name, value in _means(totals).items()},
             "train/pairs_per_second": totals["pairs"] / seconds,
             "train/tokens_per_second": tokens / seconds,
+            **self._mfu(rows, seconds),
             **report.figures("train"),
         }
+
+    def _mfu(self, rows: Sequence[ResponsesRow], seconds: float) -> dict[str, float]:
+        """The policy's forward and backward alone count, not what reads the reference."""
+        meter = self.settings.meter
+        if meter is None:
+            return {}
+        documents = [responses_document(row, are_targets=True) for row in rows]
+        if not self.settings.train_plan.packed:
+            documents = [alone for document in documents for alone in unshared(document)]
+        return {"train/mfu": meter.mfu(documents, sum(sum(response_tokens(row)) for row in rows), seconds)}
 
     def _loss(
         self, batch: PairBatch, reference_B: torch.Tensor, prompts: float
