@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
             data.max_seq_len,
             say,
             sharing=False,
-            needs_segments="--parallel_thinking" if data.parallel_thinking else None,
+            needs_segments=data.needs_segments,
         )
         loop = loop_settings(
             engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed

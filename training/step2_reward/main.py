@@ -60,16 +60,12 @@ def main(argv: Sequence[str]) -> None:
         scorer = load_under(
             settings,
             ranks,
-            lambda dtype: load_scalar_model(
-                model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added
-            ),
+            lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added),
         )
         check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
-        segmented = "--parallel_thinking" if data.parallel_thinking else None
-        packed = may_pack(
-            engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=segmented
-        )
+        needs = data.needs_segments
+        packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=needs)
         loop = loop_settings(
             engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run.seed
         )

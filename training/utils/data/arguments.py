@@ -241,6 +241,11 @@ class DataArguments:
         """Tokens that the tokenizer must have: it gains those that it lacks."""
         return list(self.parallel_tags) if self.parallel_thinking else []
 
+    @property
+    def needs_segments(self) -> str | None:
+        """The flag by which a sentence has segments that do not see each other; None where none asks for it."""
+        return "--parallel_thinking" if self.parallel_thinking else None
+
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that shows without loading data; loads the dataset modules to know the names."""
         from training.utils.data.addresses import check_address
