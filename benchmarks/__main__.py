@@ -6,6 +6,11 @@ NAME: sft, reward, reward_half (prompts are half of the tokens), dpo, ranked2, r
 shared and unshared), overhead (the same rows without the engine), head (the loss at a vocabulary of 128,000), data
 (raw rows to cached tokens, and what opening a cached split costs).
 
+On a GPU the same commands run there, and the peak is that of the GPU's memory:
+
+    python -m benchmarks sft --data_dir ... --shape 1300m --dtype bf16 --max_seq_len 2048 \\
+        --attn_implementation flex_attention
+
 Competitors take turns (A B C, A B C, ...), so that a machine whose speed drifts slows all of them; each figure is a
 median over all steady steps, and only ratios are claims. TRL runs in an environment of its own, made on first use.
 """
@@ -15,10 +20,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +70,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", default="runs/benchmarks")
     parser.add_argument("--without_trl", action="store_true")
+    parser.add_argument("--max_seq_len", type=int, default=512, help="Threestep's; rows are as wide or, flex, wider")
+    parser.add_argument("--attn_implementation", default="sdpa", help="Threestep's; the floor and TRL have theirs")
     return parser.parse_args()
 
 
@@ -71,8 +80,10 @@ def _run(command: list[str], threads: int) -> Measured:
     environment["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=error, text=True)
+        on_gpu = _GpuPeak()
         # wait4 knows what the process and its own children used; Popen's wait does not.
         _, status, usage = os.wait4(process.pid, 0)
+        peak_bytes = on_gpu.stop() or usage.ru_maxrss * 1024
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         error.seek(0)
@@ -81,7 +92,30 @@ def _run(command: list[str], threads: int) -> Measured:
         steps = [json.loads(line) for line in out if line.startswith('{"units"')]
     if len(steps) <= WARM_UP_STEPS:
         sys.exit(f"{' '.join(command)} reported {len(steps)} steps; {WARM_UP_STEPS} of them only warm up")
-    return Measured([step["units"] / step["seconds"] for step in steps[WARM_UP_STEPS:]], usage.ru_maxrss * 1024)
+    return Measured([step["units"] / step["seconds"] for step in steps[WARM_UP_STEPS:]], peak_bytes)
+
+
+class _GpuPeak:
+    """The most memory used on the first GPU, asked for ten times a second by nvidia-smi: the same for every competitor.
+    0 where there is none."""
+
+    def __init__(self) -> None:
+        self._most_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        if shutil.which("nvidia-smi"):
+            self._thread.start()
+
+    def _watch(self) -> None:
+        ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        while not self._ended.wait(0.1):
+            said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+            if said.isdigit():
+                self._most_bytes = max(self._most_bytes, int(said) * 2**20)
+
+    def stop(self) -> int:
+        self._ended.set()
+        return self._most_bytes
 
 
 def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[str, list[Measured]]) -> None:

@@ -29,6 +29,7 @@ class Competition:
     notes: list[str] = field(default_factory=list)
 
 
+_MFU = "Threestep's share of the matmul rate measured in its own run: train/mfu of metrics.jsonl, in step1_sft_run"
 Make = Callable[[Workload, argparse.Namespace], Competition]
 
 
@@ -42,7 +43,7 @@ def _sft(workload: Workload, arguments: argparse.Namespace) -> Competition:
         for mode in ("plain", "padding_free", "grouped"):
             accumulate = ["--mode", mode, "--batch", str(SFT_FORWARD), "--accumulate", str(SFT_ACCUMULATION)]
             commands[f"TRL, {mode}"] = _trl("sft", workload, arguments, accumulate)
-    return Competition("token", commands)
+    return Competition("token", commands, [_MFU])
 
 
 def _overhead(workload: Workload, arguments: argparse.Namespace) -> Competition:
@@ -149,7 +150,8 @@ def _threestep(step: str, unit: str, workload: Workload, arguments: argparse.Nam
     output = str(workload.folder / f"{step}_run")
     program = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", step, "--unit", unit]
     shared = ["--model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--zero_stage", "1"]
-    shared += ["--max_train_steps", str(arguments.steps), "--max_eval_rows", "8", "--max_seq_len", "512"]
+    shared += ["--max_train_steps", str(arguments.steps), "--max_eval_rows", "8"]
+    shared += ["--max_seq_len", str(arguments.max_seq_len), "--attn_implementation", arguments.attn_implementation]
     shared += ["--data_output_path", str(workload.folder / "cache")]
     return [*program, "--output_dir", output, "--", *shared, *flags]
 

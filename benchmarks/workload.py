@@ -14,9 +14,10 @@ from pathlib import Path
 from training.utils.run.errors import ThreestepError
 
 SHAPES = {
-    # hidden, layers, heads, intermediate: with 8,192 tokens 27.7 and 108 million weights
+    # hidden, layers, heads, intermediate: with 8,192 tokens 27.7, 108 and 1,270 million weights
     "25m": (512, 6, 8, 1536),
     "100m": (768, 12, 12, 2304),
+    "1300m": (2048, 24, 16, 5632),
     "tiny": (64, 2, 4, 128),
 }
 VOCABULARY = 8192
@@ -155,7 +156,7 @@ def _make_model(workload: Workload, shape: str, texts: list[str]) -> None:
             num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=intermediate,
-            max_position_embeddings=512,
+            max_position_embeddings=2048,
             bos_token_id=None,
             eos_token_id=0,
             pad_token_id=1,

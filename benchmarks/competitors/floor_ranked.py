@@ -39,8 +39,10 @@ def main() -> None:
     arguments = parser.parse_args()
     workload = Workload(Path(arguments.workload))
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(str(workload.model), None)
     scorer = load_scalar_model(ModelSettings(str(workload.model)), dtype, tokenizer, must_have_head=False).train()
+    scorer = scorer.to(device)
     model = ScalarModel(scorer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     prompts = prompts_of(arguments.responses)
@@ -48,7 +50,7 @@ def main() -> None:
     pairs = arguments.responses * (arguments.responses - 1) // 2
     for step in range(arguments.steps):
         batch = documents[step * prompts : (step + 1) * prompts]
-        rows = _laid_out(batch, arguments.unshared, scorer.config.hidden_size, prompts)
+        rows = [each.to(device) for each in _laid_out(batch, arguments.unshared, scorer.config.hidden_size, prompts)]
         started = time.perf_counter()
         scores_B = torch.cat([model(each) for each in rows])
         scores_PK = scores_B.view(-1, arguments.responses)
@@ -57,11 +59,14 @@ def main() -> None:
             for i in range(arguments.responses)
             for j in range(i + 1, arguments.responses)
         ]
-        zeros, weights = torch.zeros(len(gaps) * prompts), torch.full((len(gaps) * prompts,), 1 / pairs)
+        zeros = torch.zeros(len(gaps) * prompts, device=device)
+        weights = torch.full_like(zeros, 1 / pairs)
         ranking_loss(torch.cat(gaps), zeros, zeros, weights, prompts, LossOptions()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         print(json.dumps({"units": pairs * prompts, "seconds": time.perf_counter() - started}), flush=True)
 
 

@@ -38,7 +38,8 @@ def main() -> None:
     arguments = parser.parse_args()
     workload = Workload(Path(arguments.workload))
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
-    causal_lm = load_causal_lm(ModelSettings(str(workload.model)), dtype, 0).train()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    causal_lm = load_causal_lm(ModelSettings(str(workload.model)), dtype, 0).train().to(device)
     policy = PolicyModel(causal_lm)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, fused=True)
     weights = sum(parameter.numel() for parameter in causal_lm.parameters())
@@ -48,7 +49,7 @@ def main() -> None:
         causal_lm.config.hidden_size,
         packed=True,
         ranks=1,
-        forward_tokens=forward_overhead_tokens(weights, on_gpu=False),
+        forward_tokens=forward_overhead_tokens(weights, on_gpu=device.type == "cuda"),
     )
     documents = _documents(workload)
     per_step = SFT_FORWARD * SFT_ACCUMULATION
@@ -56,7 +57,7 @@ def main() -> None:
     for step in range(arguments.steps):
         batch = [documents[index] for index in stream.take(step * per_step, per_step)]
         rows = plan_step([document.tokens for document in batch], plan).micro_batches[0]
-        laid_out = [packed_rows([[batch[index] for index in row] for row in each], 1) for each in rows]
+        laid_out = [packed_rows([[batch[index] for index in row] for row in each], 1).to(device) for each in rows]
         targets = sum(each.target_ids_M.numel() for each in laid_out)
         started = time.perf_counter()
         for each in laid_out:
@@ -64,6 +65,8 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         print(json.dumps({"units": sum(document.tokens for document in batch), "seconds": seconds}), flush=True)
 

@@ -32,14 +32,15 @@ def main() -> None:
     workload = Workload(Path(arguments.workload))
     ids, is_target = tokens_of(workload)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
-    model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32).train()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32).train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     size = ROWS * WIDTH
     for step in range(arguments.steps):
         started = time.perf_counter()
         here = slice(step * size, (step + 1) * size)
-        rows, targets = ids[here].view(ROWS, WIDTH), is_target[here].view(ROWS, WIDTH)
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        rows, targets = (part[here].view(ROWS, WIDTH).to(device) for part in (ids, is_target))
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             hidden = model.model(input_ids=rows, use_cache=False)[0][:, :-1]
             wanted = rows[:, 1:]
             if arguments.head == "chosen":
@@ -51,6 +52,8 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         print(json.dumps({"units": size, "seconds": time.perf_counter() - started}), flush=True)
 
 

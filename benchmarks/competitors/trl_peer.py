@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
@@ -80,7 +81,7 @@ def _settings(arguments: argparse.Namespace) -> dict:
         "gradient_accumulation_steps": arguments.accumulate,
         "max_steps": arguments.steps,
         "bf16": arguments.dtype == "bf16",
-        "use_cpu": True,
+        "use_cpu": not torch.cuda.is_available(),
         "gradient_checkpointing": False,
         "report_to": [],
         "save_strategy": "no",

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         scorer = load_under(
             settings,
             ranks,
-            lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added),
+            lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, False, added_tokens=added),
         )
         check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])

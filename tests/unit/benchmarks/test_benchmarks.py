@@ -15,6 +15,7 @@ from benchmarks.workload import RANKED, Workload, make_workload
 from training.utils.run.errors import ThreestepError
 
 QUESTIONS = 140
+ROWS = {"max_seq_len": 512, "attn_implementation": "sdpa"}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def rows(path: Path) -> list[dict]:
 
 
 def flags(**changed: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"dtype": "fp32", "steps": 4, "without_trl": True, "folder": ".", **changed})
+    return argparse.Namespace(**{"dtype": "fp32", "steps": 4, "without_trl": True, "folder": ".", **ROWS, **changed})
 
 
 def test_the_workload(workload):

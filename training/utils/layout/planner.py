@@ -61,14 +61,16 @@ def forward_plan(
     budget = max_tokens_per_micro_batch
     if budget is None and packed:
         budget = sequences * longest_tokens
-    free = packed and long_rows_are_free and budget is not None
+    longest_row, quadratic = longest_tokens, 6.0 * hidden_size
+    if packed and long_rows_are_free and budget is not None:
+        longest_row, quadratic = max(longest_tokens, budget), float("inf")
     return PlanSettings(
         ranks=ranks,
         max_tokens_per_micro_batch=budget,
         max_rows_per_micro_batch=sequences,
         packed=packed,
-        max_row_tokens=max(longest_tokens, budget) if free else longest_tokens,
-        quadratic_tokens=float("inf") if free else 6.0 * hidden_size,
+        max_row_tokens=longest_row,
+        quadratic_tokens=quadratic,
         forward_tokens=forward_tokens,
     )
 

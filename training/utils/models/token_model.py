@@ -37,7 +37,7 @@ class PolicyModel(nn.Module):
     @property
     def embedding_width(self) -> int:
         """The last dimension of `noise_NTE`; most models' hidden size."""
-        return self.model.get_input_embeddings().embedding_dim
+        return int(self.model.get_input_embeddings().embedding_dim)  # type: ignore[arg-type]
 
     def forward(
         self,

@@ -250,9 +250,11 @@ def test_builds_killed_at_any_moment_are_gone_on_with(tmp_path, ask, whole):
         process.wait()
         process.stdout.close()
         assert not (tmp_path / "text").exists()
+    finished = list(tmp_path.rglob("*.json"))  # a slow machine may have been stopped before its first shard
     # Its orphaned workers end by themselves and let go of the lock, for which this one waits.
-    output, _ = start(tmp_path, 2, 0.0).communicate(timeout=60)
-    assert "shards were finished by a build that was stopped" in output and "rows 4285" in output
+    output, _ = start(tmp_path, 2, 0.0).communicate(timeout=120)
+    assert "rows 4285" in output
+    assert not finished or "shards were finished by a build that was stopped" in output
     folder, log = ask()
     assert folder.resumed and content(folder) == whole, log
 
