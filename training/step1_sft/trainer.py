@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -149,8 +150,8 @@ class SftTrainer:
         if not self.sft.neftune_alpha:
             return None
         seeds = [derived_seed(self.settings.seed, "neftune", first + index) for index in micro_batch.taken]
-        width = self.engine.module.embedding_width
-        return embedding_noise(micro_batch.rows, seeds, self.sft.neftune_alpha, width)
+        policy: Any = self.engine.module
+        return embedding_noise(micro_batch.rows, seeds, self.sft.neftune_alpha, policy.embedding_width)
 
     def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[MicroBatch]:
         """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""

@@ -20,7 +20,8 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> int:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)] or [model]
+    blocks: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    blocks = blocks or [model]
     for block in blocks:
         block.compile(dynamic=True, backend=backend)
     return len(blocks)
