@@ -44,13 +44,14 @@ from training.utils.run.errors import ThreestepError
 @dataclass(frozen=True)
 class _Read:
     """What a row is before it is tokenized. `prompts`: how many of the pieces are the prompt (phases 2 and 3);
-    `margins`: of phase 2; `reference`: of phase 3."""
+    `margins`: of phase 2; `prompt_text` and `reference`: of phase 3."""
 
     row_id: int
     where: str
     pieces: list[Piece]
     prompts: int = 0
     margins: np.ndarray | None = None
+    prompt_text: str = ""
     reference: Any = None
 
 
@@ -180,14 +181,17 @@ class ChatRowMaker:
         return answers
 
     def _read_prompt(self, sample: Any, row_id: int, where: str) -> _Read | Dropped:
-        messages = self._raw.get_prompt_messages(sample)
+        messages, text = self._raw.get_prompt_messages(sample), None
         if messages is None:
-            prompt = read_text(self._raw, "get_prompt", sample, where)
-            if prompt is None:
+            text = read_text(self._raw, "get_prompt", sample, where)
+            if text is None:
                 return Dropped("no_prompt")
-            messages = messages_of_text(prompt)
+            messages = messages_of_text(text)
         pieces = self._chat.prompt(self._conversation(messages, sample, where))
-        return _Read(row_id, where, pieces, len(pieces), reference=read_reference(self._raw, sample, where))
+        if text is None:
+            text = "".join(piece.text for piece in pieces)
+        reference = read_reference(self._raw, sample, where)
+        return _Read(row_id, where, pieces, len(pieces), prompt_text=text, reference=reference)
 
     # Making: lengths, records.
 
@@ -233,8 +237,7 @@ class ChatRowMaker:
         if isinstance(cut, Dropped):
             return cut
         self._counts.truncated += len(cut) < len(whole)
-        text = "".join(piece.text for piece in read.pieces)
-        return PromptRow(read.row_id, np.array(cut[::-1], np.int32), text, read.reference)
+        return PromptRow(read.row_id, np.array(cut[::-1], np.int32), read.prompt_text, read.reference)
 
     def _too_long(self, read: _Read, long: TooLong) -> ThreestepError:
         return too_long(self._source, read.row_id, long, self._data)

@@ -66,8 +66,9 @@ class PromptRow:
     """Phase 3: a prompt, its ids stored from last to first (see `collate.collate_prompts`).
 
     `flipped_prompt_ids`: int32 [P], `flipped_prompt_ids[0]` is the last token of the prompt. `prompt_text`:
-    the text as the dataset gave it, never truncated. `reference`: what the dataset's `get_reference` gave
-    (a string, or any other JSON value), None where there is none.
+    the text as the dataset gave it (of messages: as the chat template renders them), never truncated.
+    `reference`: what the dataset's `get_reference` gave (a string, or any other JSON value), None where there is
+    none.
     """
 
     row_id: int

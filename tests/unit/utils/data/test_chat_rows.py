@@ -196,6 +196,7 @@ def test_pairs_of_plain_texts(flags):
     assert [tokenizer.decode(ids) for ids in row.response_ids] == ["2 + 3 is 5.<|im_end|>", "It is 4.<|im_end|>"]
     (prompt,) = build_phase(3, dataclasses.replace(data, data_split="0,0,1"), tokenizer, seed=1).train
     assert np.array_equal(prompt.flipped_prompt_ids[::-1], row.prompt_ids)
+    assert prompt.prompt_text == PAIR["prompt"]  # what reward functions and checkers know it by
 
 
 def test_a_conversation_is_a_prompt_without_its_answer(talks):
