@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from training.step2_reward.arguments import RewardArguments
 from training.utils.data.arguments import DataArguments
@@ -57,11 +58,10 @@ def main(argv: Sequence[str]) -> None:
         check_margins(phase.train, reward.margin_scale)
         steps = whole_steps(engine, len(phase.train), ranks)
 
-        scorer = load_under(
-            settings,
-            ranks,
-            lambda dtype: load_scalar_model(model.settings(), dtype, tokenizer, False, added_tokens=added),
-        )
+        def load(dtype: Any) -> Any:
+            return load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added)
+
+        scorer = load_under(settings, ranks, load)
         check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
         needs = data.needs_segments
