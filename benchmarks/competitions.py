@@ -59,6 +59,7 @@ def _pairwise(file: str, trainer: str, workload: Workload, arguments: argparse.N
     step = {"reward": "step2_reward", "dpo": "step2_dpo"}[trainer]
     flags = ["--data_path", f"jsonl:{workload.folder / file}", "--data_split", "0,1,0", "--learning_rate", "1e-5"]
     flags += ["--per_device_train_batch_size", str(PAIRS)]
+    flags += ["--normalization_rows", "0"] if trainer == "reward" else []
     commands = {
         "Threestep": _threestep(step, "pairs", workload, arguments, flags),
         "Threestep, padded": _threestep(step, "pairs", workload, arguments, [*flags, "--padded"]),
@@ -85,7 +86,7 @@ def _ranked(responses: int, workload: Workload, arguments: argparse.Namespace) -
     file = workload.ranked(responses)
     flags = ["--dataset_module", str(ROOT / "benchmarks" / "ranked_dataset.py"), "--data_path", "benchmark_ranked"]
     flags += ["--dataset_dir", str(file.parent), "--data_split", "0,1,0", "--learning_rate", "1e-5"]
-    flags += ["--per_device_train_batch_size", str(prompts_of(responses))]
+    flags += ["--per_device_train_batch_size", str(prompts_of(responses)), "--normalization_rows", "0"]
     commands = {
         "Threestep": _threestep("step2_reward", "pairs", workload, arguments, flags),
         "Threestep, padded": _threestep("step2_reward", "pairs", workload, arguments, [*flags, "--padded"]),
