@@ -37,16 +37,18 @@ class BuildReport:
     @property
     def sentence(self) -> str:
         """One line for a log: what was kept, cut and left out."""
-        parts = []
-        for name, split in (("train", self.train), ("eval", self.eval)):
-            left_out = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
-            found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
-            parts.append(
-                f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
-                + (f"dropped: {left_out}" if left_out else "none dropped")
-                + (f", parallel thinking: {found}" if found else "")
-            )
-        return "; ".join(parts)
+        return "; ".join(split_sentence(name, split) for name, split in (("train", self.train), ("eval", self.eval)))
+
+
+def split_sentence(name: str, split: SplitReport) -> str:
+    """What was kept, cut and left out of one split."""
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+    found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
+    return (
+        f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
+        + (f"dropped: {left_out}" if left_out else "none dropped")
+        + (f", parallel thinking: {found}" if found else "")
+    )
 
 
 @dataclass

@@ -30,11 +30,13 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer kept with a model. ThreestepError where it lacks an end or a pad token.
 
-    end_may_pad: pad with the end token where there is no pad token, which is enough where nothing is trained or saved.
+    end_may_pad: pad with the end token where there is no pad token, which is enough where nothing is trained or saved;
+    a folder of a tokenizer without a model is then enough too.
     """
     from transformers import AutoTokenizer
 
-    _check_folder(name_or_path)
+    if not (end_may_pad and (Path(name_or_path) / "tokenizer_config.json").is_file()):
+        _check_folder(name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     except Exception as problem:  # transformers raises many kinds; every one means that this name gives no tokenizer
