@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,14 @@ def test_step_2_goes_on_from_it(place: Path, trained, flags):
         assert ran.code == 0, ran.words
         found[padded] = numbers(folder, "train/loss", "eval/loss")
     assert len(found["true"]) == 4 and found["true"] == pytest.approx(found["false"], rel=1e-4)
+
+
+def test_preferences_of_a_model_without_the_tags(place: Path, trained, flags):
+    """DPO's reference has the embeddings that were just drawn, which no file could know again."""
+    folder = place / "blocks_dpo"
+    more = ["--per_device_train_batch_size", 4, "--output_dir", folder]
+    ran = run_step("dpo", ["--model_name_or_path", place / "start_without_tags", *flags, *more])
+    assert ran.code == 0, ran.words
+    before, after = numbers(folder, "eval/loss")
+    assert before == pytest.approx(math.log(2), abs=1e-6) and after < before
+    assert "reference: " not in ran.stdout and numbers(folder, "reference/pairs_per_second")

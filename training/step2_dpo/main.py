@@ -24,7 +24,6 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, read the reference, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, model, engine, dpo = groups
-    dpo.check_reference(model)
 
     from training.step2_dpo.loss import Objective
     from training.step2_dpo.reference import adapter_off_references, known_references
@@ -45,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
         added = add_tokens(tokenizer, data.tokens_in_need)
+        dpo.check_reference(model, added)
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
 
@@ -70,8 +70,9 @@ def main(argv: Sequence[str]) -> None:
             if dpo.reference == "adapter_off":
                 references = adapter_off_references(trained, causal_lm)
             else:
-                name = model.model_name_or_path
-                file = reference_file(name, phase, data, engine.dtype, packed) if ranks.is_main else None
+                name, file = model.model_name_or_path, None
+                if ranks.is_main and not added:  # embeddings of new tokens are drawn: no file knows them again
+                    file = reference_file(name, phase, data, engine.dtype, packed)
                 references = known_references(trained, phase.train, phase.eval, loop, file, metrics, say)
             objective = Objective(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.sft_coef)
             result = DpoTrainer(trained, phase.train, phase.eval, references, objective, loop, metrics).train()
