@@ -54,7 +54,13 @@ def main(argv: Sequence[str]) -> None:
         check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
         packed = may_pack(
-            engine.padded, causal_lm, trained, lambda rows: trained(rows).logprobs_M, data.max_seq_len, say
+            engine.padded,
+            causal_lm,
+            trained,
+            lambda rows: trained(rows).logprobs_M,
+            data.max_seq_len,
+            say,
+            needs_segments=data.needs_segments,
         )
         loop = loop_settings(
             engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed

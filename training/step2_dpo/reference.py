@@ -28,7 +28,8 @@ from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
-from training.utils.models.lora import adapters_off
+from training.utils.models.lora import adapters_off, is_adapter_tensor
+from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import MetricsWriter, progress_bar
 
 # PairBatch -> float32 [B], the summed log-probability of each of its sequences.
@@ -142,5 +143,12 @@ def known_references(
 
 
 def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel) -> References:
-    """Nothing is read before training. model: with LoRA adapters, inside `engine`."""
+    """Nothing is read before training. model: with LoRA adapters, inside `engine`. ThreestepError where more than they
+    trains: embeddings that have just gained tokens."""
+    others = [name for name, part in model.named_parameters() if part.requires_grad and not is_adapter_tensor(name)]
+    if others:
+        raise ThreestepError(
+            f"--reference adapter_off needs a model of which nothing but the adapters trains, and {others[0]} trains "
+            "for the tokens that the tokenizer lacked; start from a model that has them or use --reference cached"
+        )
     return References(AdapterOff(engine, model), AdapterOff(engine, model))

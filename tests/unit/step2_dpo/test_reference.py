@@ -8,14 +8,17 @@ import torch
 
 from tests.tiny_models import tiny_causal_lm
 from training.step2_dpo.batches import pair_batches
-from training.step2_dpo.reference import known_references, read_rows, taken_rows
+from training.step2_dpo.reference import adapter_off_references, known_references, read_rows, taken_rows
 from training.step2_dpo.reference_file import ReferenceFile
 from training.utils.data.phases import ResponsesRow
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
+from training.utils.models.lora import add_lora
+from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
+from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import MetricsWriter
 
 
@@ -133,3 +136,13 @@ def test_a_longer_run_reads_what_it_lacks(run):
 def test_no_evaluation_rows(run):
     found, sequences, _, _ = run(tiny_causal_lm("llama"), eval_rows=0)
     assert sequences > 0 and values(found, "train", made(20, seed=1), [taken_rows(20, settings())[0]])
+
+
+def test_embeddings_that_train_are_no_reference():
+    """Step 2 from a model whose tokenizer has just gained tokens."""
+    model = add_lora(tiny_causal_lm("llama"), ModelSettings("unused", lora_dim=2))
+    adapter_off_references(OneRank(model), model)
+    model.get_input_embeddings().requires_grad_(True)
+    sentence = "nothing but the adapters trains, and model.embed_tokens.weight trains for the tokens that the tokenizer"
+    with pytest.raises(ThreestepError, match=sentence):
+        adapter_off_references(OneRank(model), model)

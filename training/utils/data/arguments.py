@@ -347,8 +347,3 @@ class DataArguments:
             "parallel_thinking: a tag counts where the loss falls, for a prompt may quote the tags; use it "
             "with loss_on response",
         )
-        mistakes.require(
-            self.prompt_style == "human_assistant",
-            "parallel_thinking: expected prompt_style human_assistant, got "
-            f"'{self.prompt_style}': blocks are not looked for in turns that a template renders; leave one of them out",
-        )

@@ -58,13 +58,13 @@ def build_phase(
     parse_data_split(data.data_split)
     if phase in (2, 3):
         require_pad_token(tokenizer, f"phase {phase} ({PHASE_NAMES[phase]})")
-    chat = ChatTokenizer(data, tokenizer) if data.prompt_style == "chat_template" else None
     if phase == 3 and data.parallel_thinking:
         raise ThreestepError(
             "parallel_thinking: phase 3 samples responses token by token, every path seeing those before it, and "
             "learns from what it sampled; use it in phases 1 and 2"
         )
     tags = parallel_tags(data, tokenizer)
+    chat = ChatTokenizer(data, tokenizer, tags) if data.prompt_style == "chat_template" else None
     texts = chat.texts if chat else TextTokenizer(tokenizer, data.end_of_conversation_token, tags)
     sources = open_sources(phase, data, seed)
 

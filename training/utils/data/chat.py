@@ -21,6 +21,7 @@ from training.utils.data.chat_spans import ReadConversation, TurnFinder
 from training.utils.data.conversations import BadConversation, Conversation
 from training.utils.data.fingerprint import hash_text
 from training.utils.data.tokenize import Ids, TextTokenizer, TooLong, cut_prompt
+from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
 
 
@@ -75,8 +76,10 @@ class EncodedConversation:
 class ChatTokenizer:
     """Templates, turns and tokens for the conversations of one run."""
 
-    def __init__(self, data: DataArguments, tokenizer: Any) -> None:
-        """Raises ThreestepError where there is no template, or none that ends a turn with a token."""
+    def __init__(self, data: DataArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None) -> None:
+        """parallel_tags: those of parallel thinking, where it is on.
+
+        Raises ThreestepError where there is no template, or none that ends a turn with a token."""
         self._data = data
         self._tokenizer = tokenizer
         self._file = None if data.chat_template is None else Path(data.chat_template).read_text("utf-8")
@@ -91,7 +94,7 @@ class ChatTokenizer:
         self.end_token = self._finder(None, {}).end_token
         # Such a token takes the blanks behind it along, and they must not be tokenized apart from it.
         self._end_takes_blanks = {token.content for token in added if token.rstrip}
-        self.texts = TextTokenizer(tokenizer, self.end_token)
+        self.texts = TextTokenizer(tokenizer, self.end_token, parallel_tags)
         probe = 'A "line".\n\n  \u00e9\u4f60\U0001f642 </x> 12'
         ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
         takes_blanks = any(token.lstrip or token.rstrip for token in added)

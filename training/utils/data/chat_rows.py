@@ -23,6 +23,7 @@ from training.utils.data.conversations import (
     messages_of_text,
     response_message,
 )
+from training.utils.data.parallel_thinking import ParallelCheck
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.reports import Counts
 from training.utils.data.row_makers import (
@@ -38,6 +39,7 @@ from training.utils.data.row_makers import (
 )
 from training.utils.data.sources import Source
 from training.utils.data.tokenize import Ids, TooLong, fit_sentences
+from training.utils.layout.parallel import MalformedBlocks
 from training.utils.run.errors import ThreestepError
 
 
@@ -64,6 +66,7 @@ class ChatRowMaker:
         self._source = source
         self._raw = source.raw
         self._counts = counts
+        self._parallel = ParallelCheck(data, chat.texts.parallel_tags, counts.parallel)
         self._read: Callable[[Any, int, str], _Read | Dropped] = {
             1: self._read_conversation,
             2: self._read_responses,
@@ -196,25 +199,36 @@ class ChatRowMaker:
     # Making: lengths, records.
 
     def _sentence(self, read: _Read, ids: list[Ids]) -> Row | Dropped:
+        whole = joined(read.pieces, ids)
         try:
-            fitted = fit_conversation(joined(read.pieces, ids), self._data.max_seq_len, self._data.truncation)
+            tags = self._parallel.tags_of([whole.ids], read.where, whole.loss)
+        except MalformedBlocks:
+            return Dropped("malformed_parallel")
+        try:
+            fitted = fit_conversation(whole, self._data.max_seq_len, self._data.truncation)
         except TooLong as long:
             raise self._too_long(read, long) from None
         if isinstance(fitted, str):
             return Dropped(fitted)
         conversation, was_cut = fitted
+        if was_cut and tags and not self._parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
+            return Dropped("cut_inside_a_block")
         self._counts.truncated += was_cut
         loss_mask = np.array(conversation.loss, bool)
         if self._data.loss_on == "conversation":
             loss_mask[:] = True
         loss_mask[0] = False
-        return SentenceRow(read.row_id, np.array(conversation.ids, np.int32), loss_mask)
+        return SentenceRow(read.row_id, np.array(conversation.ids, np.int32), loss_mask, tags)
 
     def _responses(self, read: _Read, ids: list[Ids]) -> Row | Dropped:
         prompt_ids = [i for own in ids[: read.prompts] for i in own]
         if not prompt_ids:
             return Dropped("empty_prompt")
         data = self._data
+        try:
+            tags = self._parallel.tags_of(ids[read.prompts :], read.where)
+        except MalformedBlocks:
+            return Dropped("malformed_parallel")
         try:
             fitted = fit_sentences(
                 prompt_ids, ids[read.prompts :], data.max_seq_len, data.truncation, self._chat.texts.end_id
@@ -226,8 +240,10 @@ class ChatRowMaker:
         self._counts.truncated += fitted.truncated
         if len({tuple(own) for own in fitted.response_ids}) < len(fitted.response_ids):
             return Dropped("identical_responses")
+        if tags and not self._parallel.is_whole(fitted.response_ids):
+            return Dropped("cut_inside_a_block")
         responses = tuple(np.array(own, np.int32) for own in fitted.response_ids)
-        return ResponsesRow(read.row_id, np.array(fitted.prompt_ids, np.int32), responses, read.margins)
+        return ResponsesRow(read.row_id, np.array(fitted.prompt_ids, np.int32), responses, read.margins, tags)
 
     def _prompt(self, read: _Read, ids: list[Ids]) -> Row | Dropped:
         whole = [i for own in ids for i in own]

@@ -11,12 +11,20 @@ from training.utils.layout.parallel import ParallelTags, parallel_document, shar
 
 
 def sentence_document(row: SentenceRow) -> Document:
-    """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking a tag is one where it is
-    a target; in a prompt that quotes it, it is text."""
+    """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking a tag is one where the
+    model writes it; in a prompt that quotes it, it is text."""
     sequence = TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask))
     if row.parallel_tags is None:
         return plain(sequence)
-    return parallel_document(sequence, ParallelTags(*row.parallel_tags), is_written=sequence.is_target)
+    return parallel_document(sequence, ParallelTags(*row.parallel_tags), written_tokens(sequence.is_target))
+
+
+def written_tokens(is_target: torch.Tensor) -> torch.Tensor:
+    """bool [T], True where the model writes a token: at every target, and at a first token that would be one if
+    anything came before it."""
+    written = is_target.clone()
+    written[:1] = is_target[1:2].any()
+    return written
 
 
 def responses_document(row: ResponsesRow, are_targets: bool) -> Document:

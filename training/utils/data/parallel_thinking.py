@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from training.utils.data.arguments import DataArguments
-from training.utils.layout.parallel import MalformedBlocks, ParallelTags, find_blocks
+from training.utils.data.documents import written_tokens
+from training.utils.layout.parallel import Block, MalformedBlocks, ParallelTags, find_blocks
 from training.utils.run.errors import ThreestepError
 
 
@@ -50,16 +51,19 @@ class ParallelCheck:
         self._malformed = data.malformed_parallel
         self._counts = counts
 
-    def tags_of(self, responses: Sequence[Sequence[int]], where: str) -> tuple[int, ...] | None:
+    def tags_of(
+        self, texts: Sequence[Sequence[int]], where: str, loss: Sequence[bool] | None = None
+    ) -> tuple[int, ...] | None:
         """The tags' ids where the row has blocks to lay out, None where it has none.
 
-        responses: the whole responses' ids. where: names the row. Of a malformed block: ThreestepError with
-        `--malformed_parallel error`, MalformedBlocks with `drop`, None with `causal`.
+        texts: the ids of its whole responses, or of one whole conversation with the loss mask `loss`. where: names the
+        row. Of a malformed block: ThreestepError with `--malformed_parallel error`, MalformedBlocks with `drop`, None
+        with `causal`.
         """
         if self._tags is None:
             return None
         try:
-            found = any([find_blocks(torch.tensor(ids, dtype=torch.int64), self._tags) for ids in responses])
+            found = any([self._blocks(ids, loss) for ids in texts])
         except MalformedBlocks as problem:
             if self._malformed == "error":
                 raise ThreestepError(
@@ -73,15 +77,22 @@ class ParallelCheck:
         self._counts["with blocks"] += found
         return astuple(self._tags) if found else None
 
-    def is_whole(self, responses: Sequence[Sequence[int]]) -> bool:
-        """Whether truncation left the blocks of these responses whole."""
-        assert self._tags is not None
+    def is_whole(
+        self, texts: Sequence[Sequence[int]], loss: Sequence[bool] | None = None, may_end_open: bool = False
+    ) -> bool:
+        """Whether truncation left the blocks of a row that has some whole. may_end_open: but for the end of the
+        last."""
         try:
-            for ids in responses:
-                find_blocks(torch.tensor(ids, dtype=torch.int64), self._tags)
+            for ids in texts:
+                self._blocks(ids, loss, may_end_open)
         except MalformedBlocks:
             return False
         return True
+
+    def _blocks(self, ids: Sequence[int], loss: Sequence[bool] | None, cut: bool = False) -> tuple[Block, ...]:
+        assert self._tags is not None
+        written = None if loss is None else written_tokens(torch.tensor(loss, dtype=torch.bool))
+        return find_blocks(torch.tensor(ids, dtype=torch.int64), self._tags, written, cut)
 
 
 def parts_of_parallel_thinking(data: DataArguments, tags: ParallelTags | None) -> dict[str, str]:

@@ -71,7 +71,7 @@ def find_blocks(
     input_ids: int64 [T]. is_written: bool [T], True where a tag's id is a tag: the tokens that a model writes, for a
     prompt may quote the tags; None counts all. cut: the text was cut at its end, so a block may be open there.
     Raises MalformedBlocks for a stray, missing or repeated tag, a block in a block, a path or a block with nothing in
-    it.
+    it, and a block that goes on through text that the model does not write.
     """
     is_tag = torch.isin(input_ids, torch.tensor(astuple(tags)))
     if is_written is not None:
@@ -79,15 +79,17 @@ def find_blocks(
     blocks: list[Block] = []
     paths: list[int] = []
     in_block = in_path = False
+    opened = 0
     for column in torch.nonzero(is_tag).flatten().tolist():
         tag = int(input_ids[column])
         reason = _what_is_wrong(tag, tags, in_block, in_path, paths, column)
         if reason is not None:
             raise MalformedBlocks(reason, column)
         if tag == tags.open_block:
-            in_block, paths = True, []
+            in_block, paths, opened = True, [], column
         elif tag == tags.close_block:
             in_block = False
+            _check_written(is_written, opened, column)
             blocks.append(Block(tuple(paths), column))
         else:
             in_path = tag == tags.open_path
@@ -96,8 +98,15 @@ def find_blocks(
     if in_block and not cut:
         raise MalformedBlocks(f"the text ends in an open {'path' if in_path else 'block'}", len(input_ids))
     if in_block:
+        _check_written(is_written, opened, len(input_ids))
         blocks.append(Block(tuple(paths), None))
     return tuple(blocks)
+
+
+def _check_written(is_written: torch.Tensor | None, start: int, stop: int) -> None:
+    unwritten = [] if is_written is None else torch.nonzero(~is_written[start:stop]).flatten().tolist()
+    if unwritten:
+        raise MalformedBlocks("a block holds text that the model does not write", start + unwritten[0])
 
 
 def _what_is_wrong(

@@ -79,6 +79,13 @@ def test_a_prompt_may_quote_the_tags(flags, tagged):
     assert len(document.segments) == 4
 
 
+def test_text_that_follows_no_prompt(flags, tagged):
+    """Its first token is no target, for nothing predicts it; it is a tag all the same."""
+    phase = built(1, flags([{"prompt": "", "chosen": f"{BLOCK} 5.", "rejected": " It is 4."}] * 9), tagged)
+    document = sentence_document(phase.train[0])
+    assert len(document.segments) == 4 and texts(document, tagged)[0] == "<Parallel>"
+
+
 @pytest.mark.parametrize("row", [STRAY, UNCLOSED], ids=["stray", "unclosed"])
 def test_a_malformed_row_is_named(flags, tagged, row):
     reason = "a path closes that was not opened" if row is STRAY else "the text ends in an open path"

@@ -121,6 +121,17 @@ def test_tags_that_a_prompt_quotes_are_text():
         parallel_document(sequence, TAGS)
 
 
+def test_a_block_does_not_go_on_through_what_another_wrote():
+    """Two turns of a conversation: each path is closed, the block goes on behind what the user said."""
+    ids = torch.tensor([P, OPEN, PATH, A, END_PATH, Q, Q, PATH, B, END_PATH, CLOSE])
+    is_written = torch.ones(len(ids), dtype=torch.bool)
+    assert len(find_blocks(ids, TAGS, is_written)) == 1
+    is_written[5:7] = False
+    for given_ids, mask in ((ids, is_written), (ids[:8], is_written[:8])):
+        with pytest.raises(MalformedBlocks, match="token 5: a block holds text that the model does not write"):
+            find_blocks(given_ids, TAGS, mask, cut=True)
+
+
 @settings(max_examples=60, deadline=None)
 @given(some_ids(1), st.lists(texts(most_blocks=2), min_size=1, max_size=3))
 def test_responses_with_blocks_share_their_prompt(prompt_ids, responses):
