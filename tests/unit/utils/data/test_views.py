@@ -70,11 +70,11 @@ def test_long_texts_wrap_behind_a_space_or_where_they_must():
 
 
 def test_histogram_counts_every_row_once():
-    # 1 .. 20 in bars of 2; five rows of 20 make the longest bar.
-    lines = views.histogram([1, 2, 2, 20, 20, 20, 20, 20], most_bars=10, width=5)
+    # 1 .. 20 in ranges of 2; five rows make the longest bar, of 4 signs; three make 3 * 4 / 5 = 2.4, rounded up.
+    lines = views.histogram([1, 2, 2, 20, 20, 20, 20, 20], most_bars=10, width=4)
     assert len(lines) == 10
-    assert lines[0] == "   1 -  2 tokens | ###   3"
-    assert lines[1].endswith("|       0") and lines[-1] == "  19 - 20 tokens | ##### 5"
+    assert lines[0] == "   1 -  2 tokens | ###  3"
+    assert lines[1].endswith("|      0") and lines[-1] == "  19 - 20 tokens | #### 5"
     assert views.histogram([7, 7]) == ["  7 - 7 tokens | " + "#" * 40 + " 2"]
     assert views.histogram([]) == []
 
