@@ -77,13 +77,14 @@ def forward_plan(
 
 def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
     """What a forward and backward cost beside their tokens, in tokens of 6 x `weights` FLOPs: every weight's gradient
-    is read and written (12 bytes a weight), and kernels are launched from Python (20 ms for some hundred layers).
+    is copied, averaged and added up by DeepSpeed (some 60 bytes a weight), and kernels are launched from Python (20 ms
+    for some hundred layers).
 
     The rates are those of a laptop's cores (2e11 FLOP/s, 2e10 byte/s) and of an H100 (5e14, 3e12), to the digit that
-    a choice between two or three forwards needs. 25 million weights on a CPU: 20 + 27 tokens.
+    a choice between two or three forwards needs. 25 million weights on a CPU: 100 + 27 tokens.
     """
     flops, bytes_per_second = (5e14, 3e12) if on_gpu else (2e11, 2e10)
-    return 2.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
+    return 60.0 / 6.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def test_forwards_of_like_widths_are_weighed_against_their_own_cost():
 
 
 def test_the_overhead_of_a_forward_by_hand():
-    """CPU: 2 x 2e11 / 2e10 = 20 tokens, and 0.02 s x 2e11 / (6 x 25e6) = 26.7. GPU: 333, and 0.02 x 5e14 / 6e9 =
+    """CPU: 10 x 2e11 / 2e10 = 100 tokens, and 0.02 s x 2e11 / (6 x 25e6) = 26.7. GPU: 1,667, and 0.02 x 5e14 / 6e9 =
     1,667."""
-    assert round(forward_overhead_tokens(25_000_000, on_gpu=False), 1) == 46.7
-    assert round(forward_overhead_tokens(10**9, on_gpu=True)) == 2000
+    assert round(forward_overhead_tokens(25_000_000, on_gpu=False), 1) == 126.7
+    assert round(forward_overhead_tokens(10**9, on_gpu=True)) == 3333
