@@ -64,17 +64,9 @@ class DpoArguments:
             f"--label_smoothing {smoothing} needs --loss_type sigmoid: '{self.loss_type}' has no such form",
         )
 
-    def check_reference(self, model: ModelArguments, added_tokens: int) -> None:
-        """ThreestepError where the reference is to be read from a model whose own weights train. added_tokens: ids
-        that its tokenizer has just gained; its embeddings train with them."""
-        if self.reference != "adapter_off":
-            return
-        if added_tokens:
-            raise ThreestepError(
-                f"--reference adapter_off needs a model whose tokenizer has all tokens, and {added_tokens} were added, "
-                "with which the embeddings train; use --reference cached, or run step 1 with the same data flags first"
-            )
-        if not (model.lora_dim > 0 and model.only_optimize_lora):
+    def check_reference(self, model: ModelArguments) -> None:
+        """ThreestepError where the reference is to be read from a model whose own weights are to train."""
+        if self.reference == "adapter_off" and not (model.lora_dim > 0 and model.only_optimize_lora):
             raise ThreestepError(
                 "--reference adapter_off needs --lora_dim above 0 and --only_optimize_lora true: without its adapters "
                 "a model is its own reference only where nothing but they train; use --reference cached"

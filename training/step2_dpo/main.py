@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, read the reference, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
     run, data, model, engine, dpo = groups
+    dpo.check_reference(model)
 
     from training.step2_dpo.loss import Objective
     from training.step2_dpo.reference import adapter_off_references, known_references
@@ -44,7 +45,6 @@ def main(argv: Sequence[str]) -> None:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
         added = add_tokens(tokenizer, data.tokens_in_need)
-        dpo.check_reference(model, added)
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
 

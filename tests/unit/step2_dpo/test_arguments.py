@@ -48,12 +48,6 @@ def test_mistakes(given, said):
 @pytest.mark.parametrize("model", [{}, {"lora_dim": 4, "only_optimize_lora": False}])
 def test_adapter_off_needs_adapters_that_train_alone(model):
     with pytest.raises(ThreestepError, match="--reference adapter_off needs --lora_dim above 0 and --only_optimize"):
-        DpoArguments(reference="adapter_off").check_reference(ModelArguments(**model), 0)
-    DpoArguments(reference="cached").check_reference(ModelArguments(**model), 0)
-    DpoArguments(reference="adapter_off").check_reference(ModelArguments(lora_dim=4), 0)
-
-
-def test_adapter_off_needs_embeddings_that_do_not_train():
-    with pytest.raises(ThreestepError, match="has all tokens, and 4 were added, with which the embeddings train"):
-        DpoArguments(reference="adapter_off").check_reference(ModelArguments(lora_dim=4), 4)
-    DpoArguments(reference="cached").check_reference(ModelArguments(lora_dim=4), 4)
+        DpoArguments(reference="adapter_off").check_reference(ModelArguments(**model))
+    DpoArguments(reference="cached").check_reference(ModelArguments(**model))
+    DpoArguments(reference="adapter_off").check_reference(ModelArguments(lora_dim=4))
