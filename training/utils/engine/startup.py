@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.run.errors import ThreestepError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,6 +63,7 @@ def started_process_group() -> Iterator[Ranks]:
         device = torch.device("cuda", local_rank)
     else:
         device = torch.device("cpu")
+        keep_freed_memory()
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
     try:
         yield ranks

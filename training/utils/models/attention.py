@@ -3,6 +3,7 @@
 | --attn_implementation | what it is given | where |
 | --- | --- | --- |
 | sdpa | a boolean mask of who sees whom, none where causal attention is enough | everywhere; quadratic in the row |
+| sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that hand keyword arguments on |
 | flex_attention | a block mask: blocks that nobody sees are skipped, shared prompts too | CUDA (no backward on a CPU) |
 | flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 SDPA, FLEX = "sdpa", "flex_attention"
 FLASH = ("flash_attention_2", "flash_attention_3")
 IMPLEMENTATIONS = (SDPA, FLEX, *FLASH)
+BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
 def check_implementation(mistakes: Mistakes, name: str) -> None:
@@ -39,7 +41,7 @@ def shares_prompts(implementation: str) -> bool:
 
 def long_rows_are_free(implementation: str) -> bool:
     """Whether attention costs what each document costs, in a row of any length (a dense mask pays for the row)."""
-    return implementation in (FLEX, *FLASH)
+    return implementation in (BY_DOCUMENT, FLEX, *FLASH)
 
 
 def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
@@ -58,6 +60,16 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         inputs.update(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=longest, max_length_k=longest)
     elif implementation == FLEX:
         inputs["attention_mask"] = _block_mask(rows)
+    elif implementation == BY_DOCUMENT:
+        from training.utils.layout.runs import runs_of
+
+        runs = runs_of(rows)
+        if runs is not None:
+            # A mask that is there is handed through as it is; this one is read by nobody. A family that reads it
+            # after all gets NaN, and the start-up check takes it off packed rows.
+            count, width = rows.input_ids_NT.shape
+            inputs["attention_mask"] = rows.end_B.new_zeros(()).bool().expand(count, 1, width, width)
+            inputs["runs"] = runs
     else:
         inputs["attention_mask"] = rows.dense_mask()
     return inputs

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.models.attention import IMPLEMENTATIONS, shares_prompts
+from training.utils.models.attention import BY_DOCUMENT, IMPLEMENTATIONS, shares_prompts
 
 # Largest difference in a log-probability or a score, packed beside alone, that rounding explains. A model with wrong
 # positions differs by more than its own rounding; a leak between documents is found without a tolerance.
@@ -40,7 +40,7 @@ def why_not_packed(
     if window is not None and windowed and window < longest_tokens:
         return f"its sliding window of {window} tokens is shorter than the sequences ({longest_tokens} tokens)"
     implementation = model.config._attn_implementation
-    if implementation not in IMPLEMENTATIONS:
+    if implementation not in (*IMPLEMENTATIONS, BY_DOCUMENT):
         return f"its attention implementation '{implementation}' takes no mask of segments here"
     if sharing and not shares_prompts(implementation):
         return f"its attention implementation '{implementation}' cannot share a prompt; sdpa and flex_attention can"

@@ -183,6 +183,8 @@ def load_config(name_or_path: str) -> Any:
 
 
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
+    import torch
+
     _check_folder(settings.name_or_path)
     _check_attention(settings.attn_implementation)
     if settings.torch_compile:
@@ -197,13 +199,19 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -
     level = report.level
     report.setLevel(logging.ERROR)
     try:
-        return auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
+        model = auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
     except (OSError, ValueError, ImportError) as problem:
         raise ThreestepError(
             f"no model could be loaded from '{settings.name_or_path}': {_first_line(problem)}"
         ) from problem
     finally:
         report.setLevel(level)
+    # Compiled blocks would be compiled anew for every row's runs.
+    if settings.attn_implementation == SDPA and not settings.torch_compile and not torch.cuda.is_available():
+        from training.utils.models.document_attention import use_document_attention
+
+        use_document_attention(model)
+    return model
 
 
 def _check_attention(implementation: str) -> None:

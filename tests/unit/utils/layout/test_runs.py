@@ -1,0 +1,64 @@
+"""Runs: what may be seen through them is what the dense mask shows."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.utils.layout.documents import TokenSequence, plain, shared_prompt
+from training.utils.layout.rows import packed_rows
+from training.utils.layout.runs import Piece, Run, runs_of
+
+
+def tokens(length, is_target=False):
+    return TokenSequence(torch.arange(length), torch.full((length,), is_target))
+
+
+def shared(prompt, *responses):
+    return shared_prompt(tokens(prompt), [tokens(length, True) for length in responses])
+
+
+def test_a_shared_prompt_by_hand():
+    # prompt of 4, responses of 2 and 3, another sequence of 5; the second row is a sequence of 6, padded to 14.
+    rows = packed_rows([[shared(4, 2, 3), plain(tokens(5))], [plain(tokens(6))]], 0)
+    assert runs_of(rows) == (
+        Run(6, (), False),  # the prompt and the first response: causal as they stand
+        Run(3, (Piece(0, 0, 4),), False),  # the second response sees the prompt and not the first response
+        Run(5, (), False),
+        Run(6, (), False),
+        Run(8, (), True),
+    )
+
+
+def test_rows_of_one_document_have_no_runs():
+    assert runs_of(packed_rows([[plain(tokens(3))], [plain(tokens(5))]], 0)) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3), min_size=1, max_size=3
+    )
+)
+def test_runs_show_what_the_mask_shows(lengths):
+    """lengths: of each row's documents, the prompt's and its responses'."""
+    rows = packed_rows(
+        [[shared(*parts) if len(parts) > 1 else plain(tokens(parts[0])) for parts in row] for row in lengths], 0
+    )
+    runs = runs_of(rows)
+    if runs is None:
+        assert rows.dense_mask() is None
+        return
+    total, starts = rows.input_ids_NT.numel(), []
+    for index in range(len(runs)):
+        starts.append(starts[-1] + runs[index - 1].tokens if starts else 0)
+    seen = torch.zeros(total, total, dtype=torch.bool)
+    for start, run in zip(starts, runs, strict=True):
+        own = slice(start, start + run.tokens)
+        seen[own, own] = torch.ones(run.tokens, run.tokens, dtype=torch.bool).tril()
+        for piece in run.sees:
+            seen[own, starts[piece.run] + piece.start : starts[piece.run] + piece.end] = True
+    width = rows.input_ids_NT.shape[1]
+    for n, mask_TT in enumerate(rows.dense_mask().squeeze(1)):
+        here = slice(n * width, (n + 1) * width)
+        assert torch.equal(seen[here, here], mask_TT)
+        assert not seen[here].sum() - seen[here, here].sum()

@@ -1,0 +1,72 @@
+"""Attention by document against the dense mask, weights' gradients included, in float64."""
+
+import pytest
+import torch
+import transformers as tf
+
+from training.utils.layout.documents import TokenSequence, plain, shared_prompt
+from training.utils.layout.rows import packed_rows
+from training.utils.models.document_attention import BY_DOCUMENT, use_document_attention
+from training.utils.models.token_model import PolicyModel
+
+SHAPE = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GROUPED = {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64, **SHAPE, **ENDS}
+CONFIGS = {
+    "llama": tf.LlamaConfig(**GROUPED),
+    "qwen3": tf.Qwen3Config(**GROUPED, head_dim=8),
+    "gemma3": tf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=64),
+    "gpt2": tf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ENDS),
+    "opt": tf.OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64, **ENDS),
+}
+
+
+def rows():
+    generator = torch.Generator().manual_seed(0)
+
+    def run(length, is_target):
+        ids = torch.randint(3, 64, (length,), generator=generator)
+        return TokenSequence(ids, torch.full((length,), is_target))
+
+    several = shared_prompt(run(7, False), [run(length, True) for length in (4, 6, 3)])
+    sequence = plain(TokenSequence(torch.arange(5), torch.tensor([False, False, True, True, True])))
+    return packed_rows([[several, sequence], [shared_prompt(run(5, False), [run(3, True), run(2, True)])]], 0)
+
+
+def read(model):
+    model.zero_grad()
+    logprobs_M = PolicyModel(model)(rows()).logprobs_M
+    logprobs_M.square().sum().backward()
+    return logprobs_M.detach(), {name: part.grad.clone() for name, part in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_it_gives_what_the_dense_mask_gives(family):
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS[family], attn_implementation="sdpa").double().eval()
+    logprobs_M, gradients = read(model)
+    use_document_attention(model)
+    assert model.config._attn_implementation == BY_DOCUMENT
+    again_M, gradients_again = read(model)
+    torch.testing.assert_close(again_M, logprobs_M, rtol=0, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradients_again[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_family_that_keeps_its_arguments_stays_as_it_is():
+    model = tf.AutoModelForCausalLM.from_config(tf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4))
+    before = model.config._attn_implementation
+    use_document_attention(model)
+    assert model.config._attn_implementation == before
+
+
+def test_generation_and_the_saved_configuration_are_plain(tmp_path):
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="sdpa").eval()
+    prompt = {"input_ids": torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), "attention_mask": torch.ones(2, 4).long()}
+    prompt["attention_mask"][0, :2] = 0
+    plain_ids = model.generate(**prompt, max_new_tokens=6, do_sample=False)
+    use_document_attention(model)
+    assert torch.equal(model.generate(**prompt, max_new_tokens=6, do_sample=False), plain_ids)
+    model.save_pretrained(tmp_path)
+    assert BY_DOCUMENT not in (tmp_path / "config.json").read_text()

@@ -1,0 +1,85 @@
+"""Attention run by run, for a CPU: what a dense mask hides is not computed.
+
+torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips what lies behind the
+diagonal. A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each
+a call without a mask, or, for a further response of a shared prompt, with the small mask of its own tokens.
+
+N rows, T tokens in a row, A heads, K key-value heads, D head size, L tokens of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from training.utils.layout.runs import Run
+from training.utils.models.attention import BY_DOCUMENT
+
+
+def use_document_attention(model: PreTrainedModel) -> None:
+    """Switch a model from SDPA to this module's form of it, where its family hands keyword arguments on to attention;
+    leave it as it is where it does not (`_supports_attention_backend`, transformers 5.19)."""
+    if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+        return
+    AttentionInterface.register(BY_DOCUMENT, attention_by_document)
+    AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which come without runs
+    model.set_attn_implementation(BY_DOCUMENT)
+
+
+def attention_by_document(
+    module: torch.nn.Module,
+    query_NATD: torch.Tensor,
+    key_NKTD: torch.Tensor,
+    value_NKTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    runs: Sequence[Run] | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: return ([N, T, A, D], None). Without `runs` it is transformers' own for SDPA;
+    so it is where an argument of `others` changes the scores themselves."""
+    if runs is None or others.get("position_bias") is not None:
+        return sdpa_attention_forward(
+            module, query_NATD, key_NKTD, value_NKTD, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+    count, heads, width, _ = query_NATD.shape
+    lengths = [run.tokens for run in runs]
+    queries, keys, values = (
+        _flat(part, heads).split(lengths) for part in (query_NATD, key_NKTD, value_NKTD)
+    )  # each [L, A, D]
+    outputs = []
+    for index, run in enumerate(runs):
+        if run.is_padding:
+            outputs.append(torch.zeros_like(values[index]))
+            continue
+        seen_keys = [keys[piece.run][piece.start : piece.end] for piece in run.sees]
+        seen_values = [values[piece.run][piece.start : piece.end] for piece in run.sees]
+        key, value, mask = keys[index], values[index], None
+        if run.sees:
+            key, value = torch.cat([*seen_keys, key]), torch.cat([*seen_values, value])
+            mask = torch.ones(run.tokens, len(key), dtype=torch.bool, device=key.device).tril(len(key) - run.tokens)
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (queries[index], key, value))
+        output = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scaling,
+        )
+        outputs.append(output.squeeze(0).transpose(0, 1))
+    return torch.cat(outputs).view(count, width, heads, -1), None
+
+
+def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:
+    """[N * T, heads, D]; key-value heads repeated for the heads that share them."""
+    flat = part_NATD.transpose(1, 2).flatten(0, 1)
+    return flat if flat.shape[1] == heads else flat.repeat_interleave(heads // flat.shape[1], dim=1)
