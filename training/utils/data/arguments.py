@@ -17,6 +17,7 @@ LOSS_PLACES = ("response", "conversation")
 PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
+ROW_PICKS = ("random", "first")
 MALFORMED_PARALLEL = ("error", "drop", "causal")
 
 
@@ -196,10 +197,31 @@ class DataArguments:
         },
     )
     max_train_rows: int | None = field(
-        default=None, metadata={"help": "Keep at most so many training rows in a phase."}
+        default=None,
+        metadata={
+            "help": "Keep at most so many training rows in a phase, chosen before any is dropped for its length.",
+            "aliases": ["--max_samples", "--train_max_samples"],  # verl's names
+        },
     )
     max_eval_rows: int | None = field(
-        default=None, metadata={"help": "Keep at most so many evaluation rows in a phase."}
+        default=None,
+        metadata={"help": "Keep at most so many evaluation rows in a phase.", "aliases": ["--val_max_samples"]},
+    )
+    pick_rows: str = field(
+        default="random",
+        metadata={"help": "Which rows --max_train_rows and --max_eval_rows keep: 'random' by the seed, or 'first'."},
+    )
+    return_raw_ids: bool = field(
+        default=False,
+        metadata={"help": "Phase 3: give rewards and samples the prompt's ids (cut, not padded) as raw_prompt_ids."},
+    )
+    return_raw_chat: bool = field(
+        default=False,
+        metadata={"help": "Phase 3: give rewards and samples the prompt's messages as raw_prompt."},
+    )
+    return_full_prompt: bool = field(
+        default=False,
+        metadata={"help": "Phase 3: give rewards and samples the text that was tokenized, uncut, as full_prompts."},
     )
     num_workers: int | None = field(
         default=None,
@@ -284,6 +306,7 @@ class DataArguments:
             ("prompt_style", PROMPT_STYLES),
             ("train_turns", TRAIN_TURNS),
             ("bad_conversations", BAD_CONVERSATIONS),
+            ("pick_rows", ROW_PICKS),
             ("malformed_parallel", MALFORMED_PARALLEL),
         ):
             got = getattr(self, flag)

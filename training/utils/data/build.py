@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from training.utils.data import fingerprint
@@ -64,22 +64,38 @@ def build_phase(
             "learns from what it sampled; use it in phases 1 and 2"
         )
     tags = parallel_tags(data, tokenizer)
-    chat = ChatTokenizer(data, tokenizer, tags) if data.prompt_style == "chat_template" else None
-    texts = chat.texts if chat else TextTokenizer(tokenizer, data.end_of_conversation_token, tags)
+    texts = text_maker(data, tokenizer, tags)
     sources = open_sources(phase, data, seed)
 
     def build(folder: str) -> dict[str, Any]:
-        return _build_splits(folder, phase, data, chat or texts, sources, seed, say)
+        return _build_splits(folder, phase, data, texts, sources, seed, say)
 
-    parts = _parts_of_phase(phase, data, tokenizer, texts, sources, seed) | parts_of_parallel_thinking(data, tags)
+    plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
+    parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data, tags)
     cached = open_or_build(data.cache_dir, f"phase{phase}", parts, build, data.rebuild_cache, say)
     reports = {
-        key: SplitReport(entry["rows"], entry["tokens"], entry["truncated"], entry["dropped"], entry["parallel"])
+        key: SplitReport(**{field.name: entry[field.name] for field in fields(SplitReport)})
         for key, entry in cached.manifest["splits"].items()
     }
     report = BuildReport(reports["train"], reports["eval"], cached.resumed)
     say(f"data: phase {phase}: {report.sentence}")
     return PhaseData(cached.splits["train"], cached.splits["eval"], report)
+
+
+def text_maker(data: DataArguments, tokenizer: Any, tags: tuple[int, ...] | None) -> TextTokenizer | ChatTokenizer:
+    """What turns texts, or under a chat template conversations, into ids."""
+    if data.prompt_style == "chat_template":
+        return ChatTokenizer(data, tokenizer, tags)
+    return TextTokenizer(tokenizer, data.end_of_conversation_token, tags)
+
+
+def row_maker(
+    phase: int, data: DataArguments, texts: TextTokenizer | ChatTokenizer, source: Source, counts: Counts
+) -> RowMaker | ChatRowMaker:
+    """What turns the raw rows of a source into rows of a phase."""
+    if isinstance(texts, ChatTokenizer):
+        return ChatRowMaker(phase, data, texts, source, counts)
+    return RowMaker(phase, data, texts, source, counts)
 
 
 def _parts_of_phase(
@@ -99,6 +115,7 @@ def _parts_of_phase(
         "eval_fraction": str(data.eval_fraction),
         "max_train_rows": str(data.max_train_rows),
         "max_eval_rows": str(data.max_eval_rows),
+        "pick_rows": data.pick_rows,
         **fingerprint.parts_of_tokenizer(tokenizer),
         **parts_of_chat(data, tokenizer, phase),
         "ids before a prompt": str(texts.prefix_ids),
@@ -107,6 +124,7 @@ def _parts_of_phase(
     if phase == 3:
         parts["max_prompt_seq_len"] = str(data.max_prompt_seq_len)
         parts["prompt_truncation"] = data.prompt_truncation
+        parts["kept on request"] = json.dumps([data.return_raw_ids, data.return_raw_chat, data.return_full_prompt])
     else:
         parts["max_seq_len"] = str(data.max_seq_len)
         parts["truncation"] = data.truncation
@@ -136,11 +154,7 @@ def _build_splits(
     def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts], Iterator[Row]]:
         def make(begin: int, end: int, counts: Counts) -> Iterator[Row]:
             for portion in part_of(portions, begin, end):
-                maker: RowMaker | ChatRowMaker
-                if isinstance(texts, ChatTokenizer):
-                    maker = ChatRowMaker(phase, data, texts, portion.source, counts)
-                else:
-                    maker = RowMaker(phase, data, texts, portion.source, counts)
+                maker = row_maker(phase, data, texts, portion.source, counts)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make

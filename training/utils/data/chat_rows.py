@@ -28,11 +28,14 @@ from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.reports import Counts
 from training.utils.data.row_makers import (
     TEXTS_PER_CALL,
+    Carried,
     Dropped,
+    checked_json,
+    columns_on_request,
     fit_prompt,
+    read_carried,
     read_margins,
     read_ranked_texts,
-    read_reference,
     read_response,
     read_text,
     too_long,
@@ -46,7 +49,7 @@ from training.utils.run.errors import ThreestepError
 @dataclass(frozen=True)
 class _Read:
     """What a row is before it is tokenized. `prompts`: how many of the pieces are the prompt (phases 2 and 3);
-    `margins`: of phase 2; `prompt_text` and `reference`: of phase 3."""
+    `margins`: of phase 2; the rest: of phase 3."""
 
     row_id: int
     where: str
@@ -54,7 +57,8 @@ class _Read:
     prompts: int = 0
     margins: np.ndarray | None = None
     prompt_text: str = ""
-    reference: Any = None
+    raw_chat: list[Message] | None = None
+    carried: Carried | None = None
 
 
 class ChatRowMaker:
@@ -190,11 +194,15 @@ class ChatRowMaker:
             if text is None:
                 return Dropped("no_prompt")
             messages = messages_of_text(text)
-        pieces = self._chat.prompt(self._conversation(messages, sample, where))
+        conversation = self._conversation(messages, sample, where)
+        pieces = self._chat.prompt(conversation)
         if text is None:
-            text = "".join(piece.text for piece in pieces)
-        reference = read_reference(self._raw, sample, where)
-        return _Read(row_id, where, pieces, len(pieces), prompt_text=text, reference=reference)
+            text = _text_of(pieces)
+        raw_chat = None
+        if self._data.return_raw_chat:
+            raw_chat = checked_json(self._raw, "get_prompt_messages", conversation.messages, where)
+        carried = read_carried(self._raw, sample, self._source.name, where)
+        return _Read(row_id, where, pieces, len(pieces), prompt_text=text, raw_chat=raw_chat, carried=carried)
 
     # Making: lengths, records.
 
@@ -253,7 +261,17 @@ class ChatRowMaker:
         if isinstance(cut, Dropped):
             return cut
         self._counts.truncated += len(cut) < len(whole)
-        return PromptRow(read.row_id, np.array(cut[::-1], np.int32), read.prompt_text, read.reference)
+        assert read.carried is not None
+        on_request = columns_on_request(self._data, cut, read.raw_chat, _text_of(read.pieces))
+        columns = {**read.carried.columns, **on_request}
+        self._counts.columns.update(columns.keys())
+        return PromptRow(
+            read.row_id, np.array(cut[::-1], np.int32), read.prompt_text, read.carried.reference, columns
+        )
 
     def _too_long(self, read: _Read, long: TooLong) -> ThreestepError:
         return too_long(self._source, read.row_id, long, self._data)
+
+
+def _text_of(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)

@@ -33,7 +33,12 @@ _COLUMNS: dict[type, dict[str, pa.DataType]] = {
         "margins": pa.list_(pa.float32()),
         "parallel_tags": _IDS,
     },
-    PromptRow: {"flipped_prompt_ids": _IDS, "prompt_text": pa.string(), "reference": pa.string()},
+    PromptRow: {
+        "flipped_prompt_ids": _IDS,
+        "prompt_text": pa.string(),
+        "reference": pa.string(),
+        "columns": pa.string(),
+    },
     TextBlock: {"input_ids": _IDS},
 }
 _KINDS = {row_type.__name__: row_type for row_type in _COLUMNS}
@@ -158,11 +163,14 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "prompt_text":
         return pa.array([row.prompt_text for row in rows], pa.string())
     if name == "reference":
-        encoded = [
-            None if row.reference is None else json.dumps(row.reference, ensure_ascii=False) for row in rows
-        ]
-        return pa.array(encoded, pa.string())
+        return pa.array([None if row.reference is None else _to_json(row.reference) for row in rows], pa.string())
+    if name == "columns":
+        return pa.array([_to_json(row.columns) if row.columns else None for row in rows], pa.string())
     return _ragged([getattr(row, name) for row in rows])
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> pa.Array:
@@ -333,12 +341,13 @@ def _tags(batch: _Batch, index: int) -> tuple[int, ...] | None:
 
 def _prompt(batch: _Batch, index: int) -> PromptRow:
     columns = batch.columns
-    reference = columns["reference"][index].as_py()
+    reference, carried = (columns[name][index].as_py() for name in ("reference", "columns"))
     return PromptRow(
         row_id=int(batch.row_ids[index]),
         flipped_prompt_ids=columns["flipped_prompt_ids"][index],
         prompt_text=columns["prompt_text"][index].as_py(),
         reference=None if reference is None else json.loads(reference),
+        columns={} if carried is None else json.loads(carried),
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from training.utils.data.arguments import DataArguments
 
 _REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
+_EXTRA_INFO, _IN_EXTRA_INFO = "extra_info", ("index", "tools_kwargs", "interaction_kwargs")  # verl's, too
 _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 
 
@@ -173,13 +174,16 @@ class FileDataset(PromptRawDataset):
         return _json_value(value_of(sample, self._columns.reference or f"{_REWARD_MODEL}.{_GROUND_TRUTH}"))
 
     def get_extra(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Every column that says something else than the prompt and its responses, without nulls and bytes."""
+        """Every column that says something else than the prompt and its responses, without nulls and bytes; of verl's
+        `extra_info` also what rewards ask for by name."""
         read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference}
         read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING}
         extra = {name: value for name, value in sample.items() if name not in read}
         if self._columns.reference is None and isinstance(extra.get(_REWARD_MODEL), dict):
             extra[_REWARD_MODEL] = {k: v for k, v in extra[_REWARD_MODEL].items() if k != _GROUND_TRUTH}
-        return _json_value(extra) or None
+        info = extra.get(_EXTRA_INFO)
+        lifted = {name: info[name] for name in _IN_EXTRA_INFO if name in info} if isinstance(info, dict) else {}
+        return _json_value({**lifted, **extra}) or None
 
 
 def _where(sample: Mapping[str, Any]) -> str:

@@ -6,7 +6,10 @@ taken from a cached split is a read-only view of the memory map, so copy before 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,17 +71,26 @@ class PromptRow:
     `flipped_prompt_ids`: int32 [P], `flipped_prompt_ids[0]` is the last token of the prompt. `prompt_text`:
     the text as the dataset gave it (of messages: as the chat template renders them), never truncated.
     `reference`: what the dataset's `get_reference` gave (a string, or any other JSON value), None where there is
-    none.
+    none. `columns`: what else rewards and samples see of the row, JSON values by name (see `row_makers.read_carried`);
+    `data_source` is always among them.
     """
 
     row_id: int
     flipped_prompt_ids: np.ndarray
     prompt_text: str
     reference: Any
+    columns: dict[str, Any] = field(default_factory=dict)
 
     @property
     def length_tokens(self) -> int:
         return len(self.flipped_prompt_ids)
+
+    @cached_property
+    def uid(self) -> str:
+        """16 hex digits of the prompt's text and reference: the same in every run, epoch and order of the data, and
+        for all responses to the prompt."""
+        content = json.dumps([self.prompt_text, self.reference], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)

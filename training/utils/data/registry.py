@@ -8,13 +8,10 @@ A `--data_path` entry is one of
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
 import pkgutil
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +21,7 @@ from training.utils.data.file_dataset import FileDataset, columns_of
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.readers import READERS, split_reader
 from training.utils.run.errors import ThreestepError, nearest_names
+from training.utils.run.user_files import load_module
 
 if TYPE_CHECKING:
     from training.utils.data.arguments import DataArguments
@@ -32,7 +30,6 @@ _BUILT_IN_MODULES = ("training.utils.data.embedded",)
 _BUILT_IN_PACKAGE = "training.utils.data.hub"  # every module in it registers its classes
 
 _classes: dict[str, type[PromptRawDataset]] = {}
-_loaded_modules: dict[str, ModuleType] = {}
 
 DatasetClass = TypeVar("DatasetClass", bound=type[PromptRawDataset])
 
@@ -78,29 +75,7 @@ def registered_names() -> list[str]:
 
 def load_dataset_module(path: str) -> ModuleType:
     """Run a Python file that registers datasets; a file already loaded is not run again."""
-    real_path = os.path.realpath(os.path.expanduser(path))
-    if real_path in _loaded_modules:
-        return _loaded_modules[real_path]
-    if not os.path.isfile(real_path) or not real_path.endswith(".py"):
-        raise ThreestepError(f"dataset_module: expected a Python file, got '{path}', which is none")
-    stem = os.path.splitext(os.path.basename(real_path))[0]
-    name = f"threestep_dataset_{stem}_{hashlib.sha256(real_path.encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, real_path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except ThreestepError:
-        del sys.modules[name]
-        raise
-    except Exception as error:
-        del sys.modules[name]
-        raise ThreestepError(
-            f"dataset_module: '{path}' does not load: {type(error).__name__}: {error}"
-        ) from error
-    _loaded_modules[real_path] = module
-    return module
+    return load_module(path, "dataset_module")
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:

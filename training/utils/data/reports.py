@@ -16,7 +16,8 @@ class SplitReport:
     """What became of the raw rows of one split: how many were kept, cut, and left out for which reason.
 
     parallel, of `--parallel_thinking`: rows `with blocks`, and rows `malformed and causal`, kept in one piece; counted
-    as they are read, before any is left out for another reason.
+    as they are read, before any is left out for another reason. columns, of phase 3: the names that the kept rows
+    carry to rewards and samples, and how many carry each.
     """
 
     rows: int
@@ -24,6 +25,7 @@ class SplitReport:
     truncated: int
     dropped: dict[str, int] = field(default_factory=dict)
     parallel: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,17 @@ def split_sentence(name: str, split: SplitReport) -> str:
 
 @dataclass
 class Counts:
-    """Grows while rows are made: how many were cut, how many left out for which reason, and how many have parallel
-    paths (see `SplitReport`)."""
+    """Grows while rows are made: how many were cut, how many left out for which reason, how many have parallel
+    paths, and how many carry which column (see `SplitReport`)."""
 
     truncated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     parallel: Counter[str] = field(default_factory=Counter)
+    columns: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        return {"truncated": self.truncated, "dropped": dict(self.dropped), "parallel": dict(self.parallel)}
+        sums = {name: dict(getattr(self, name)) for name in ("dropped", "parallel", "columns")}
+        return {"truncated": self.truncated, **sums}
 
 
 def nothing_left(phase: int, data: DataArguments, sources: Sequence[str], offered: int, counts: Counts) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.arguments import DataArguments
+from training.utils.data.conversations import checked_messages, messages_of_text
 from training.utils.data.parallel_thinking import ParallelCheck
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.raw_dataset import PromptRawDataset
@@ -103,15 +104,62 @@ def read_margins(raw: PromptRawDataset, sample: Any, responses: int, where: str)
     return np.array(numbers, np.float32)
 
 
-def read_reference(raw: PromptRawDataset, sample: Any, where: str) -> Any:
-    reference = raw.get_reference(sample)
-    try:
-        json.dumps(reference)
-    except (TypeError, ValueError) as error:
+@dataclass(frozen=True)
+class Carried:
+    """What a prompt carries to rewards and samples (see PromptRow)."""
+
+    reference: Any
+    columns: dict[str, Any]
+
+
+# What every reward function takes besides a row's columns (step 3).
+_ARGUMENTS_OF_REWARDS = ("prompts", "responses")
+
+
+def read_carried(raw: PromptRawDataset, sample: Any, source_name: str, where: str) -> Carried:
+    """The reference, and what `get_extra` gives besides.
+
+    A `ground_truth` among the extras is the reference where `get_reference` gives none; `data_source` is the dataset's
+    name where the extras have none.
+    """
+    reference = checked_json(raw, "get_reference", raw.get_reference(sample), where)
+    extra = checked_json(raw, "get_extra", raw.get_extra(sample), where)
+    if extra is not None and not isinstance(extra, dict):
         raise ThreestepError(
-            f"{where}: {type(raw).__name__}.get_reference gave what JSON cannot hold: {error}"
-        ) from error
-    return reference
+            f"{where}: {type(raw).__name__}.get_extra gave {type(extra).__name__}, expected values by name in a dict, "
+            "or None"
+        )
+    columns = {"data_source": source_name, **(extra or {})}
+    taken = [name for name in _ARGUMENTS_OF_REWARDS if name in columns]
+    if taken:
+        raise ThreestepError(
+            f"{where}: '{taken[0]}' cannot be the name of a column that step 3 carries: every reward function has "
+            "an argument of that name; rename the column"
+        )
+    given = columns.pop("ground_truth", None)
+    return Carried(given if reference is None else reference, columns)
+
+
+def checked_json(raw: PromptRawDataset, getter: str, value: Any, where: str) -> Any:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ThreestepError(f"{where}: {type(raw).__name__}.{getter} gave what JSON cannot hold: {error}") from error
+    return value
+
+
+def columns_on_request(
+    data: DataArguments, ids: Ids, messages: list[dict[str, Any]] | None, full_prompt: str
+) -> dict[str, Any]:
+    """The columns of `--return_raw_ids`, `--return_raw_chat` and `--return_full_prompt`, by verl's names."""
+    columns: dict[str, Any] = {}
+    if data.return_raw_ids:
+        columns["raw_prompt_ids"] = [int(token) for token in ids]
+    if data.return_raw_chat:
+        columns["raw_prompt"] = messages
+    if data.return_full_prompt:
+        columns["full_prompts"] = full_prompt
+    return columns
 
 
 # Lengths.
@@ -194,8 +242,12 @@ class RowMaker:
             return texts
         return Ranked(texts, read_margins(self._raw, sample, len(texts), where))
 
-    def _read_prompt(self, sample: Any, prompt: str, where: str) -> Any:
-        return read_reference(self._raw, sample, where)
+    def _read_prompt(self, sample: Any, prompt: str, where: str) -> tuple[Carried, list[dict[str, Any]] | None]:
+        messages = None
+        if self._data.return_raw_chat:
+            messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
+            checked_json(self._raw, "get_prompt_messages", messages, where)
+        return read_carried(self._raw, sample, self._source.name, where), messages
 
     # Making: tokens, lengths, records.
 
@@ -266,7 +318,7 @@ class RowMaker:
 
     def _make_prompts(self, waiting: Sequence[tuple[int, str, Any]]) -> Iterator[Row]:
         prompts = self._texts.encode_prompts([prompt for _, prompt, _ in waiting])
-        for (row_id, prompt, reference), ids in zip(waiting, prompts, strict=True):
+        for (row_id, prompt, (carried, messages)), ids in zip(waiting, prompts, strict=True):
             if not ids:
                 self._drop("empty_prompt")
                 continue
@@ -275,4 +327,6 @@ class RowMaker:
                 self._drop(cut.reason)
                 continue
             self._counts.truncated += len(cut) < len(ids)
-            yield PromptRow(row_id, np.array(cut[::-1], np.int32), prompt, reference)
+            columns = {**carried.columns, **columns_on_request(self._data, cut, messages, prompt)}
+            self._counts.columns.update(columns.keys())
+            yield PromptRow(row_id, np.array(cut[::-1], np.int32), prompt, carried.reference, columns)

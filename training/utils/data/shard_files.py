@@ -28,6 +28,7 @@ class Shard:
     truncated: int
     dropped: dict[str, int]
     parallel: dict[str, int]
+    columns: dict[str, int]
     bytes: int
     sha256: str
 

@@ -64,6 +64,7 @@ class BuiltShards:
         for shard in self.shards:
             sums.dropped.update(shard.dropped)
             sums.parallel.update(shard.parallel)
+            sums.columns.update(shard.columns)
         return sums
 
     def join(self, path: str) -> dict[str, Any]:

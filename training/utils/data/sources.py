@@ -100,8 +100,8 @@ def choose_rows(phase: int, data: DataArguments, sources: Sequence[Source], seed
         )
         first_row_id += len(train) + own_rows
     return Portions(
-        _at_most(chosen.train, data.max_train_rows, seed),
-        _at_most(chosen.eval, data.max_eval_rows, seed),
+        _at_most(chosen.train, data.max_train_rows, seed, data.pick_rows),
+        _at_most(chosen.eval, data.max_eval_rows, seed, data.pick_rows),
         chosen.described,
     )
 
@@ -117,8 +117,8 @@ def part_of(portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:
     return parts
 
 
-def _at_most(portions: Sequence[Portion], most: int | None, seed: int) -> list[Portion]:
-    picked = pick_rows([portion.indices for portion in portions], most, seed)
+def _at_most(portions: Sequence[Portion], most: int | None, seed: int, how: str) -> list[Portion]:
+    picked = pick_rows([portion.indices for portion in portions], most, seed, first=how == "first")
     return [replace(portion, indices=indices) for portion, indices in zip(portions, picked, strict=True)]
 
 

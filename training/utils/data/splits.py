@@ -95,16 +95,16 @@ def carve_eval(rows: int, eval_fraction: float, seed: int) -> tuple[np.ndarray, 
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
 
-def pick_rows(indices: Sequence[np.ndarray], most: int | None, seed: int) -> list[np.ndarray]:
+def pick_rows(indices: Sequence[np.ndarray], most: int | None, seed: int, first: bool = False) -> list[np.ndarray]:
     """At most `most` of several sources' rows together, each source keeping its share; ascending within
-    each.
+    each. The seed picks them, or they are the `first` ones.
     """
     total = sum(len(rows) for rows in indices)
     if most is None or total <= most:
         return list(indices)
     counts = share_rows(most, [len(rows) for rows in indices])
     return [
-        np.sort(rows[_permutation(len(rows), seed, _PICK)[:count]])
+        rows[:count] if first else np.sort(rows[_permutation(len(rows), seed, _PICK)[:count]])
         for rows, count in zip(indices, counts, strict=True)
     ]
 

@@ -73,6 +73,8 @@ def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
     if isinstance(row, PromptRow):
         data["prompt_text"] = row.prompt_text
         data["reference"] = row.reference
+        data["columns"] = row.columns
+        data["uid"] = row.uid
     return data
 
 

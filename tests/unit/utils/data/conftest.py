@@ -11,6 +11,7 @@ import pytest
 
 from training.utils.data import registry
 from training.utils.data.arguments import DataArguments
+from training.utils.run import user_files
 
 
 def pair_rows(count: int) -> list[dict[str, str]]:
@@ -55,5 +56,5 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Classes and modules that a test registers are forgotten after it."""
     registry.registered_names()
     monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-    monkeypatch.setattr(registry, "_loaded_modules", {})
+    monkeypatch.setattr(user_files, "_loaded", {})
     yield
