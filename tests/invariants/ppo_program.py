@@ -131,10 +131,11 @@ def make_trainer(
     )
 
 
-def train_prompts() -> list:
+def train_prompts() -> Any:
     from tests.invariants import tiny
+    from training.step3_ppo.prompt_source import ShuffledPrompts
 
-    return tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3)
+    return ShuffledPrompts(tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3), SEED)
 
 
 def texts() -> list:

@@ -9,6 +9,7 @@ from training.utils.engine.settings import EngineSettings
 from training.utils.models.arguments import check_dropout, check_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
+from training.utils.run.user_files import check_address
 
 
 @dataclass
@@ -124,6 +125,17 @@ class PpoArguments:
         default=False, metadata={"help": "One sequence a row, padded: the reference that packing is tested against."}
     )
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the prompts."})
+    prompt_sampler: str | None = field(
+        default=None,
+        metadata={
+            "help": "FILE.py:NAME, a PromptSampler that chooses the prompts of each rollout and sees its scores; "
+            "default: shuffled epochs."
+        },
+    )
+    prompt_dataset: str | None = field(
+        default=None,
+        metadata={"help": "FILE.py:NAME, a PromptDataset: prompts that may change after each rollout."},
+    )
     max_train_steps: int | None = field(
         default=None, metadata={"help": "Stop after so many rollouts with their updates."}
     )
@@ -156,7 +168,11 @@ class PpoArguments:
         default=64, metadata={"help": "Prompts of one evaluation rollout of a rank."}
     )
     checker: str | None = field(
-        default=None, metadata={"help": "A rule that scores held-out responses and trains nothing: embedded, gsm8k."}
+        default=None,
+        metadata={
+            "help": "A rule that scores held-out responses and trains nothing: embedded, gsm8k, or one of yours as "
+            "FILE.py:NAME."
+        },
     )
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -186,6 +202,9 @@ class PpoArguments:
         mistakes.require(self.temperature > 0, f"--temperature expects more than 0, got {self.temperature}")
         mistakes.require(self.top_k >= 0, f"--top_k expects 0 (all tokens) or more, got {self.top_k}")
         mistakes.require(0 < self.top_p <= 1, f"--top_p expects more than 0 and at most 1, got {self.top_p}")
+        for flag in ("prompt_sampler", "prompt_dataset"):
+            if getattr(self, flag) is not None:
+                mistakes.note(check_address, getattr(self, flag), f"--{flag}")
         for flag in ("gamma", "lam"):
             got = getattr(self, flag)
             mistakes.require(0 <= got <= 1, f"--{flag} expects a number from 0 to 1, got {got}")

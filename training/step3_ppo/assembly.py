@@ -12,7 +12,9 @@ from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.evaluation import Evaluator, standard_error_of_gain
 from training.step3_ppo.experience import ExperienceSettings
-from training.step3_ppo.rewards import RULES, Rule
+from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
+from training.step3_ppo.rewards import RULES
+from training.step3_ppo.rewards.calling import Rule
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.rollout import ENGINES
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
@@ -21,6 +23,7 @@ from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
 from training.utils.data.chat import conversation_end, use_chat_template
 from training.utils.data.phases import PromptRow, TextBlock
+from training.utils.data.prompt_maker import PromptMaker
 from training.utils.data.tokenize import end_of_conversation_id
 from training.utils.data.unsupervised import build_unsupervised
 from training.utils.engine.setup import may_pack
@@ -33,6 +36,7 @@ from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
+from training.utils.run.user_files import is_address, load_function
 
 
 class Names(NamedTuple):
@@ -46,8 +50,9 @@ class Names(NamedTuple):
 class Inputs:
     """What the trainer reads, and how long it will."""
 
-    train: Sequence[PromptRow]
+    train: PromptSource
     eval: Sequence[PromptRow]
+    columns: Sequence[str]
     texts: Sequence[TextBlock] | None
     total_rollouts: int
     optimizer_steps: int
@@ -62,10 +67,13 @@ def checked_names(ppo: PpoArguments) -> Names:
         ("--rollout_engine", ppo.rollout_engine, ENGINES),
         ("--checker", ppo.checker, RULES),
     ):
-        if name is not None and name not in table:
+        if name is not None and name not in table and not (table is RULES and is_address(name)):
             mistakes.add(f"{flag} expects one of {', '.join(table)}, got '{name}'{nearest_names(name, table)}")
+    checker = RULES.get(ppo.checker or "")
+    if ppo.checker and is_address(ppo.checker):
+        checker = mistakes.note(load_function, ppo.checker, "--checker")
     mistakes.raise_if_any()
-    return Names(ENGINES[ppo.rollout_engine], RULES[ppo.checker] if ppo.checker else None)
+    return Names(ENGINES[ppo.rollout_engine], checker)
 
 
 def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
@@ -114,7 +122,17 @@ def load_prompts(
     if ppo.max_train_steps is not None:
         rollouts = min(rollouts, ppo.max_train_steps)
     minibatches = per_rank // (ppo.per_device_training_batch_size * ppo.gradient_accumulation_steps)
-    return Inputs(phase.train, phase.eval, texts, rollouts, rollouts * minibatches * ppo.ppo_epochs, ranks)
+    source = open_prompt_source(
+        phase.train,
+        ppo.prompt_sampler,
+        ppo.prompt_dataset,
+        lambda: PromptMaker(data, tokenizer),
+        lambda ids: str(tokenizer.decode(ids)),
+        run.seed,
+        ranks,
+    )
+    columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
+    return Inputs(source, phase.eval, columns, texts, rollouts, rollouts * minibatches * ppo.ppo_epochs, ranks)
 
 
 def make_parts(
@@ -152,6 +170,7 @@ def make_parts(
         seed=run.seed,
         metrics=metrics,
         folder=folder,
+        columns=inputs.columns,
     )
     return engine, evaluator, settings
 

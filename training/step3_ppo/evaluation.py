@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.step3_ppo.experience import ExperienceSettings, score
 from training.step3_ppo.records import Rollout
-from training.step3_ppo.rewards import Rule
+from training.step3_ppo.rewards.calling import Rule, call_rule, reward_columns
 from training.step3_ppo.roles import Roles
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
 from training.utils.data.collate import collate_prompts
@@ -53,6 +53,7 @@ class Evaluator:
     seed: int
     metrics: MetricsWriter
     folder: RunFolder
+    columns: Sequence[str] = ()  # that any of the prompts carries
 
     def evaluate(self, step: int) -> Evaluation:
         """Return every prompt's score and check; record their means and every sample."""
@@ -89,20 +90,25 @@ class Evaluator:
         samples = [
             {
                 "prompt_index": index,
+                "uid": row.uid,
                 "prompt": row.prompt_text,
                 "response": response,
                 "reward": reward,
                 "response_tokens": int(tokens),
                 "ended": bool(ended),
+                "ground_truth": row.reference,
+                "columns": row.columns,
             }
             for index, row, response, reward, tokens, ended in zip(
                 indices, rows, responses, scores, rollout.response_lengths_B, rollout.ended_B, strict=True
             )
         ]
         if self.checker is not None:
-            checks = self.checker([row.prompt_text for row in rows], responses, [row.reference for row in rows])
-            for sample, check in zip(samples, checks, strict=True):
-                sample["check"] = check
+            prompts, columns = [row.prompt_text for row in rows], reward_columns(rows, self.columns)
+            checks, values = call_rule(self.checker, prompts, responses, columns)
+            for place, sample in enumerate(samples):
+                sample["check"] = checks[place]
+                sample |= {f"check/{name}": own[place] for name, own in values.items()}
         return samples
 
     def _texts(self, rollout: Rollout) -> list[str]:
@@ -122,8 +128,8 @@ class Evaluator:
             "eval/response_tokens": mean("response_tokens"),
             "eval/ended_share": mean("ended"),
         }
-        if self.checker is not None:
-            figures["eval/check"] = mean("check")
+        checked = [name for name in samples[0] if name == "check" or name.startswith("check/")]
+        figures |= {f"eval/{name}": mean(name) for name in checked}
         self.metrics.write(step, figures)
         self.folder.append_samples(samples)
 

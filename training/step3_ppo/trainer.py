@@ -18,12 +18,13 @@ from tqdm import tqdm
 from training.step3_ppo.evaluation import Evaluator
 from training.step3_ppo.experience import laid_out, make_experience, sequences_of
 from training.step3_ppo.losses import policy_loss, pretraining_loss, value_loss
+from training.step3_ppo.prompt_source import PromptSource
 from training.step3_ppo.records import Experience, Rollout
 from training.step3_ppo.roles import Roles
 from training.step3_ppo.rollout.base import RolloutEngine
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
-from training.utils.data.phases import PromptRow, TextBlock
+from training.utils.data.phases import TextBlock
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
@@ -38,7 +39,7 @@ class PpoTrainer:
         self,
         roles: Roles,
         rollout_engine: RolloutEngine,
-        prompts: Sequence[PromptRow],
+        prompt_source: PromptSource,
         texts: Sequence[TextBlock] | None,
         evaluator: Evaluator,
         settings: PpoSettings,
@@ -46,12 +47,11 @@ class PpoTrainer:
     ) -> None:
         self.roles = roles
         self.rollout_engine = rollout_engine
-        self.prompts = prompts
+        self.prompt_source = prompt_source
         self.evaluator = evaluator
         self.settings = settings
         self.metrics = metrics
         self.ranks = roles.actor.ranks
-        self.prompt_stream = ShuffledStream(len(prompts), settings.seed)
         self.texts = texts
         self.text_stream = ShuffledStream(len(texts), settings.seed) if texts is not None else None
         self.texts_taken = 0
@@ -69,6 +69,7 @@ class PpoTrainer:
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
                     rollout = self.roll_out(prompts, seeds)  # 2
                     experiences.append(make_experience(rollout, self.roles, settings.experience))  # 3 to 6
+                    self.prompt_source.tell(prompts, experiences[-1])
                 times.append(time.monotonic())
                 figures = self.learn(experiences, iteration)  # 7
                 times.append(time.monotonic())
@@ -83,8 +84,8 @@ class PpoTrainer:
         settings, ranks = self.settings, self.ranks
         count = settings.prompts_per_batch * ranks.world_size
         first = ((iteration - 1) * settings.generation_batches + batch) * count
-        taken = list(enumerate(self.prompt_stream.take(first, count), start=first))[ranks.rank :: ranks.world_size]
-        rows = [self.prompts[row] for _, row in taken]
+        taken = list(enumerate(self.prompt_source.take(first, count), start=first))[ranks.rank :: ranks.world_size]
+        rows = [row for _, row in taken]
         seeds = [derived_seed(settings.seed, "rollout", position) for position, _ in taken]
         return collate_prompts(rows, settings.sampling.pad_token_id), seeds
 

@@ -10,14 +10,16 @@ from typing import Any
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
-def gsm8k_reward(prompts: Sequence[str], responses: Sequence[str], references: Sequence[Any]) -> list[float]:
-    """Return 1.0 where the response's answer equals the reference as a number, else 0.0.
+def gsm8k_reward(
+    prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any], **columns: Sequence[Any]
+) -> list[float]:
+    """Return 1.0 where the response's answer equals the ground truth as a number, else 0.0.
 
     The answer is the first number after the last "####"; a response without the mark has none
     (Cobbe et al. 2021: solutions end with "#### ANSWER").
     """
     return [
-        float(_equal(_answer(response), reference)) for response, reference in zip(responses, references, strict=True)
+        float(_equal(_answer(response), truth)) for response, truth in zip(responses, ground_truth, strict=True)
     ]
 
 
@@ -27,10 +29,10 @@ def _answer(response: str) -> str | None:
     return found.group() if found else None
 
 
-def _equal(answer: str | None, reference: Any) -> bool:
-    if answer is None or reference is None:
+def _equal(answer: str | None, truth: Any) -> bool:
+    if answer is None or truth is None:
         return False
     try:
-        return Decimal(answer.replace(",", "")) == Decimal(str(reference).replace(",", ""))
+        return Decimal(answer.replace(",", "")) == Decimal(str(truth).replace(",", ""))
     except InvalidOperation:
         return False

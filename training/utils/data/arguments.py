@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.errors import Mistakes, nearest_names
 
 TRUNCATIONS = ("right", "left", "middle", "error", "drop")
 LOSS_PLACES = ("response", "conversation")
@@ -276,26 +276,20 @@ class DataArguments:
         from training.utils.data.registry import find_dataset, load_dataset_module
         from training.utils.data.splits import parse_data_split
 
-        def note(check, *arguments) -> None:
-            try:
-                check(*arguments)
-            except ThreestepError as error:
-                mistakes.add(str(error))
-
-        note(parse_data_split, self.data_split)
-        note(check_format, self.data_format)
+        mistakes.note(parse_data_split, self.data_split)
+        mistakes.note(check_format, self.data_format)
         for path in self.dataset_module:
-            note(load_dataset_module, path)
+            mistakes.note(load_dataset_module, path)
         mistakes.require(
             bool(self.data_path or self.sft_only_data_path),
             "data_path: expected at least one dataset, got none; for the built-in task write "
             "--data_path embedded",
         )
         for name in [*self.data_path, *self.sft_only_data_path]:
-            note(find_dataset, name)
+            mistakes.note(find_dataset, name)
         files = split_reader(self.unsupervised_dataset_name or "")
         if files is not None:
-            note(check_address, files[1], "unsupervised_dataset_name")
+            mistakes.note(check_address, files[1], "unsupervised_dataset_name")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
             mistakes.add(f"dataset_dir: there is no folder '{self.dataset_dir}'")
 

@@ -25,7 +25,7 @@ class PromptMaker:
         self._maker = row_maker(3, data, text_maker(data, tokenizer, None), source, self.counts)
 
     def make(
-        self, prompt: str | Sequence[Message], row_id: int, ground_truth: Any = None, **columns: Any
+        self, prompt: str | Sequence[Message], ground_truth: Any, row_id: int, /, **columns: Any
     ) -> PromptRow | None:
         """Return the row; None where it is left out, as one of the dataset would be (too long, empty).
 
@@ -33,7 +33,10 @@ class PromptMaker:
         ThreestepError for what the data flags make an error.
         """
         sample = {"prompt": prompt, "ground_truth": ground_truth, "columns": columns}
-        return next(iter(self._maker.rows([sample], [0], row_id)), None)  # type: ignore[arg-type]
+        for row in self._maker.rows([sample], [0], row_id):
+            assert isinstance(row, PromptRow)
+            return row
+        return None
 
 
 class _Generated(PromptRawDataset):

@@ -6,7 +6,8 @@ This module knows nothing of datasets, models or engines: it only carries senten
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class ThreestepError(ValueError):
@@ -34,6 +35,14 @@ class Mistakes:
         """Note `sentence` unless `condition` holds."""
         if not condition:
             self.sentences.append(sentence)
+
+    def note(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a check returns; where it raises a ThreestepError, note that and return None."""
+        try:
+            return check(*arguments)
+        except ThreestepError as error:
+            self.add(str(error))
+            return None
 
     def raise_if_any(self) -> None:
         """Raise one ThreestepError with every sentence noted, one a line."""

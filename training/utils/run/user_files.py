@@ -39,6 +39,14 @@ def load_named(given: str, flag: str) -> Any:
     return getattr(module, name)
 
 
+def load_function(given: str, flag: str) -> Any:
+    """As `load_named`, for what can be called."""
+    found = load_named(given, flag)
+    if not callable(found):
+        raise ThreestepError(f"{flag}: expected '{given}' to be a function, got {type(found).__name__}")
+    return found
+
+
 def load_module(path: str, flag: str) -> ModuleType:
     """Run a Python file; a file already loaded is not run again. ThreestepError where it is none or does not load."""
     real_path = os.path.realpath(os.path.expanduser(path))

@@ -35,9 +35,9 @@ from training.step3_ppo.rewards.gsm8k import gsm8k_reward
     ],
 )
 def test_answers(response, reference, reward):
-    assert gsm8k_reward(["p"], [response], [reference]) == [reward]
+    assert gsm8k_reward(["p"], [response], ground_truth=[reference], data_source=["gsm8k"]) == [reward]
 
 
 def test_one_number_a_response():
-    assert gsm8k_reward(["p"] * 3, ["#### 1", "#### 2", "3"], ["1", "1", "3"]) == [1.0, 0.0, 0.0]
+    assert gsm8k_reward(["p"] * 3, ["#### 1", "#### 2", "3"], ground_truth=["1", "1", "3"]) == [1.0, 0.0, 0.0]
     assert RULES["gsm8k"] is gsm8k_reward

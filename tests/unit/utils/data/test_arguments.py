@@ -10,6 +10,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from training.utils.data.arguments import DataArguments
+from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
 
 
@@ -29,6 +30,21 @@ def test_flags_by_deepspeed_chats_names():
     assert (arguments.data_split, arguments.max_seq_len, arguments.max_prompt_seq_len) == ("6,2,2", 99, 33)
     assert arguments.rebuild_cache is True and arguments.max_eval_rows == 7
     assert arguments.unsupervised_dataset_config_name == "e"
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("max_samples", "max_train_rows"),
+        ("train_max_samples", "max_train_rows"),
+        ("val_max_samples", "max_eval_rows"),
+    ],
+)
+def test_rows_by_verls_names(tmp_path, flag, name):
+    (by_flag,) = parse_arguments((DataArguments,), [f"--{flag}", "7"], "")
+    (tmp_path / "run.yaml").write_text(f"{flag}: 7\n")
+    (by_file,) = parse_arguments((DataArguments,), ["--config", str(tmp_path / "run.yaml")], "")
+    assert getattr(by_flag, name) == getattr(by_file, name) == 7
 
 
 def test_the_defaults_are_sound(flags):
@@ -54,6 +70,7 @@ def test_every_mistake_at_once(flags, tmp_path):
         max_eval_rows=-1,
         unsupervised_dataset_name="jsonl:missing.jsonl",
         data_format="sharegtp",
+        pick_rows="frist",
     )
     found = sentences_of(wrong)
     for fragment in (
@@ -74,9 +91,10 @@ def test_every_mistake_at_once(flags, tmp_path):
         "unsupervised_dataset_name: 'missing.jsonl' names a file that does not exist",
         "data_format: expected one of preference, ",
         "got 'sharegtp'; did you mean 'sharegpt'",
+        "pick_rows: expected one of random, first, got 'frist'; did you mean 'first'",
     ):
         assert any(fragment in sentence for sentence in found), fragment
-    assert len(found) == 16
+    assert len(found) == 17
 
 
 def test_no_dataset_at_all(flags):

@@ -153,6 +153,103 @@ def test_at_most_so_many_rows(flags, tiny_tokenizer):
     assert (len(built.train), len(built.eval)) == (5, 2)
 
 
+def test_the_first_rows(flags, tiny_tokenizer):
+    everything = build_phase(3, flags(), tiny_tokenizer, seed=1)
+    built = build_phase(3, flags(max_train_rows=5, max_eval_rows=2, pick_rows="first"), tiny_tokenizer, seed=1)
+    assert [row.row_id for row in built.train] == [row.row_id for row in everything.train][:5]
+    assert [row.row_id for row in built.eval] == [row.row_id for row in everything.eval][:2]
+    picked = build_phase(3, flags(max_train_rows=5, max_eval_rows=2), tiny_tokenizer, seed=1)
+    assert [row.row_id for row in picked.train] != [row.row_id for row in built.train]
+
+
+def prompts_of(flags, tokenizer, rows, **given):
+    return build_phase(3, flags(rows, data_split="0,0,1", eval_fraction=0.0, **given), tokenizer, seed=1)
+
+
+def test_what_a_prompt_carries(flags, tiny_tokenizer):
+    rows = [
+        {"prompt": "a", "data_source": "sums", "ability": "math", "extra_info": {"index": 4}, "ground_truth": "5"},
+        {"prompt": "b", "reward_model": {"style": "rule", "ground_truth": 7}, "level": None},
+    ]
+    built = prompts_of(flags, tiny_tokenizer, rows)
+    first, second = built.train
+    name = flags(rows).data_path[0]
+    assert first.reference == "5" and second.reference == 7
+    assert first.columns == {"data_source": "sums", "ability": "math", "extra_info": {"index": 4}, "index": 4}
+    assert second.columns == {"data_source": name, "reward_model": {"style": "rule"}}
+    counted = {"data_source": 2, "ability": 1, "extra_info": 1, "index": 1, "reward_model": 1}
+    assert built.report.train.columns == counted and built.report.eval.columns == {}
+    again = prompts_of(flags, tiny_tokenizer, rows)
+    assert again.report.resumed and again.report.train.columns == counted
+    assert [row.uid for row in again.train] == [row.uid for row in built.train]
+
+
+def test_what_a_flag_names_is_the_reference_also_beside_a_ground_truth(flags, tiny_tokenizer):
+    rows = [{"prompt": "a", "solution": "5", "ground_truth": "6"}]
+    (row,) = prompts_of(flags, tiny_tokenizer, rows, reference_column="solution").train
+    assert row.reference == "5" and "ground_truth" not in row.columns and "solution" not in row.columns
+
+
+def test_raw_ids_raw_chat_and_full_prompt_on_request(flags, tiny_tokenizer):
+    rows = [{"prompt": [{"role": "user", "content": "Hi " * 9}]}, {"prompt": "Human: Hi Assistant:"}]
+    plain = prompts_of(flags, tiny_tokenizer, rows[:1], max_prompt_seq_len=6, prompt_truncation="left")
+    assert plain.train[0].columns.keys() == {"data_source"}
+    asked = {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True}
+    built = prompts_of(flags, tiny_tokenizer, rows[:1], max_prompt_seq_len=6, prompt_truncation="left", **asked)
+    assert not built.report.resumed
+    (row,) = built.train
+    assert row.columns["raw_prompt_ids"] == row.flipped_prompt_ids[::-1].tolist() and row.length_tokens == 6
+    assert row.columns["raw_prompt"] == rows[0]["prompt"]
+    assert row.columns["full_prompts"] == f"Human: {'Hi ' * 9} Assistant:" == row.prompt_text
+    (text,) = prompts_of(flags, tiny_tokenizer, rows[1:], return_raw_chat=True).train
+    assert text.columns["raw_prompt"] == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_column_that_has_the_name_of_a_rewards_argument(flags, tiny_tokenizer):
+    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be the name of a column .*; rename the column"):
+        prompts_of(flags, tiny_tokenizer, [{"prompt": "a", "responses": "b"}])
+
+
+class Odd(PromptRawDataset):
+    extra: object = None
+    messages: object = None
+
+    def load_raw_datasets(self, dataset_name):
+        return {"train": ["a", "b"]}
+
+    def get_train_data(self):
+        return self.raw_datasets["train"]
+
+    def get_prompt(self, sample):
+        return sample
+
+    def get_prompt_messages(self, sample):
+        return self.messages
+
+    def get_extra(self, sample):
+        return self.extra
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("extra", ["x"], "row 0: Odd.get_extra gave list, expected values by name in a dict, or None"),
+        ("extra", {"x": {1}}, "row 0: Odd.get_extra gave what JSON cannot hold: .*set"),
+        (
+            "messages",
+            [{"role": "user", "content": "a", "picture": {1}}],
+            "row 0: Odd.get_prompt_messages gave what JSON cannot hold: .*set",
+        ),
+    ],
+)
+def test_what_a_prompt_cannot_carry(flags, tiny_tokenizer, own_registry, monkeypatch, name, value, said):
+    register_dataset("odd")(Odd)
+    monkeypatch.setattr(Odd, name, value)
+    data = flags(data_path=["odd"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True)
+    with pytest.raises(ThreestepError, match=said):
+        build_phase(3, data, tiny_tokenizer, seed=1)
+
+
 def test_rows_without_rejected_leave_phase_2_alone(flags, tiny_tokenizer):
     rows = [{**row, "rejected": row["rejected"] if i % 2 else None} for i, row in enumerate(many(PAIR, 40))]
     only_1, only_2 = (flags(rows, data_split=split, eval_fraction=0.0) for split in ("1,0,0", "0,1,0"))
@@ -210,6 +307,25 @@ def test_long_prompts_can_be_cut(flags, tiny_tokenizer):
     assert built.report.train.truncated == 1 and max(built.train.lengths) == 25
     assert tiny_tokenizer.decode(built.train[1].flipped_prompt_ids[::-1]).endswith("7 Assistant:")
     assert built.train[1].prompt_text == LONG["prompt"]
+
+
+@pytest.mark.parametrize("how", ["left", "right", "middle"])
+def test_how_long_prompts_are_cut(flags, tiny_tokenizer, how):
+    text = "9 8 7 6 5 4 3 2 1 0"
+    whole = tiny_tokenizer(text)["input_ids"]
+    assert len(whole) > 10
+    (row,) = prompts_of(flags, tiny_tokenizer, [{"prompt": text}], max_prompt_seq_len=7, prompt_truncation=how).train
+    # verl's cuts: the last 7, the first 7, or the first 7 // 2 and the last 7 - 7 // 2
+    kept = {"left": whole[-7:], "right": whole[:7], "middle": whole[:3] + whole[-4:]}[how]
+    assert row.flipped_prompt_ids[::-1].tolist() == kept
+
+
+def test_long_prompts_are_filtered_in_parallel_and_counted(flags, tiny_tokenizer):
+    rows = [{"prompt": f"{i}" + " 7" * (60 if i % 3 == 0 else 1)} for i in range(2100)]
+    built = prompts_of(flags, tiny_tokenizer, rows, max_prompt_seq_len=20, num_workers=2)
+    assert built.report.train.dropped == {"prompt_too_long": 700} and len(built.train) == 1400
+    assert "1,400 rows" in built.report.sentence and "dropped: 700 prompt_too_long" in built.report.sentence
+    assert [row.row_id for row in built.train] == [i for i in range(2100) if i % 3]
 
 
 def test_truncation_error_names_the_row(flags, tiny_tokenizer):

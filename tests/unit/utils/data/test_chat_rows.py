@@ -58,6 +58,9 @@ class Talks(PromptRawDataset):
     def get_reference(self, sample):
         return sample.get("reference")
 
+    def get_extra(self, sample):
+        return sample.get("extra")
+
 
 @pytest.fixture
 def talks(flags, own_registry, monkeypatch):
@@ -362,3 +365,23 @@ def test_ranked_responses_with_blocks(thinks):
             "rejected": [{"role": "assistant", "content": "3"}]}]  # fmt: skip
     cut, _ = thinks(2, rows, max_seq_len=length - 6)
     assert cut.report.train.dropped == {"cut_inside_a_block": 1} and len(cut.train) == 1
+
+
+def test_what_a_prompt_of_messages_carries(talks):
+    asked = {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True}
+    rows = [{"messages": TALK, "reference": "2", "extra": {"data_source": "counting", "index": 5}}]
+    built, tokenizer = talks(3, rows, max_prompt_seq_len=10, prompt_truncation="left", **asked)
+    (row,) = built.train
+    assert row.reference == "2" and (row.columns["data_source"], row.columns["index"]) == ("counting", 5)
+    assert row.columns["raw_prompt"] == TALK[:3]
+    assert row.columns["raw_prompt_ids"] == row.flipped_prompt_ids[::-1].tolist() and row.length_tokens == 10
+    assert row.columns["full_prompts"] == row.prompt_text
+    assert row.prompt_text.startswith("<|im_start|>user\none<|im_end|>")
+    (plain,) = talks(3, rows[:1])[0].train
+    assert plain.columns == {"data_source": "counting", "index": 5}
+
+
+def test_the_full_prompt_of_a_text_is_what_the_template_makes_of_it(flags):
+    data = flags([PAIR], data_split="0,0,1", eval_fraction=0.0, prompt_style="chat_template", return_full_prompt=True)
+    (row,) = build_phase(3, data, chat_tokenizer(chat_template("chatml")), seed=1).train
+    assert row.prompt_text == PAIR["prompt"] and row.columns["full_prompts"] == PREFIX

@@ -38,7 +38,11 @@ MAKERS = {
         None if row % 3 else (6, 5, 4, 3),
     ),
     PromptRow: lambda row: PromptRow(
-        row, ids(*range(row % 4 + 1)), f"é{row}", [None, "18", {"a": [1, 2.5]}, "", 0][row % 5]
+        row,
+        ids(*range(row % 4 + 1)),
+        f"é{row}",
+        [None, "18", {"a": [1, 2.5]}, "", 0][row % 5],
+        [{}, {"é": None}, {"info": {"index": row, "kinds": ["a", 1.5]}}][row % 3],
     ),
     TextBlock: lambda row: TextBlock(row, ids(row, row)),
 }

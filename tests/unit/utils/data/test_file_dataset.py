@@ -88,10 +88,19 @@ def test_what_verl_carries(dataset):
         "ability": "math",
         "reward_model": {"style": "rule"},
         "extra_info": {"split": "train", "index": 3},
+        "index": 3,
     }
     named = dataset([VERL], reference_column="extra_info.index")
     sample = named.get_train_data()[0]
     assert named.get_reference(sample) == 3 and named.get_extra(sample)["reward_model"]["ground_truth"] == "72"
+
+
+def test_what_rewards_ask_for_by_name_is_taken_out_of_verls_extra_info(dataset):
+    info = {"index": 3, "tools_kwargs": {"search": {"k": 2}}, "interaction_kwargs": {"name": "x"}, "need": True}
+    raw = dataset([{"prompt": "a", "extra_info": info}, {"prompt": "b", "index": 9, "extra_info": info}])
+    first, second = (raw.get_extra(sample) for sample in raw.get_train_data())
+    assert first == {"extra_info": info, **{name: info[name] for name in info if name != "need"}}
+    assert second["index"] == 9 and second["tools_kwargs"] == {"search": {"k": 2}}
 
 
 def test_what_else_a_row_carries_is_json(tmp_path, dataset):
