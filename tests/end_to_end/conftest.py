@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,13 +80,15 @@ def save_start(
     pad_is_eos: bool = False,
     with_weights: bool = True,
     sentences: Sequence[str] = SENTENCES,
+    tokenizer: Any = None,
     **tokenizer_changes: object,
 ) -> Path:
-    """A Llama shape of some hundred thousand random weights (or without any), with a tokenizer of `sentences`."""
+    """A Llama shape of some hundred thousand random weights (or without any), with a tokenizer of `sentences` or the
+    one given."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = train_tokenizer(list(sentences), vocab_size=384, pad_is_eos=pad_is_eos)
+    tokenizer = tokenizer or train_tokenizer(list(sentences), vocab_size=384, pad_is_eos=pad_is_eos)
     for name, value in tokenizer_changes.items():
         setattr(tokenizer, name, value)
     config = LlamaConfig(

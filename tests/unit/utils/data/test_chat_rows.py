@@ -385,3 +385,14 @@ def test_the_full_prompt_of_a_text_is_what_the_template_makes_of_it(flags):
     data = flags([PAIR], data_split="0,0,1", eval_fraction=0.0, prompt_style="chat_template", return_full_prompt=True)
     (row,) = build_phase(3, data, chat_tokenizer(chat_template("chatml")), seed=1).train
     assert row.prompt_text == PAIR["prompt"] and row.columns["full_prompts"] == PREFIX
+
+
+def test_a_response_without_end_is_refused(talks):
+    template = chat_template("chatml").replace(
+        "message.content + '<|im_end|>' }}{% else",
+        "message.content + ('' if message.content == 'two' else '<|im_end|>') }}{% else",
+    )
+    row = {"prompt": TALK[:1], "chosen": TALK[1:2], "rejected": [{"role": "assistant", "content": "two"}]}
+    said = "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"
+    with pytest.raises(ThreestepError, match=said):
+        talks(2, [row], template)

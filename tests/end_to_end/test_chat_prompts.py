@@ -1,0 +1,125 @@
+"""All three steps under a chat template on conversations of several turns; and what the rows of step 3 carry, from the
+file to the user's rule, sampler and dataset, and into samples.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.chat_templates import chat_template, chat_tokenizer
+from tests.end_to_end.conftest import Chain, run_chain, save_start
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+OWN = """
+from training.step3_ppo.prompt_source import PromptDataset, PromptSampler
+
+class InOrder(PromptSampler):
+    def __init__(self, prompts, seed):
+        self.prompts, self.seen = prompts, []
+    def take(self, first, count):
+        print("taken from", len(self.prompts), self.seen)
+        return list(range(len(self.prompts)))[-count:]
+    def update(self, uids, scores):
+        self.seen.append(len(uids) == len(scores) == 4)
+    def state_dict(self):
+        return {"seen": self.seen}
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+class Grows(PromptDataset):
+    def on_batch_end(self, results):
+        assert self.add([{"role": "user", "content": "Sort: fig apple"}], ground_truth="apple fig", level=9)
+
+def leveled(prompts, responses, *, ground_truth, level, raw_prompt, data_source, **columns):
+    turns = [len(messages) for messages in raw_prompt]
+    return [10.0 * own for own in level], {"turns": turns, "known": [float(truth in SORTED) for truth in ground_truth]}
+
+SORTED = ("apple fig", "cherry lemon plum")
+"""
+
+
+def conversations() -> list[dict]:
+    rows = []
+    for number in range(40):
+        words = [["fig", "apple"], ["plum", "lemon", "cherry"]][number % 2]
+        prompt = [
+            {"role": "system", "content": f"You sort. {number}"},
+            {"role": "user", "content": "Hello there"},
+            {"role": "assistant", "content": "HELLO THERE"},
+            {"role": "user", "content": f"Sort: {' '.join(words)}"},
+        ]
+        rows.append(
+            {
+                "prompt": prompt[number % 3 == 0 :],  # with and without a system message
+                "chosen": [{"role": "assistant", "content": " ".join(sorted(words))}],
+                "rejected": [{"role": "assistant", "content": " ".join(words * 2)}],
+                "data_source": "sorting",
+                "ground_truth": " ".join(sorted(words)),
+                "level": number,
+                "extra_info": {"index": number, "tools_kwargs": {"search": {"k": number}}},
+            }
+        )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def chain(place: Path) -> Chain:
+    (place / "own.py").write_text(OWN)
+    chats = place / "chats.jsonl"
+    chats.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    start = save_start(place / "start_chat", tokenizer=tokenizer)
+    shared = f"--data_path jsonl:{chats} --prompt_style chat_template --max_prompt_seq_len 100 --max_seq_len 120"
+    shared += " --data_split 1,1,1 --eval_fraction 0.2"
+    trained = "--dtype fp32 --learning_rate 1e-3 --per_device_train_batch_size 2 --report_mfu false".split()
+    own = place / "own.py"
+    flags = {
+        1: trained,
+        2: trained,
+        3: "--dtype fp32 --per_device_generation_batch_size 4 --per_device_training_batch_size 4 "
+        f"--max_answer_seq_len 6 --return_raw_chat true --checker {own}:leveled --prompt_sampler {own}:InOrder "
+        f"--prompt_dataset {own}:Grows".split(),
+    }
+    return run_chain(place, "chat", start, 1, shared.split(), flags)
+
+
+def test_every_step_trains_on_conversations(chain):
+    from transformers import AutoTokenizer
+
+    for step, folder in chain.folders.items():
+        assert "none dropped" in chain.ran[step].stdout and "0 truncated" in chain.ran[step].stdout
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert {1, 2} <= {line["step"] for line in lines}
+        tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        assert tokenizer.chat_template == chat_template("chatml")
+
+
+def test_what_a_row_carries_arrives_in_the_samples(chain):
+    samples = [json.loads(line) for line in (chain.folders[3] / "samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [0] * 8 + [2] * 8
+    rows = {row["level"]: row for row in conversations()}
+    for sample in samples:
+        row = rows[sample["columns"]["level"]]
+        carried = {name: row[name] for name in ("data_source", "level", "extra_info")}
+        lifted = {"index": row["level"], "tools_kwargs": {"search": {"k": row["level"]}}}
+        assert sample["columns"] == {**carried, **lifted, "raw_prompt": row["prompt"]}
+        assert sample["ground_truth"] == row["ground_truth"]
+        text = "".join(f"<|im_start|>{said['role']}\n{said['content']}<|im_end|>\n" for said in row["prompt"])
+        assert sample["prompt"] == text + "<|im_start|>assistant\n" and "<|im_end|>" not in sample["response"]
+        # what the rule was given, and what it said
+        assert sample["check"] == 10.0 * row["level"] and sample["check/known"] == 1.0
+        assert sample["check/turns"] == len(row["prompt"])
+    before, after = ([s["uid"] for s in samples if s["step"] == step] for step in (0, 2))
+    assert before == after and len(set(before)) == len({sample["prompt"] for sample in samples})
+    figures = [json.loads(line) for line in (chain.folders[3] / "metrics.jsonl").read_text().splitlines()]
+    turns = [line["eval/check/turns"] for line in figures if "eval/check/turns" in line]
+    assert turns == pytest.approx([sum(s["check/turns"] for s in samples[:8]) / 8] * 2)
+
+
+def test_the_users_sampler_sees_the_scores_and_the_prompts_that_the_dataset_added(chain):
+    taken = [line for line in chain.ran[3].stdout.splitlines() if line.startswith("taken from")]
+    rows = int(taken[0].split()[2])
+    assert taken == [f"taken from {rows} []", f"taken from {rows + 1} [True]"]
