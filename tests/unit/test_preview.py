@@ -119,6 +119,7 @@ def test_phase_3_gives_prompts_in_reading_order_whole_text_and_reference(objects
     assert row["input_ids"] == tokenizer(PAIR["prompt"])["input_ids"][-4:]
     assert row["loss_mask"] == [0] * 4 and row["loss_texts"] == []
     assert (row["prompt_text"], row["reference"]) == (PAIR["prompt"], "2")
+    assert row["columns"]["data_source"].startswith("jsonl:") and len(row["uid"]) == 16
 
 
 def test_unsupervised_blocks_predict_all_but_their_first_token(objects, tmp_path):
@@ -166,7 +167,8 @@ def test_text_of_phase_2_stands_side_by_side_and_of_phase_3_has_the_reference(te
     title = next(line for line in said.splitlines() if line.startswith("prompt"))
     assert "chosen" in title and "rejected" in title
     assert any("Human" in line and "It is 2." in line and "⟦ Three" in line for line in said.splitlines())
-    assert "reference: 2" in text([{"prompt": "P", "reward_model": {"ground_truth": "2"}}], "3")
+    shown = text([{"prompt": "P", "data_source": "sums", "reward_model": {"ground_truth": "2"}}], "3")
+    assert "reference: 2\ndata_source: sums" in shown and "reward_model" not in shown
 
 
 @pytest.mark.parametrize(

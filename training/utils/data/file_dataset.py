@@ -180,7 +180,8 @@ class FileDataset(PromptRawDataset):
         read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING}
         extra = {name: value for name, value in sample.items() if name not in read}
         if self._columns.reference is None and isinstance(extra.get(_REWARD_MODEL), dict):
-            extra[_REWARD_MODEL] = {k: v for k, v in extra[_REWARD_MODEL].items() if k != _GROUND_TRUTH}
+            rest = {name: value for name, value in extra.pop(_REWARD_MODEL).items() if name != _GROUND_TRUTH}
+            extra |= {_REWARD_MODEL: rest} if rest else {}
         info = extra.get(_EXTRA_INFO)
         lifted = {name: info[name] for name in _IN_EXTRA_INFO if name in info} if isinstance(info, dict) else {}
         return _json_value({**lifted, **extra}) or None

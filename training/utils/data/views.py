@@ -154,6 +154,8 @@ def row_as_text(row: Row, decode: Decode, style: Style, show_layout: bool = Fals
         lines = ["".join(style.mark(printable(text)) if loss else printable(text) for text, loss in runs)]
     if isinstance(row, PromptRow) and row.reference is not None:
         lines.append(f"reference: {printable(str(row.reference))}")
+    if isinstance(row, PromptRow):
+        lines += [f"{name}: {printable(str(value))}" for name, value in row.columns.items()]
     return "\n".join([*lines, *(segment_lines(document) if show_layout else [])])
 
 
