@@ -1,4 +1,4 @@
-"""Step 3: PPO against the reward model.
+"""Step 3: PPO, GRPO and their relatives against the reward model.
 
     python -m training.step3_ppo.main --actor_model_name_or_path SFT_MODEL --critic_model_name_or_path REWARD_MODEL \\
         --data_path jsonl:prompts.jsonl --output_dir OUT
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments)
+GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments, AlgorithmArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
-    run, data, roles_arguments, ppo = groups
+    run, data, roles_arguments, ppo, algorithm = groups
 
     from training.step3_ppo.assembly import (
         checked_names,
@@ -39,18 +40,21 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.models.saving import save_model
     from training.utils.run.metrics import MetricsWriter, say
 
-    names = checked_names(ppo)
+    names = checked_names(ppo, algorithm)
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizers = load_tokenizers(roles_arguments, data)
         scale = chosen_scale(roles_arguments, ppo)
-        inputs = load_prompts(run, data, ppo, tokenizers.actor, ranks, say)
+        inputs = load_prompts(run, data, ppo, algorithm.critic_warmup, tokenizers.actor, ranks, say)
         roles = load_roles(
             RoleSettings(
                 roles_arguments.actor_model(),
                 roles_arguments.actor_engine(),
                 roles_arguments.critic_model(),
                 roles_arguments.critic_engine(),
+                with_critic=names.algorithm.estimator.needs_critic,
+                with_reference=names.algorithm.wants_reference,
+                warmup_steps=inputs.warmup_steps,
             ),
             tokenizers,
             ranks,
@@ -66,6 +70,8 @@ def main(argv: Sequence[str]) -> None:
             ("model", roles.actor, roles.actor_model, tokenizers.actor),
             ("critic", roles.critic, roles.critic_model, tokenizers.critic),
         ):
+            if engine is None or model is None:  # no critic
+                continue
             tensors = engine.full_state(model)
             if ranks.is_main:
                 save_model(folder.path / name, model, tensors, tokenizer)
