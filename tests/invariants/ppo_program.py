@@ -26,6 +26,7 @@ STAGES = (0, 2, 3)
 LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; packed, of a row
 # How whole iterations are computed: by stage, padded or packed.
 LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
+GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stage, packed, epochs
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 
@@ -234,6 +235,43 @@ def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
+def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Iterations of GRPO: no critic, samples of a prompt, KL and entropy in the loss, cut responses left out of it.
+    With one epoch the old log-probabilities are left out too."""
+    import torch
+
+    from training.utils.engine.collectives import gathered
+
+    found = {}
+    for layout, (stage, packed, epochs) in GRPO_LAYOUTS.items():
+        trainer = make_trainer(models, out, ranks, stage, epochs=epochs, packed=packed, with_texts=False, grpo=True)
+        told = []
+        for iteration in range(1, ITERATIONS + 1):
+            experience = experienced(trainer, iteration)
+            rollout = experience.rollout
+            told.append(
+                {
+                    "ranks": gathered(
+                        {
+                            "pairs": [
+                                (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
+                                for index in range(len(rollout.response_lengths_B))
+                            ],
+                            "ended": rollout.ended_B.tolist(),
+                            "scores": experience.scores_B.tolist(),
+                        }
+                    ),
+                    "read_old": experience.old_logprobs_BR is not None,
+                    "figures": trainer.learn([experience], iteration),
+                }
+            )
+        state = trainer.roles.actor.full_state(trainer.roles.actor_model)
+        if ranks.is_main:
+            torch.save(state, out / f"grpo_{layout}.pt")
+        found[layout] = told
+    return found
+
+
 def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
 
@@ -369,6 +407,7 @@ def _layouts(trainer: Any) -> dict[str, Any]:
 SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
     "iterations": iterations,
     "first_minibatch": first_minibatch,
+    "grpo": grpo,
     "nothing_to_learn": nothing_to_learn,
     "gathers": gathers,
     "lora": lora,

@@ -153,6 +153,7 @@ def _weights(
     )
 
 
+@torch.no_grad()
 def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
     """Return scores_B: the reward model at each response's last real token, on the scale that is asked for, clipped to
     +- clip_reward."""

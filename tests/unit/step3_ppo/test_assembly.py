@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.tiny_models import tiny_causal_lm, tiny_config
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.assembly import _plan, checked_names, chosen_scale, load_tokenizers, summary_of
 from training.step3_ppo.evaluation import Evaluation
@@ -19,17 +20,17 @@ from training.utils.run.errors import ThreestepError
 
 
 def test_names_stand_for_parts():
-    names = checked_names(PpoArguments(checker="gsm8k"))
+    names = checked_names(PpoArguments(checker="gsm8k"), AlgorithmArguments())
     assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"]
-    assert checked_names(PpoArguments()).checker is None
+    assert checked_names(PpoArguments(), AlgorithmArguments()).checker is None
 
 
 def test_names_that_nothing_has_are_told_together_with_near_ones():
     with pytest.raises(ThreestepError) as caught:
-        checked_names(PpoArguments(advantage="gea", rollout_engine="hff", checker="gsm8"))
+        checked_names(PpoArguments(rollout_engine="hff", checker="gsm8"), AlgorithmArguments(advantage="gea"))
     said = str(caught.value)
     assert said.startswith("3 mistakes in the configuration:")
-    for part in ("--advantage expects one of gae, got 'gea'; did you mean 'gae'", "'hff'", "did you mean 'gsm8k'"):
+    for part in ("--advantage expects one of gae, grpo", "got 'gea'; did you mean 'gae'", "'hff'", "'gsm8k'"):
         assert part in said
 
 
