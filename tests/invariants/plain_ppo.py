@@ -205,8 +205,8 @@ def grpo(
                 kl = kl + (torch.exp(gap) - gap - 1).mean() / len(chosen)
                 entropy = entropy + own_entropies.mean() / len(chosen)
                 entropy_sum += float(own_entropies.detach().sum())
-                # Equal scores leave a gain of 1e-17 here, where there is none: it clips nothing.
-                clipped += float((ratio * gain - held * gain > 1e-12).sum())
+                # Equal scores leave a gain of 1e-10 here (1e-16 over 1e-6), where there is none: it clips nothing.
+                clipped += float((ratio * gain - held * gain > 1e-8).sum())
                 ratio_sum += float(ratio.detach().sum())
                 tokens += len(now)
             learner.step(policy + program.KL_COEF * kl - program.ENTROPY_COEF * entropy)

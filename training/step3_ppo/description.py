@@ -29,8 +29,10 @@ def described(
     figures = {
         "rollout/tokens": tokens + total.pop("prompt_tokens"),
         "rollout/response_tokens": tokens / responses,
-        "rollout/equal_groups": total.pop("equal_groups") * settings.samples_per_prompt / responses,
     }
+    equal = total.pop("equal_groups")
+    if settings.samples_per_prompt > 1:
+        figures["rollout/equal_groups"] = equal * settings.samples_per_prompt / responses
     figures |= {name: value / responses for name, value in total.items() if name in _A_RESPONSE}
     return figures | {name: value / tokens for name, value in total.items() if name not in _A_RESPONSE}
 

@@ -273,9 +273,10 @@ def _figures(
     settings: LearningSettings,
     train_actor: bool,
 ) -> dict[str, float]:
-    tokens = max(minibatch.totals.tokens, 1.0)
+    """Of one step. Where no response of it counts there is nothing to take a mean of."""
+    tokens = minibatch.totals.tokens
     figures: dict[str, float] = {}
-    if train_actor:
+    if train_actor and tokens:
         figures["actor/policy_loss"] = total["policy_loss"]
         figures["actor/clip_fraction"] = total["clipped"] / tokens
         figures["actor/ratio"] = total["ratio"] / tokens
@@ -284,7 +285,7 @@ def _figures(
             figures["actor/kl_loss"] = total["kl_loss"]
         if settings.entropy_coef > 0:
             figures["actor/entropy"] = total["entropy"] / tokens
-    if roles.critic is not None:
+    if roles.critic is not None and tokens:
         figures["critic/value_loss"] = total["value_loss"]
         figures["critic/clip_fraction"] = total["value_clipped"] / tokens
     if minibatch.texts:

@@ -149,8 +149,7 @@ class PpoTrainer:
         kl_coef, train_actor = self.kl_control.coefficient, iteration > settings.critic_warmup
         pieces = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
         size = settings.sequences_per_minibatch
-        sums: dict[str, float] = {}
-        steps = 0
+        told: dict[str, list[float]] = {}
         for epoch in range(settings.ppo_epochs):
             seed = derived_seed(settings.seed, "minibatch", iteration, epoch)
             order = ShuffledStream(len(pieces), seed)
@@ -162,9 +161,8 @@ class PpoTrainer:
                     minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor
                 )
                 for name, value in figures.items():
-                    sums[name] = sums.get(name, 0.0) + value
-                steps += 1
-        return {name: value / steps for name, value in sums.items()}
+                    told.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in told.items()}
 
     def report(self, iteration: int, figures: dict[str, float], times: Sequence[float], bar: tqdm) -> None:
         """Part 8: record the figures, and show some. times: in seconds, at the start, after part 6 and after part 7."""

@@ -80,6 +80,8 @@ def test_what_is_missing_has_no_figure():
     assert not any(name.startswith(("critic/", "mismatch/")) for name in figures)
     assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
     assert figures["rollout/equal_groups"] == 0.0  # 1 and 1 - 1
+    alone = dataclasses.replace(SETTINGS, samples_per_prompt=1)
+    assert "rollout/equal_groups" not in described([bare], alone, CPU)
 
 
 def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():

@@ -227,3 +227,11 @@ def test_critic_warm_up_leaves_the_actor_alone():
     assert (roles.actor.steps, roles.critic.steps) == (0, 1)
     assert not any(name.startswith("actor/") for name in figures) and figures["critic/value_loss"] > 0
     assert all(parameter.grad is None for parameter in roles.actor.module.parameters())
+
+
+def test_a_step_in_which_no_response_counts_moves_nothing_and_tells_no_means():
+    made = dataclasses.replace(random_experience(0), counts_B=torch.zeros(6, dtype=torch.bool))
+    roles = made_roles(with_critic=True)
+    figures = stepped(PLANS[1], made, roles, kl_in="loss", entropy_coef=0.1, policy_loss="kl_cov")
+    assert figures.keys() == {"actor/stepped", "critic/stepped"}
+    assert not roles.actor.gradient().any() and not roles.critic.gradient().any()
