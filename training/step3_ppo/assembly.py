@@ -28,6 +28,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings, forward_plan
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
+from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
@@ -212,6 +213,18 @@ def _settings(
         experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id),
         learning=learning_settings(algorithm, ppo),
     )
+
+
+def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
+    """Write model/ and, where there is one, critic/. A collective."""
+    for name, engine, model, tokenizer in (
+        ("model", roles.actor, roles.actor_model, tokenizers.actor),
+        ("critic", roles.critic, roles.critic_model, tokenizers.critic),
+    ):
+        if engine is not None and model is not None:
+            tensors = engine.full_state(model)
+            if engine.ranks.is_main:
+                save_model(folder.path / name, model, tensors, tokenizer)
 
 
 def summary_of(result: PpoResult) -> dict[str, Any]:

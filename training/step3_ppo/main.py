@@ -31,13 +31,13 @@ def main(argv: Sequence[str]) -> None:
         load_prompts,
         load_tokenizers,
         make_parts,
+        save_roles,
         summary_of,
     )
     from training.step3_ppo.roles import RoleSettings, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
-    from training.utils.models.saving import save_model
     from training.utils.run.metrics import MetricsWriter, say
 
     names = checked_names(ppo, algorithm)
@@ -66,15 +66,7 @@ def main(argv: Sequence[str]) -> None:
             rollout_engine, evaluator, settings = parts
             result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
 
-        for name, engine, model, tokenizer in (
-            ("model", roles.actor, roles.actor_model, tokenizers.actor),
-            ("critic", roles.critic, roles.critic_model, tokenizers.critic),
-        ):
-            if engine is None or model is None:  # no critic
-                continue
-            tensors = engine.full_state(model)
-            if ranks.is_main:
-                save_model(folder.path / name, model, tensors, tokenizer)
+        save_roles(roles, tokenizers, folder)
         summary = summary_of(result)
         folder.write_summary(summary)
         say(
