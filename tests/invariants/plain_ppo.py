@@ -160,3 +160,59 @@ def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Seque
         outcome.scores.append(scores)
         outcome.figures.append(sums)
     return outcome
+
+
+def entropies(actor: nn.Module, pair: Pair) -> torch.Tensor:
+    """Of the policy in the states from which the response's tokens are drawn."""
+    prompt, response = pair
+    logits = actor(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    scaled = torch.log_softmax(logits / program.TEMPERATURE, dim=-1)
+    return -(scaled.exp() * scaled).sum(-1)
+
+
+def grpo(
+    actor: nn.Module,
+    reward_model: nn.Module,
+    pairs_of_iterations: Sequence[Sequence[Pair]],
+    ended_of_iterations: Sequence[Sequence[bool]],
+    epochs: int,
+) -> Outcome:
+    """Samples of a prompt are adjacent; the loss is the mean over ended responses of the mean over their tokens of
+    -min(r A, clip(r) A) + KL_COEF k3 - ENTROPY_COEF H."""
+    reference = copy.deepcopy(actor).requires_grad_(False)
+    learner = Learner(actor, program.ACTOR_RATE, program.ITERATIONS * epochs)
+    outcome = Outcome([], [], actor, reward_model)
+    for pairs, ended in zip(pairs_of_iterations, ended_of_iterations, strict=True):
+        with torch.no_grad():
+            old = [logprobs(actor, pair) for pair in pairs]
+            ref = [logprobs(reference, pair) for pair in pairs]
+            scores = torch.tensor([score(reward_model, pair) for pair in pairs], dtype=torch.float64)
+        groups = scores.view(-1, program.SAMPLES)
+        advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).flatten()
+        chosen = [index for index, end in enumerate(ended) if end]
+        names = ("actor/policy_loss", "actor/kl_loss", "actor/entropy", "actor/clip_fraction", "actor/ratio")
+        sums = dict.fromkeys(names, 0.0)
+        for _ in range(epochs):
+            policy = kl = entropy = torch.zeros((), dtype=torch.float64)
+            entropy_sum = clipped = ratio_sum = tokens = 0.0
+            for index in chosen:
+                now, gain = logprobs(actor, pairs[index]), advantages[index]
+                ratio = torch.exp(now - old[index])
+                held = ratio.clamp(1 - program.CLIP_RANGE, 1 + program.CLIP_RANGE)
+                gap = ref[index] - now
+                own_entropies = entropies(actor, pairs[index])
+                policy = policy - torch.minimum(ratio * gain, held * gain).mean() / len(chosen)
+                kl = kl + (torch.exp(gap) - gap - 1).mean() / len(chosen)
+                entropy = entropy + own_entropies.mean() / len(chosen)
+                entropy_sum += float(own_entropies.detach().sum())
+                # Equal scores leave a gain of 1e-10 here (1e-16 over 1e-6), where there is none: it clips nothing.
+                clipped += float((ratio * gain - held * gain > 1e-8).sum())
+                ratio_sum += float(ratio.detach().sum())
+                tokens += len(now)
+            learner.step(policy + program.KL_COEF * kl - program.ENTROPY_COEF * entropy)
+            figures = (policy.item(), kl.item(), entropy_sum / tokens, clipped / tokens, ratio_sum / tokens)
+            for name, figure in zip(names, figures, strict=True):
+                sums[name] += figure / epochs
+        outcome.scores.append(scores.tolist())
+        outcome.figures.append(sums)
+    return outcome

@@ -19,12 +19,14 @@ ITERATIONS = 2
 EPOCHS = 2
 MAX_NEW_TOKENS = 14
 TEMPERATURE = 0.8
+SAMPLES, ENTROPY_COEF = 3, 0.03  # of GRPO
 KL_COEF, CLIP_REWARD, CLIP_RANGE, CLIP_RANGE_VALUE, GAMMA, LAM, UNSUP_COEF = 0.2, 0.8, 0.1, 0.2, 0.98, 0.9, 0.7
 ACTOR_RATE, CRITIC_RATE, DECAY, CLIP_NORM = 3e-3, 1e-2, 0.05, 2.0
 STAGES = (0, 2, 3)
 LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; packed, of a row
 # How whole iterations are computed: by stage, padded or packed.
 LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
+GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stage, packed, epochs
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 
@@ -51,11 +53,17 @@ def make_trainer(
     with_texts: bool = True,
     dtype: str = "fp32",
     actor: str = "actor",
+    grpo: bool = False,
 ) -> Any:
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly."""
     from tests.invariants import tiny
+    from training.step3_ppo.advantages import ESTIMATORS
+    from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.evaluation import Evaluator
-    from training.step3_ppo.experience import ExperienceSettings
+    from training.step3_ppo.experience import ExperienceSettings, KlSettings, LengthSettings
+    from training.step3_ppo.kl import KL_ESTIMATORS
+    from training.step3_ppo.learning import LearningSettings
+    from training.step3_ppo.losses import POLICY_LOSSES, PolicyLossSettings
     from training.step3_ppo.roles import RoleSettings, Tokenizers, load_roles
     from training.step3_ppo.rollout import ENGINES
     from training.step3_ppo.rollout.base import Sampling
@@ -77,6 +85,7 @@ def make_trainer(
             engine(ACTOR_RATE),
             ModelSettings(str(models / "scalar")),
             engine(CRITIC_RATE),
+            with_critic=not grpo,
         ),
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
         ranks,
@@ -87,28 +96,42 @@ def make_trainer(
         temperature=TEMPERATURE,
         score_scale=None,
         clip_reward=CLIP_REWARD,
-        kl_coef=KL_COEF,
-        advantage="gae",
-        gamma=GAMMA,
-        lam=LAM,
-        whiten_advantages=True,
+        samples_per_prompt=SAMPLES if grpo else 1,
+        estimator=ESTIMATORS["grpo" if grpo else "gae"],
+        advantage=AdvantageSettings(GAMMA, LAM),
+        whiten_advantages=not grpo,
+        kl=KlSettings(KL_COEF, in_loss=grpo, estimate=KL_ESTIMATORS["k3" if grpo else "k1"]),
+        length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
+        mismatch=None,
+        reads_old_logprobs=not grpo or epochs > 1,
         plan=PlanSettings(1, max_tokens, micro, packed, LONGEST if packed else 0),
         pad_token_id=tiny.PAD,
     )
     per_rank = PROMPTS_PER_ROLLOUT // ranks.world_size
+    learning = LearningSettings(
+        policy_loss=POLICY_LOSSES["ppo"],
+        policy=PolicyLossSettings(CLIP_RANGE, CLIP_RANGE),
+        aggregation="seq-mean-token-mean" if grpo else "token-mean",
+        clip_range_value=CLIP_RANGE_VALUE,
+        entropy_coef=ENTROPY_COEF if grpo else 0.0,
+        cov_share=2e-4,
+        clip_cov_low=1.0,
+        clip_cov_high=5.0,
+        unsup_coef=UNSUP_COEF,
+    )
     settings = PpoSettings(
         total_rollouts=ITERATIONS,
         prompts_per_batch=per_rank,
         generation_batches=1,
-        sequences_per_minibatch=per_rank,
+        sequences_per_minibatch=per_rank * experience.samples_per_prompt,
         ppo_epochs=epochs,
-        clip_range=CLIP_RANGE,
-        clip_range_value=CLIP_RANGE_VALUE,
-        unsup_coef=UNSUP_COEF,
+        critic_warmup=0,
+        dynamic_sampling_tries=0,
         eval_interval=0,
         seed=SEED,
         sampling=sampling,
         experience=experience,
+        learning=learning,
     )
     folder = RunFolder(out, ranks.is_main)
     metrics = MetricsWriter(out / "metrics", is_main_rank=False)
@@ -146,11 +169,9 @@ def texts() -> list:
 
 def experienced(trainer: Any, iteration: int) -> Any:
     """Parts 1 to 6 of one iteration."""
-    from training.step3_ppo.experience import make_experience
-
     prompts, seeds = trainer.next_prompts(iteration, batch=0)
     rollout = trainer.roll_out(prompts, seeds)
-    return make_experience(rollout, trainer.roles, trainer.settings.experience)
+    return trainer.experience_of(trainer.score(prompts, rollout))
 
 
 def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
@@ -197,14 +218,58 @@ def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """One update an iteration: its figures are those of the first minibatch of the first epoch."""
+    from training.step3_ppo.description import described
+
     found = {}
     for stage, dtype in ((0, "fp32"), (3, "fp32"), (0, "bf16")):
         trainer = make_trainer(models, out, ranks, stage, epochs=1, micro=2, with_texts=False, dtype=dtype)
         figures = []
         for iteration in range(1, ITERATIONS + 1):
             experience = experienced(trainer, iteration)
-            figures.append({**trainer.learn([experience], iteration), **trainer.describe([experience])})
+            figures.append(
+                {
+                    **trainer.learn([experience], iteration),
+                    **described([experience], trainer.settings.experience, ranks.device),
+                }
+            )
         found[f"{stage}_{dtype}"] = figures
+    return found
+
+
+def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Iterations of GRPO: no critic, samples of a prompt, KL and entropy in the loss, cut responses left out of it.
+    With one epoch the old log-probabilities are left out too."""
+    import torch
+
+    from training.utils.engine.collectives import gathered
+
+    found = {}
+    for layout, (stage, packed, epochs) in GRPO_LAYOUTS.items():
+        trainer = make_trainer(models, out, ranks, stage, epochs=epochs, packed=packed, with_texts=False, grpo=True)
+        told = []
+        for iteration in range(1, ITERATIONS + 1):
+            experience = experienced(trainer, iteration)
+            rollout = experience.rollout
+            told.append(
+                {
+                    "ranks": gathered(
+                        {
+                            "pairs": [
+                                (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
+                                for index in range(len(rollout.response_lengths_B))
+                            ],
+                            "ended": rollout.ended_B.tolist(),
+                            "scores": experience.scores_B.tolist(),
+                        }
+                    ),
+                    "read_old": experience.old_logprobs_BR is not None,
+                    "figures": trainer.learn([experience], iteration),
+                }
+            )
+        state = trainer.roles.actor.full_state(trainer.roles.actor_model)
+        if ranks.is_main:
+            torch.save(state, out / f"grpo_{layout}.pt")
+        found[layout] = told
     return found
 
 
@@ -343,6 +408,7 @@ def _layouts(trainer: Any) -> dict[str, Any]:
 SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
     "iterations": iterations,
     "first_minibatch": first_minibatch,
+    "grpo": grpo,
     "nothing_to_learn": nothing_to_learn,
     "gathers": gathers,
     "lora": lora,

@@ -75,6 +75,35 @@ def test_two_iterations_equal_plain_pytorch(launched, section, models, world_siz
         assert abs(float(residual.mean() / residual.std())) * math.sqrt(residual.numel()) < 6.0
 
 
+@SIZES
+@pytest.mark.parametrize("layout", program.GRPO_LAYOUTS)
+def test_grpo_equals_plain_pytorch(launched, section, models, world_size: int, layout: str):
+    told, epochs = section("grpo", world_size)[layout], program.GRPO_LAYOUTS[layout][2]
+    assert [iteration["read_old"] for iteration in told] == [epochs > 1] * program.ITERATIONS
+
+    def joined(name: str) -> list[list]:
+        return [[item for rank in iteration["ranks"] for item in rank[name]] for iteration in told]
+
+    ended = joined("ended")
+    assert 2 < sum(ended[0]) < len(ended[0])  # some responses are left out of the loss
+    want = plain_ppo.grpo(
+        first_weights(models, "actor"), first_weights(models, "critic"), joined("pairs"), ended, epochs
+    )
+    for iteration, got_scores, scores, figures in zip(
+        told, joined("scores"), want.scores, want.figures, strict=True
+    ):
+        assert got_scores == pytest.approx(scores, abs=1e-5)
+        assert {name: iteration["figures"][name] for name in figures} == pytest.approx(figures, rel=1e-4, abs=1e-5)
+        assert not any(name.startswith("critic/") for name in iteration["figures"])
+    assert (want.figures[1]["actor/clip_fraction"] > 0.02) == (epochs > 1)
+    got = torch.load(launched("ppo_program", world_size)[0] / f"grpo_{layout}.pt")
+    start = dict(first_weights(models, "actor").named_parameters())
+    wanted = dict(want.actor.named_parameters())
+    update = torch.cat([(wanted[key] - start[key]).detach().flatten() for key in wanted])
+    residual = torch.cat([(got[key].double() - wanted[key].detach()).flatten() for key in wanted])
+    assert float(residual.norm() / update.norm()) < 2e-4
+
+
 @LAYOUTS
 def test_two_ranks_equal_one(launched, section, models, layout: str):
     """The same prompts and seeds: the same responses, evaluations and weights."""

@@ -111,6 +111,7 @@ class PpoArguments:
     """Rollouts, rewards and updates."""
 
     per_device_generation_batch_size: int = field(default=16, metadata={"help": "Prompts of one rollout of one rank."})
+    num_samples_per_prompt: int = field(default=1, metadata={"help": "Responses drawn for each prompt."})
     generation_batches: int = field(default=1, metadata={"help": "Rollouts of one rank between two updates."})
     per_device_training_batch_size: int = field(
         default=16, metadata={"help": "Most sequences in one forward of a rank."}
@@ -145,8 +146,6 @@ class PpoArguments:
     temperature: float = field(default=1.0, metadata={"help": "Of rollouts, and of the policy that is trained."})
     top_k: int = field(default=0, metadata={"help": "Draw from the k likeliest tokens; 0 from all."})
     top_p: float = field(default=1.0, metadata={"help": "Draw from the likeliest tokens of this mass; 1 from all."})
-    advantage: str = field(default="gae", metadata={"help": "Advantage estimator."})
-    kl_coef: float = field(default=0.1, metadata={"help": "Weight of the KL to the reference in the reward."})
     normalize_reward_scores: bool = field(
         default=False,
         metadata={
@@ -155,11 +154,6 @@ class PpoArguments:
         },
     )
     clip_reward: float = field(default=5.0, metadata={"help": "Scores are clipped to +- this."})
-    clip_range: float = field(default=0.2, metadata={"help": "PPO's clip of the probability ratio."})
-    clip_range_value: float = field(default=0.2, metadata={"help": "Clip of the value's change."})
-    gamma: float = field(default=1.0, metadata={"help": "Discount."})
-    lam: float = field(default=0.95, metadata={"help": "GAE's lambda."})
-    whiten_advantages: bool = field(default=True, metadata={"help": "Mean 0 and variance 1 over all ranks' tokens."})
     unsup_coef: float = field(default=27.8, metadata={"help": "Weight of the pretraining loss, where text is given."})
     eval_interval: int = field(
         default=0, metadata={"help": "Evaluate every so many rollouts; always before and after training."}
@@ -178,24 +172,24 @@ class PpoArguments:
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
         whole = (
-            "per_device_generation_batch_size", "generation_batches", "per_device_training_batch_size",
-            "gradient_accumulation_steps", "ppo_epochs", "max_answer_seq_len", "per_device_eval_batch_size",
-            "max_train_steps", "max_tokens_per_micro_batch",
+            "per_device_generation_batch_size", "num_samples_per_prompt", "generation_batches",
+            "per_device_training_batch_size", "gradient_accumulation_steps", "ppo_epochs", "max_answer_seq_len",
+            "per_device_eval_batch_size", "max_train_steps", "max_tokens_per_micro_batch",
         )  # fmt: skip
         for flag in whole:
             got = getattr(self, flag)
             mistakes.require(got is None or got >= 1, f"--{flag} expects a whole number from 1 up, got {got}")
-        for flag in ("num_train_epochs", "clip_reward", "clip_range", "clip_range_value"):
+        for flag in ("num_train_epochs", "clip_reward"):
             got = getattr(self, flag)
             mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
-        for flag in ("kl_coef", "unsup_coef", "eval_interval"):
+        for flag in ("unsup_coef", "eval_interval"):
             got = getattr(self, flag)
             mistakes.require(got >= 0, f"--{flag} expects 0 or more, got {got}")
-        rolled_out = self.per_device_generation_batch_size * self.generation_batches
-        minibatch = self.per_device_training_batch_size * self.gradient_accumulation_steps
+        rolled_out, minibatch = self.sequences_per_rollout, self.sequences_per_minibatch
         mistakes.require(
             minibatch >= 1 and rolled_out % max(minibatch, 1) == 0,
-            f"each rank rolls out {rolled_out} sequences (--per_device_generation_batch_size x --generation_batches), "
+            f"each rank rolls out {rolled_out} sequences (--per_device_generation_batch_size x "
+            "--num_samples_per_prompt x --generation_batches), "
             f"which does not divide into minibatches of {minibatch} (--per_device_training_batch_size x "
             "--gradient_accumulation_steps); make the first a multiple of the second",
         )
@@ -205,6 +199,13 @@ class PpoArguments:
         for flag in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, flag) is not None:
                 mistakes.note(check_address, getattr(self, flag), f"--{flag}")
-        for flag in ("gamma", "lam"):
-            got = getattr(self, flag)
-            mistakes.require(0 <= got <= 1, f"--{flag} expects a number from 0 to 1, got {got}")
+
+    @property
+    def sequences_per_rollout(self) -> int:
+        """Of one rank, between two updates."""
+        return self.per_device_generation_batch_size * self.num_samples_per_prompt * self.generation_batches
+
+    @property
+    def sequences_per_minibatch(self) -> int:
+        """Of one rank."""
+        return self.per_device_training_batch_size * self.gradient_accumulation_steps

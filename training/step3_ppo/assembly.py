@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.algorithm import Algorithm, checked_algorithm, experience_settings, learning_settings
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.evaluation import Evaluator, standard_error_of_gain
-from training.step3_ppo.experience import ExperienceSettings
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.rewards import RULES
 from training.step3_ppo.rewards.calling import Rule
@@ -31,6 +31,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings, forward_plan
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
+from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
@@ -44,11 +45,13 @@ class Names(NamedTuple):
 
     rollout_engine: type[RolloutEngine]
     checker: Rule | None
+    algorithm: Algorithm
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the trainer reads, and how long it will."""
+    """What the trainer reads, and how long it will. warmup_steps: those of the optimizer_steps that train the critic
+    alone."""
 
     train: PromptSource
     eval: Sequence[PromptRow]
@@ -56,14 +59,15 @@ class Inputs:
     texts: Sequence[TextBlock] | None
     total_rollouts: int
     optimizer_steps: int
+    warmup_steps: int
     ranks: Ranks
 
 
-def checked_names(ppo: PpoArguments) -> Names:
-    """Look every name up before a model loads; ThreestepError with near names for those that nothing has."""
+def checked_names(ppo: PpoArguments, algorithm_flags: AlgorithmArguments) -> Names:
+    """Look every name up before a model loads; ThreestepError with near names for those that nothing has, and for what
+    does not go together."""
     mistakes = Mistakes()
     for flag, name, table in (
-        ("--advantage", ppo.advantage, ESTIMATORS),
         ("--rollout_engine", ppo.rollout_engine, ENGINES),
         ("--checker", ppo.checker, RULES),
     ):
@@ -72,8 +76,10 @@ def checked_names(ppo: PpoArguments) -> Names:
     checker = RULES.get(ppo.checker or "")
     if ppo.checker and is_address(ppo.checker):
         checker = mistakes.note(load_function, ppo.checker, "--checker")
+    algorithm = checked_algorithm(algorithm_flags, ppo, mistakes)
     mistakes.raise_if_any()
-    return Names(ENGINES[ppo.rollout_engine], checker)
+    assert algorithm is not None  # where a name was unknown, a mistake was noted
+    return Names(ENGINES[ppo.rollout_engine], checker, algorithm)
 
 
 def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
@@ -101,6 +107,7 @@ def load_prompts(
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
+    critic_warmup: int,
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
     say: Callable[..., None],
@@ -121,7 +128,12 @@ def load_prompts(
         )
     if ppo.max_train_steps is not None:
         rollouts = min(rollouts, ppo.max_train_steps)
-    minibatches = per_rank // (ppo.per_device_training_batch_size * ppo.gradient_accumulation_steps)
+    if critic_warmup >= rollouts:
+        raise ThreestepError(
+            f"--critic_warmup {critic_warmup} leaves none of the run's {rollouts} rollouts to train the actor; lower "
+            "it or add prompts or epochs"
+        )
+    steps = ppo.sequences_per_rollout // ppo.sequences_per_minibatch * ppo.ppo_epochs
     source = open_prompt_source(
         phase.train,
         ppo.prompt_sampler,
@@ -132,7 +144,9 @@ def load_prompts(
         ranks,
     )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
-    return Inputs(source, phase.eval, columns, texts, rollouts, rollouts * minibatches * ppo.ppo_epochs, ranks)
+    return Inputs(
+        source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks
+    )
 
 
 def make_parts(
@@ -150,13 +164,14 @@ def make_parts(
 ) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
     """Return what the trainer works with besides the models and the data."""
     longest = data.max_prompt_seq_len + ppo.max_answer_seq_len
-    for model in (roles.actor_model, roles.critic_model):
+    for model in (roles.actor_model, roles.scorer):
         check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
     packed = (
         may_pack(ppo.padded, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, longest, say)
-        and may_pack(ppo.padded, roles.critic_model, roles.critic, roles.critic, longest, say)
+        and may_pack(ppo.padded, roles.scorer, roles.actor, roles.reward_model, longest, say)
     )  # fmt: skip
-    settings = _settings(inputs, tokenizer, scale, run, data, ppo, _plan(ppo, longest, roles.actor_model, packed))
+    plan = _plan(ppo, longest, roles.actor_model, packed)
+    settings = _settings(inputs, tokenizer, scale, run, data, ppo, names.algorithm, plan)
     engine = names.rollout_engine()
     evaluator = Evaluator(
         roles=roles,
@@ -194,6 +209,7 @@ def _settings(
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
+    algorithm: Algorithm,
     plan: PlanSettings,
 ) -> PpoSettings:
     sampling = Sampling(
@@ -204,32 +220,32 @@ def _settings(
         end_token_id=end_of_conversation_id(tokenizer, conversation_end(data, tokenizer)),
         pad_token_id=tokenizer.pad_token_id,
     )
-    experience = ExperienceSettings(
-        temperature=ppo.temperature,
-        score_scale=scale,
-        clip_reward=ppo.clip_reward,
-        kl_coef=ppo.kl_coef,
-        advantage=ppo.advantage,
-        gamma=ppo.gamma,
-        lam=ppo.lam,
-        whiten_advantages=ppo.whiten_advantages,
-        plan=plan,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     return PpoSettings(
         total_rollouts=inputs.total_rollouts,
         prompts_per_batch=ppo.per_device_generation_batch_size,
         generation_batches=ppo.generation_batches,
-        sequences_per_minibatch=ppo.per_device_training_batch_size * ppo.gradient_accumulation_steps,
+        sequences_per_minibatch=ppo.sequences_per_minibatch,
         ppo_epochs=ppo.ppo_epochs,
-        clip_range=ppo.clip_range,
-        clip_range_value=ppo.clip_range_value,
-        unsup_coef=ppo.unsup_coef,
+        critic_warmup=algorithm.flags.critic_warmup,
+        dynamic_sampling_tries=algorithm.flags.dynamic_sampling_tries,
         eval_interval=ppo.eval_interval,
         seed=run.seed,
         sampling=sampling,
-        experience=experience,
+        experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id),
+        learning=learning_settings(algorithm, ppo),
     )
+
+
+def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
+    """Write model/ and, where there is one, critic/. A collective."""
+    for name, engine, model, tokenizer in (
+        ("model", roles.actor, roles.actor_model, tokenizers.actor),
+        ("critic", roles.critic, roles.critic_model, tokenizers.critic),
+    ):
+        if engine is not None and model is not None:
+            tensors = engine.full_state(model)
+            if engine.ranks.is_main:
+                save_model(folder.path / name, model, tensors, tokenizer)
 
 
 def summary_of(result: PpoResult) -> dict[str, Any]:

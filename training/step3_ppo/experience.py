@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages import Estimator
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.advantages.whiten import moments, whiten
-from training.step3_ppo.kl import k1
+from training.step3_ppo.kl import AdaptiveKl, FixedKl
+from training.step3_ppo.mismatch import importance_weights
 from training.step3_ppo.records import Experience, Rollout
-from training.step3_ppo.reward_shaping import shaped_rewards
+from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment, shaped_rewards
 from training.step3_ppo.roles import Roles
 from training.utils.engine.collectives import largest, summed
 from training.utils.layout.documents import TokenSequence, join, plain
@@ -24,52 +26,134 @@ from training.utils.models.score_scale import ScoreScale
 
 
 @dataclass(frozen=True)
+class KlSettings:
+    """coefficient: at the start. estimate: fn(logprobs, ref_logprobs), one of kl.py. target, horizon: of the adaptive
+    controller; None keeps the coefficient as it is."""
+
+    coefficient: float
+    in_loss: bool
+    estimate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    target: float | None = None
+    horizon: float = 10000.0
+
+    def controller(self) -> FixedKl:
+        if self.target is None:
+            return FixedKl(self.coefficient)
+        return AdaptiveKl(self.coefficient, self.target, self.horizon)
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """What the end and the length of a response do; see the flags of the same names. max_tokens: of a response."""
+
+    max_tokens: int
+    missing_eos_penalty: float = 0.0
+    overlong_buffer_tokens: int = 0
+    overlong_penalty: float = 1.0
+    mask_truncated_responses: bool = False
+
+
+@dataclass(frozen=True)
+class MismatchSettings:
+    """See `mismatch.importance_weights`."""
+
+    correction: str
+    level: str
+    threshold: float
+
+
+@dataclass(frozen=True)
 class ExperienceSettings:
-    """Of parts 3 to 6; see the flags of the same names in arguments.py. score_scale: of --normalize_reward_scores; None
-    leaves scores as they are."""
+    """Of parts 3 to 6; see the flags of the same names. score_scale: of --normalize_reward_scores; None leaves scores
+    as they are. samples_per_prompt: adjacent sequences of a rollout that are one group. reads_old_logprobs: False where
+    the update is exactly on-policy and nothing else reads them. mismatch: None does not correct."""
 
     temperature: float
     score_scale: ScoreScale | None
     clip_reward: float
-    kl_coef: float
-    advantage: str
-    gamma: float
-    lam: float
+    samples_per_prompt: int
+    estimator: Estimator
+    advantage: AdvantageSettings
     whiten_advantages: bool
+    kl: KlSettings
+    length: LengthSettings
+    mismatch: MismatchSettings | None
+    reads_old_logprobs: bool
     plan: PlanSettings
     pad_token_id: int
 
 
-def make_experience(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Experience:
-    """Score, take log-probabilities and values, shape rewards, estimate advantages. A collective: all ranks call."""
-    mask_BR = rollout.response_mask_BR
+def make_experience(
+    rollout: Rollout,
+    scores_B: torch.Tensor,
+    greedy_scores_B: torch.Tensor | None,
+    roles: Roles,
+    settings: ExperienceSettings,
+    kl_coef: float,
+) -> Experience:
+    """Parts 4 to 6: log-probabilities and values, rewards of tokens, advantages. A collective: all ranks call.
+
+    scores_B: of the responses. greedy_scores_B: of the greedy response to each one's prompt, where the estimator needs
+    it.
+    """
+    mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
+    critic, reference = roles.critic, roles.reference
+    old_BR = ref_BR = values_BR = None
     with roles.reading(), torch.no_grad():
-        scores_B = score(rollout, roles, settings)
-        old_logprobs_BR = _per_token(rollout, settings, lambda rows: roles.actor(rows, settings.temperature).logprobs_M)
-        ref_logprobs_BR = _per_token(
-            rollout, settings, lambda rows: roles.reference(rows, settings.temperature).logprobs_M
-        )
-        values_BR = _per_token(rollout, settings, lambda rows: roles.critic(rows, at="targets"))
-    rewards_BR = shaped_rewards(
-        scores_B, k1(old_logprobs_BR, ref_logprobs_BR), rollout.response_lengths_B, settings.kl_coef
-    )
-    advantages_BR, returns_BR = ESTIMATORS[settings.advantage](
-        rewards_BR, values_BR, rollout.response_lengths_B, settings.gamma, settings.lam
-    )
+        if settings.reads_old_logprobs:
+            old_BR = _per_token(rollout, settings, lambda rows: roles.actor(rows, settings.temperature).logprobs_M)
+        if reference is not None:
+            ref_BR = _per_token(rollout, settings, lambda rows: reference(rows, settings.temperature).logprobs_M)
+        if critic is not None:
+            values_BR = _per_token(rollout, settings, lambda rows: critic(rows, at="targets"))
+    kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+    if not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
+        kl_BR = settings.kl.estimate(old_BR, ref_BR)
+    rewards_BR = shaped_rewards(outcome_scores(rollout, scores_B, settings.length), kl_BR, lengths_B, kl_coef)
+    group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
+    inputs = AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR, greedy_scores_B, over_ranks=summed)
+    advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
     if settings.whiten_advantages:
         advantages_BR = whiten(advantages_BR, mask_BR, summed(moments(advantages_BR, mask_BR)))
+    counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     return Experience(
         rollout=rollout,
         scores_B=scores_B,
-        old_logprobs_BR=old_logprobs_BR,
-        ref_logprobs_BR=ref_logprobs_BR,
-        values_BR=values_BR,
+        counts_B=counts_B,
         rewards_BR=rewards_BR,
         advantages_BR=advantages_BR,
+        old_logprobs_BR=old_BR,
+        ref_logprobs_BR=ref_BR,
+        values_BR=values_BR,
         returns_BR=returns_BR,
+        weights_BR=_weights(rollout, old_BR, settings.mismatch),
     )
 
 
+def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:
+    """Return the scores with what the responses' ends and lengths take off: what the samples of a prompt compare."""
+    punishment_B = overlong_punishment(rollout.response_lengths_B, length.max_tokens, length.overlong_buffer_tokens)
+    ending_B = missing_eos_punishment(rollout.ended_B, length.missing_eos_penalty)
+    return scores_B + ending_B + length.overlong_penalty * punishment_B
+
+
+def _weights(
+    rollout: Rollout, old_logprobs_BR: torch.Tensor | None, mismatch: MismatchSettings | None
+) -> torch.Tensor | None:
+    if mismatch is None:
+        return None
+    assert old_logprobs_BR is not None  # reads_old_logprobs is True wherever there is a correction
+    return importance_weights(
+        old_logprobs_BR,
+        rollout.sampled_logprobs_BR,
+        rollout.response_mask_BR,
+        mismatch.correction,
+        mismatch.level,
+        mismatch.threshold,
+    )
+
+
+@torch.no_grad()
 def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
     """Return scores_B: the reward model at each response's last real token, on the scale that is asked for, clipped to
     +- clip_reward."""

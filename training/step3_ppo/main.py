@@ -1,4 +1,4 @@
-"""Step 3: PPO against the reward model.
+"""Step 3: PPO, GRPO and their relatives against the reward model.
 
     python -m training.step3_ppo.main --actor_model_name_or_path SFT_MODEL --critic_model_name_or_path REWARD_MODEL \\
         --data_path jsonl:prompts.jsonl --output_dir OUT
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments)
+GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments, AlgorithmArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "")
-    run, data, roles_arguments, ppo = groups
+    run, data, roles_arguments, ppo, algorithm = groups
 
     from training.step3_ppo.assembly import (
         checked_names,
@@ -30,27 +31,30 @@ def main(argv: Sequence[str]) -> None:
         load_prompts,
         load_tokenizers,
         make_parts,
+        save_roles,
         summary_of,
     )
     from training.step3_ppo.roles import RoleSettings, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
-    from training.utils.models.saving import save_model
     from training.utils.run.metrics import MetricsWriter, say
 
-    names = checked_names(ppo)
+    names = checked_names(ppo, algorithm)
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizers = load_tokenizers(roles_arguments, data)
         scale = chosen_scale(roles_arguments, ppo)
-        inputs = load_prompts(run, data, ppo, tokenizers.actor, ranks, say)
+        inputs = load_prompts(run, data, ppo, algorithm.critic_warmup, tokenizers.actor, ranks, say)
         roles = load_roles(
             RoleSettings(
                 roles_arguments.actor_model(),
                 roles_arguments.actor_engine(),
                 roles_arguments.critic_model(),
                 roles_arguments.critic_engine(),
+                with_critic=names.algorithm.estimator.needs_critic,
+                with_reference=names.algorithm.wants_reference,
+                warmup_steps=inputs.warmup_steps,
             ),
             tokenizers,
             ranks,
@@ -62,13 +66,7 @@ def main(argv: Sequence[str]) -> None:
             rollout_engine, evaluator, settings = parts
             result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
 
-        for name, engine, model, tokenizer in (
-            ("model", roles.actor, roles.actor_model, tokenizers.actor),
-            ("critic", roles.critic, roles.critic_model, tokenizers.critic),
-        ):
-            tensors = engine.full_state(model)
-            if ranks.is_main:
-                save_model(folder.path / name, model, tensors, tokenizer)
+        save_roles(roles, tokenizers, folder)
         summary = summary_of(result)
         folder.write_summary(summary)
         say(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from training.step3_ppo.records import Experience
-from training.utils.data.collate import PromptBatch
 from training.utils.data.phases import PromptRow
 from training.utils.data.prompt_maker import PromptMaker
 from training.utils.engine.collectives import from_main, gathered
@@ -156,7 +155,11 @@ class PromptSource(ABC):
         """The prompts at positions first .. first + count - 1 of the run, of all ranks together."""
 
     @abstractmethod
-    def tell(self, prompts: PromptBatch, experience: Experience) -> None:
+    def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
+        """Prompts in place of others: those at positions first .. of all there are, in shuffled epochs by `seed`."""
+
+    @abstractmethod
+    def tell(self, rows: Sequence[PromptRow], experience: Experience) -> None:
         """See what became of this rank's prompts: `experience` has the same number of responses to each, adjacent."""
 
     @abstractmethod
@@ -176,7 +179,10 @@ class ShuffledPrompts(PromptSource):
     def take(self, first: int, count: int) -> list[PromptRow]:
         return [self._prompts[row] for row in self._stream.take(first, count)]
 
-    def tell(self, prompts: PromptBatch, experience: Experience) -> None:
+    def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
+        return _shuffled(self._prompts, seed, first, count)
+
+    def tell(self, rows: Sequence[PromptRow], experience: Experience) -> None:
         pass
 
     def state_dict(self) -> State:
@@ -217,17 +223,22 @@ class ChosenPrompts(PromptSource):
             )
         return [self._prompts[index] for index in chosen]
 
-    def tell(self, prompts: PromptBatch, experience: Experience) -> None:
-        parts = gathered(self._groups(prompts, experience))
+    def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
+        return self._on_main(lambda: _shuffled(self._prompts, seed, first, count))
+
+    def tell(self, rows: Sequence[PromptRow], experience: Experience) -> None:
+        parts = gathered(self._groups(rows, experience))
         # Ranks hold every world_size-th prompt: back into the order of the positions.
         groups = [group for place in zip(*parts, strict=True) for group in place]
         entries = [(row, response, score) for row, answers in groups for response, score in answers]
         self._on_main(lambda: self._told(entries))
 
-    def _groups(self, prompts: PromptBatch, experience: Experience) -> list[tuple[PromptRow, list[tuple[str, float]]]]:
+    def _groups(
+        self, rows: Sequence[PromptRow], experience: Experience
+    ) -> list[tuple[PromptRow, list[tuple[str, float]]]]:
         """Each prompt of this rank, with the text and score of each response."""
         rollout, scores = experience.rollout, experience.scores_B.tolist()
-        each = len(scores) // len(prompts.rows)
+        each = len(scores) // len(rows)
         ended = rollout.ended_B.tolist()
 
         def text_of(index: int) -> str:
@@ -236,7 +247,7 @@ class ChosenPrompts(PromptSource):
 
         return [
             (row, [(text_of(index), scores[index]) for index in range(place * each, (place + 1) * each)])
-            for place, row in enumerate(prompts.rows)
+            for place, row in enumerate(rows)
         ]
 
     def _told(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
@@ -270,6 +281,10 @@ class ChosenPrompts(PromptSource):
         if mistake is not None:
             raise ThreestepError(mistake)
         return answer
+
+
+def _shuffled(prompts: Sequence[PromptRow], seed: int, first: int, count: int) -> list[PromptRow]:
+    return [prompts[row] for row in ShuffledStream(len(prompts), seed).take(first, count)]
 
 
 def open_prompt_source(

@@ -56,17 +56,25 @@ class Rollout:
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32 and 0 outside the response.
 
-    scores_B: reward model, clipped.                     rewards_BR: score at the last token, minus KL at each.
-    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature.
-    ref_logprobs_BR: of the reference.                   values_BR: critic, in the state that chooses the token.
-    advantages_BR: whitened over all ranks.              returns_BR: advantages before whitening + values.
+    scores_B: of the response, before what its length and end take off.
+    counts_B: bool, False where the response is left out of the loss.
+    rewards_BR: score at the last token; minus KL at each, where the KL is in the reward.
+    advantages_BR: whitened over all ranks, where the estimator asks for it.
+    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature; None where the
+        update is exactly on-policy and nothing else reads them.
+    ref_logprobs_BR: of the reference; None where no KL is wanted.
+    values_BR: critic, in the state that chooses the token; returns_BR: advantages before whitening + values; both None
+        without a critic.
+    weights_BR: of the correction of the rollout's mismatch; None without.
     """
 
     rollout: Rollout
     scores_B: torch.Tensor
-    old_logprobs_BR: torch.Tensor
-    ref_logprobs_BR: torch.Tensor
-    values_BR: torch.Tensor
+    counts_B: torch.Tensor
     rewards_BR: torch.Tensor
     advantages_BR: torch.Tensor
-    returns_BR: torch.Tensor
+    old_logprobs_BR: torch.Tensor | None = None
+    ref_logprobs_BR: torch.Tensor | None = None
+    values_BR: torch.Tensor | None = None
+    returns_BR: torch.Tensor | None = None
+    weights_BR: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""From one score a response to one reward a token. Pure tensors.
+"""From one score a response to one reward a token, and what a response's end and length do to its score. Pure tensors.
 
 B sequences, R response tokens.
 """
@@ -21,3 +21,22 @@ def shaped_rewards(
     rewards_BR = torch.where(inside_BR, -kl_coef * kl_BR, torch.zeros_like(kl_BR))
     at_end_BR = columns_R == (response_lengths_B - 1).unsqueeze(1)
     return rewards_BR + torch.where(at_end_BR, scores_B.unsqueeze(1), torch.zeros_like(kl_BR))
+
+
+def missing_eos_punishment(ended_B: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Return float32 [B], -penalty where a response did not end by itself, else 0.
+
+    ended_B: bool. Stiennon et al. 2020 give such responses a fixed low score; TRL subtracts, as here.
+    """
+    return -penalty * (~ended_B).float()
+
+
+def overlong_punishment(response_lengths_B: torch.Tensor, max_tokens: int, buffer_tokens: int) -> torch.Tensor:
+    """Return float32 [B]: 0 up to max - buffer tokens, from there on a straight line down to -1 at max tokens.
+
+    buffer_tokens 0 punishes nothing. The soft over-long punishment of DAPO (Yu et al. 2025, equation 13).
+    """
+    if buffer_tokens == 0:
+        return torch.zeros(response_lengths_B.shape, device=response_lengths_B.device)
+    free_tokens = max_tokens - buffer_tokens
+    return ((free_tokens - response_lengths_B).float() / buffer_tokens).clamp(-1.0, 0.0)

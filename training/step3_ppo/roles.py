@@ -1,4 +1,5 @@
-"""The four models of PPO: actor and critic are trained, reference and reward model only read."""
+"""The models of step 3: actor and critic are trained, reference and reward model only read. Critic and reference are
+there where something needs them."""
 
 from __future__ import annotations
 
@@ -40,27 +41,30 @@ class Reference:
 
 @dataclass(frozen=True)
 class Roles:
-    """actor_model and critic_model are the transformers models inside the engines; `whole_actor` lends the actor's
-    whole weights to a rollout."""
+    """actor_model, critic_model and scorer (the reward model's) are the transformers models inside; `whole_actor` lends
+    the actor's whole weights to a rollout. critic: None where advantages need no values; reference: None where no KL is
+    wanted."""
 
     actor: TrainingEngine
     actor_model: PreTrainedModel
-    critic: TrainingEngine
-    critic_model: PreTrainedModel
-    reference: Reference
+    critic: TrainingEngine | None
+    critic_model: PreTrainedModel | None
+    reference: Reference | None
     reward_model: FrozenModel
+    scorer: PreTrainedModel
     whole_actor: WholeModel
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Actor and critic in eval mode inside, in train mode after."""
-        self.actor.eval()
-        self.critic.eval()
+        trained = [engine for engine in (self.actor, self.critic) if engine is not None]
+        for engine in trained:
+            engine.eval()
         try:
             yield
         finally:
-            self.actor.train()
-            self.critic.train()
+            for engine in trained:
+                engine.train()
 
 
 class Tokenizers(NamedTuple):
@@ -72,16 +76,20 @@ class Tokenizers(NamedTuple):
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """How each trained model is loaded and trained; its frozen twin starts from the same weights."""
+    """How each trained model is loaded and trained; its frozen twin starts from the same weights. warmup_steps:
+    optimizer steps of the critic alone at the start."""
 
     actor_model: ModelSettings
     actor_engine: EngineSettings
     critic_model: ModelSettings
     critic_engine: EngineSettings
+    with_critic: bool = True
+    with_reference: bool = True
+    warmup_steps: int = 0
 
 
 def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, total_steps: int) -> Roles:
-    """Load all four. `total_steps`: optimizer steps of the whole run, which the LR schedules span."""
+    """Load those that are wanted. `total_steps`: optimizer steps of the whole run, which the LR schedules span."""
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         return load_under(
@@ -95,25 +103,30 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
             lambda dtype: load_scalar_model(model, dtype, tokenizers.critic, must_have_head=True),
         )
 
-    frozen_critic = ModelSettings(settings.critic_model.name_or_path)
-    reward_model = FrozenModel(ScalarModel(scalar_model(frozen_critic)), settings.critic_engine, ranks)
+    scorer = scalar_model(ModelSettings(settings.critic_model.name_or_path))
+    reward_model = FrozenModel(ScalarModel(scorer), settings.critic_engine, ranks)
     adapter_is_all = settings.actor_model.lora_dim > 0 and settings.actor_model.only_optimize_lora
     frozen_actor = None
-    if not adapter_is_all:
+    if settings.with_reference and not adapter_is_all:
         plain = ModelSettings(settings.actor_model.name_or_path)
         frozen_actor = FrozenModel(PolicyModel(language_model(plain)), settings.actor_engine, ranks)
 
     actor_model = language_model(settings.actor_model)
-    critic_model = scalar_model(settings.critic_model)
-    set_score_scale(critic_model.config, None)  # its values are on the scale of returns, whatever it started from
-    actor = TrainingEngine(PolicyModel(actor_model), settings.actor_engine, ranks, total_steps)
-    critic = TrainingEngine(ScalarModel(critic_model), settings.critic_engine, ranks, total_steps)
+    critic_model = critic = None
+    if settings.with_critic:
+        critic_model = scalar_model(settings.critic_model)
+        set_score_scale(critic_model.config, None)  # its values are on the scale of returns, whatever it started from
+    actor_steps = total_steps - settings.warmup_steps
+    actor = TrainingEngine(PolicyModel(actor_model), settings.actor_engine, ranks, actor_steps)
+    if critic_model is not None:
+        critic = TrainingEngine(ScalarModel(critic_model), settings.critic_engine, ranks, total_steps)
     return Roles(
         actor=actor,
         actor_model=actor_model,
         critic=critic,
         critic_model=critic_model,
-        reference=Reference(frozen_actor, actor, actor_model),
+        reference=Reference(frozen_actor, actor, actor_model) if settings.with_reference else None,
         reward_model=reward_model,
+        scorer=scorer,
         whole_actor=WholeModel(actor, actor_model),
     )

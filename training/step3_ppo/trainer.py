@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-import torch
 from tqdm import tqdm
 
+from training.step3_ppo.description import described
+from training.step3_ppo.dynamic_sampling import Samples, with_differing_groups
 from training.step3_ppo.evaluation import Evaluator
-from training.step3_ppo.experience import laid_out, make_experience, sequences_of
-from training.step3_ppo.losses import policy_loss, pretraining_loss, value_loss
+from training.step3_ppo.experience import make_experience, outcome_scores, score
+from training.step3_ppo.learning import learn_minibatch, make_minibatch, pieces_of, text_sequence
 from training.step3_ppo.prompt_source import PromptSource
 from training.step3_ppo.records import Experience, Rollout
 from training.step3_ppo.roles import Roles
@@ -25,7 +25,6 @@ from training.step3_ppo.rollout.base import RolloutEngine
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import TextBlock
-from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -55,6 +54,7 @@ class PpoTrainer:
         self.texts = texts
         self.text_stream = ShuffledStream(len(texts), settings.seed) if texts is not None else None
         self.texts_taken = 0
+        self.kl_control = settings.experience.kl.controller()
 
     def train(self) -> PpoResult:
         """Run every rollout with its updates; return the evaluations on held-out prompts."""
@@ -68,12 +68,17 @@ class PpoTrainer:
                 for batch in range(settings.generation_batches):
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
                     rollout = self.roll_out(prompts, seeds)  # 2
-                    experiences.append(make_experience(rollout, self.roles, settings.experience))  # 3 to 6
-                    self.prompt_source.tell(prompts, experiences[-1])
+                    samples = self.score(prompts, rollout)  # 3
+                    if settings.dynamic_sampling_tries:
+                        samples = self.replace_equal_groups(samples, iteration, batch)  # 1 to 3 again
+                    experiences.append(self.experience_of(samples))  # 4 to 6
+                    self.prompt_source.tell(samples.rows, experiences[-1])
                 times.append(time.monotonic())
                 figures = self.learn(experiences, iteration)  # 7
                 times.append(time.monotonic())
-                self.report(iteration, figures | self.describe(experiences), times, bar)  # 8
+                figures |= described(experiences, settings.experience, self.ranks.device)
+                self.report(iteration, figures, times, bar)  # 8
+                self.steer_kl(figures, experiences)
                 due = settings.eval_interval and iteration % settings.eval_interval == 0
                 if due or iteration == settings.total_rollouts:
                     after = self.evaluator.evaluate(iteration)
@@ -90,118 +95,106 @@ class PpoTrainer:
         return collate_prompts(rows, settings.sampling.pad_token_id), seeds
 
     def roll_out(self, prompts: PromptBatch, seeds: Sequence[int]) -> Rollout:
-        """Part 2: responses from the actor's present weights."""
-        device = self.ranks.device
-        with self.roles.whole_actor.lent() as model:
-            return self.rollout_engine.roll_out(
-                model,
-                prompts.prompt_ids_BP.to(device),
-                prompts.prompt_mask_BP.to(device),
-                self.settings.sampling,
-                seeds,
-            )
+        """Part 2: `samples_per_prompt` responses to each prompt, adjacent, from the actor's present weights."""
+        count = self.settings.experience.samples_per_prompt
+        # The first sample has the prompt's own seed, the others seeds derived from it.
+        sample_seeds = [
+            derived_seed(seed, "sample", sample) if sample else seed for seed in seeds for sample in range(count)
+        ]
+        return self._drawn(prompts, count, sample_seeds, self.settings.sampling.temperature)
+
+    def score(self, prompts: PromptBatch, rollout: Rollout) -> Samples:
+        """Part 3: the reward model's scores, and what the responses' ends and lengths take off."""
+        how = self.settings.experience
+        scores_B = score(rollout, self.roles, how)
+        return Samples(prompts.rows, rollout, scores_B, outcome_scores(rollout, scores_B, how.length))
+
+    def replace_equal_groups(self, samples: Samples, iteration: int, batch: int) -> Samples:
+        """Parts 1 to 3 for further prompts, where all samples of a prompt score the same."""
+        settings = self.settings
+        # An order of its own, so that the prompts of later iterations stay those that they would have been.
+        order = derived_seed(settings.seed, "replacement", iteration, batch)
+
+        def draw(attempt: int, count: int) -> Samples:
+            world_size = self.ranks.world_size
+            first = attempt * settings.prompts_per_batch * world_size
+            places = range(first, first + count * world_size)[self.ranks.rank :: world_size]
+            rows = self.prompt_source.spare(order, first, count * world_size)[self.ranks.rank :: world_size]
+            seeds = [derived_seed(settings.seed, "replacement", iteration, batch, place) for place in places]
+            prompts = collate_prompts(rows, settings.sampling.pad_token_id)
+            return self.score(prompts, self.roll_out(prompts, seeds))
+
+        return with_differing_groups(
+            samples,
+            draw,
+            settings.dynamic_sampling_tries,
+            settings.experience.samples_per_prompt,
+            settings.sampling.pad_token_id,
+        )
+
+    def experience_of(self, samples: Samples) -> Experience:
+        """Parts 4 to 6; where the estimator asks for it, after a greedy response to each prompt was scored."""
+        settings = self.settings.experience
+        greedy_scores_B = None
+        if settings.estimator.needs_greedy:
+            prompts = collate_prompts(samples.rows, self.settings.sampling.pad_token_id)
+            greedy = self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0)
+            greedy_scores_B = self.score(prompts, greedy).outcomes_B.repeat_interleave(settings.samples_per_prompt)
+        return make_experience(
+            samples.rollout, samples.scores_B, greedy_scores_B, self.roles, settings, self.kl_control.coefficient
+        )
 
     def learn(self, experiences: Sequence[Experience], iteration: int) -> dict[str, float]:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic."""
-        pieces = [piece for experience in experiences for piece in pieces_of(experience)]
-        size = self.settings.sequences_per_minibatch
-        sums: dict[str, float] = {}
-        steps = 0
-        for epoch in range(self.settings.ppo_epochs):
-            order = ShuffledStream(len(pieces), derived_seed(self.settings.seed, "minibatch", iteration, epoch))
+        settings, ranks = self.settings, self.ranks
+        kl_coef, train_actor = self.kl_control.coefficient, iteration > settings.critic_warmup
+        pieces = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
+        size = settings.sequences_per_minibatch
+        told: dict[str, list[float]] = {}
+        for epoch in range(settings.ppo_epochs):
+            seed = derived_seed(settings.seed, "minibatch", iteration, epoch)
+            order = ShuffledStream(len(pieces), seed)
             for start in range(0, len(pieces), size):
-                minibatch = [pieces[index] for index in order.take(start, size)]
-                for name, value in self._minibatch_step(minibatch).items():
-                    sums[name] = sums.get(name, 0.0) + value
-                steps += 1
-        return {name: value / steps for name, value in sums.items()}
+                chosen = [pieces[index] for index in order.take(start, size)]
+                texts = self._next_texts(len(chosen)) if train_actor else []
+                minibatch = make_minibatch(chosen, texts, settings.experience, settings.learning, seed, ranks.device)
+                figures = learn_minibatch(
+                    minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor
+                )
+                for name, value in figures.items():
+                    told.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in told.items()}
 
     def report(self, iteration: int, figures: dict[str, float], times: Sequence[float], bar: tqdm) -> None:
         """Part 8: record the figures, and show some. times: in seconds, at the start, after part 6 and after part 7."""
         start, rolled_out, learned = times
         tokens = figures.pop("rollout/tokens")
+        if self.roles.reference is not None:
+            figures["rollout/kl_coef"] = self.kl_control.coefficient
         figures["time/rollout_and_experience"] = rolled_out - start
         figures["time/learn"] = learned - rolled_out
         figures["train/tokens_per_second"] = tokens / (learned - start)
         self.metrics.write(iteration, figures)
         speed = f"{figures['train/tokens_per_second']:,.0f} tok/s"
-        show(bar, f"score {figures['rollout/score']:.3f}, KL {figures['rollout/kl']:.3f}, {speed}")
+        kl = f"KL {figures['rollout/kl']:.3f}, " if "rollout/kl" in figures else ""
+        show(bar, f"score {figures['rollout/score']:.3f}, {kl}{speed}")
 
-    def describe(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """What the rollouts were like, over all ranks."""
-        names = ("n", "tokens", "prompt_tokens", "score", "kl", "ended", "mismatch", "values", "returns")
-        sums = dict.fromkeys(names, 0.0)
-        for item in experiences:
-            mask_BR = item.rollout.response_mask_BR
-            sums["n"] += mask_BR.shape[0]
-            sums["tokens"] += float(mask_BR.sum())
-            sums["prompt_tokens"] += float(item.rollout.prompt_mask_BP.sum())
-            sums["score"] += float(item.scores_B.sum())
-            sums["kl"] += float((item.old_logprobs_BR - item.ref_logprobs_BR).sum())
-            sums["ended"] += float(item.rollout.ended_B.sum())
-            sums["mismatch"] += float((item.rollout.sampled_logprobs_BR - item.old_logprobs_BR).abs().sum())
-            sums["values"] += float(item.values_BR.sum())
-            sums["returns"] += float(item.returns_BR.sum())
-        total = summed_numbers(sums, self.ranks.device)
-        return {
-            "rollout/tokens": total["tokens"] + total["prompt_tokens"],
-            "rollout/score": total["score"] / total["n"],
-            "rollout/kl": total["kl"] / total["n"],
-            "rollout/response_tokens": total["tokens"] / total["n"],
-            "rollout/ended_share": total["ended"] / total["n"],
-            "rollout/logprob_mismatch": total["mismatch"] / total["tokens"],
-            "critic/value_mean": total["values"] / total["tokens"],
-            "critic/return_mean": total["returns"] / total["tokens"],
-        }
+    def steer_kl(self, figures: dict[str, float], experiences: Sequence[Experience]) -> None:
+        """Move the KL's coefficient for the next iteration, where its controller does."""
+        sequences = sum(len(experience.scores_B) for experience in experiences) * self.ranks.world_size
+        if self.roles.reference is not None:
+            self.kl_control.update(figures["rollout/kl"], sequences)
 
-    def _minibatch_step(self, minibatch: Sequence[Piece]) -> dict[str, float]:
-        """One optimizer step of actor and critic on this rank's share of a minibatch."""
-        settings, roles, device = self.settings, self.roles, self.ranks.device
-        texts = self._next_texts(len(minibatch))
-        own_counts = {"tokens": float(sum(len(piece.advantages_r) for piece in minibatch)), "text_tokens": 0.0}
-        own_counts["text_tokens"] = float(sum(int(text.is_target.sum()) for text in texts))
-        counts = summed_numbers(own_counts, device)
-        sums = {"policy_loss": 0.0, "value_loss": 0.0, "text_loss": 0.0, "clipped": 0.0, "ratio": 0.0, "kl": 0.0}
-        sums["value_clipped"] = 0.0
-        plan, pad_token_id = settings.experience.plan, settings.sampling.pad_token_id
-        for chosen, rows in laid_out([piece.sequence for piece in minibatch], plan, pad_token_id, device):
-            batch = Columns([minibatch[index] for index in chosen], device)
-            logprobs_M = roles.actor(rows, settings.sampling.temperature).logprobs_M
-            loss, seen = policy_loss(
-                logprobs_M, batch.old_logprobs_M, batch.advantages_M, settings.clip_range, counts["tokens"]
+    def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
+        device = self.ranks.device
+        with self.roles.whole_actor.lent() as model:
+            return self.rollout_engine.roll_out(
+                model,
+                prompts.prompt_ids_BP.repeat_interleave(count, dim=0).to(device),
+                prompts.prompt_mask_BP.repeat_interleave(count, dim=0).to(device),
+                replace(self.settings.sampling, temperature=temperature),
+                seeds,
             )
-            roles.actor.backward(loss)
-            values_M = roles.critic(rows, at="targets")
-            critic_loss, critic_seen = value_loss(
-                values_M, batch.values_M, batch.returns_M, settings.clip_range_value, counts["tokens"]
-            )
-            roles.critic.backward(critic_loss)
-            sums["policy_loss"] += float(loss.detach())
-            sums["value_loss"] += float(critic_loss.detach())
-            sums["value_clipped"] += critic_seen["clipped"]
-            for name, value in seen.items():
-                sums[name] += value
-        if texts:
-            for _, rows in laid_out(texts, plan, pad_token_id, device):
-                loss = pretraining_loss(roles.actor(rows).logprobs_M, settings.unsup_coef, counts["text_tokens"])
-                roles.actor.backward(loss)
-                sums["text_loss"] += float(loss.detach())
-        actor_report, critic_report = roles.actor.step(), roles.critic.step()
-        total = summed_numbers(sums, device)
-        tokens = counts["tokens"]
-        figures = {
-            "actor/policy_loss": total["policy_loss"],
-            "actor/clip_fraction": total["clipped"] / tokens,
-            "actor/ratio": total["ratio"] / tokens,
-            "actor/update_kl": total["kl"] / tokens,
-            "critic/value_loss": total["value_loss"],
-            "critic/clip_fraction": total["value_clipped"] / tokens,
-            **actor_report.figures("actor"),
-            **critic_report.figures("critic"),
-        }
-        if texts:
-            figures["actor/pretraining_loss"] = total["text_loss"] / settings.unsup_coef
-        return figures
 
     def _next_texts(self, count: int) -> list[TokenSequence]:
         """As many blocks of unsupervised text as the minibatch has sequences; none where no text is given."""
@@ -210,47 +203,4 @@ class PpoTrainer:
         everyone = count * self.ranks.world_size
         taken = self.text_stream.take(self.texts_taken, everyone)[self.ranks.rank :: self.ranks.world_size]
         self.texts_taken += everyone
-        return [_text_sequence(self.texts[row]) for row in taken]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One sequence of an Experience: r response tokens, on the CPU's side the sequence, on the device the rest."""
-
-    sequence: TokenSequence
-    old_logprobs_r: torch.Tensor
-    values_r: torch.Tensor
-    advantages_r: torch.Tensor
-    returns_r: torch.Tensor
-
-
-class Columns:
-    """The per-token fields of several pieces, one after the other, in the order in which rows list their targets."""
-
-    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
-        nothing = torch.empty(0, device=device)
-        self.old_logprobs_M = torch.cat([nothing, *(piece.old_logprobs_r for piece in pieces)])
-        self.values_M = torch.cat([nothing, *(piece.values_r for piece in pieces)])
-        self.advantages_M = torch.cat([nothing, *(piece.advantages_r for piece in pieces)])
-        self.returns_M = torch.cat([nothing, *(piece.returns_r for piece in pieces)])
-
-
-def pieces_of(experience: Experience) -> list[Piece]:
-    """Cut an experience into its sequences, so that minibatches can mix those of several rollouts."""
-    lengths = experience.rollout.response_lengths_B.tolist()
-    return [
-        Piece(
-            sequence=sequence,
-            old_logprobs_r=experience.old_logprobs_BR[index, :length],
-            values_r=experience.values_BR[index, :length],
-            advantages_r=experience.advantages_BR[index, :length],
-            returns_r=experience.returns_BR[index, :length],
-        )
-        for index, (sequence, length) in enumerate(zip(sequences_of(experience.rollout), lengths, strict=True))
-    ]
-
-
-def _text_sequence(block: Any) -> TokenSequence:
-    is_target = torch.ones(len(block.input_ids), dtype=torch.bool)
-    is_target[0] = False
-    return TokenSequence(torch.as_tensor(block.input_ids.astype("int64")), is_target)
+        return [text_sequence(self.texts[row]) for row in taken]

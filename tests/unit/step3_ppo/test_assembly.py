@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.tiny_models import tiny_causal_lm, tiny_config
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
-from training.step3_ppo.assembly import _plan, checked_names, chosen_scale, load_tokenizers, summary_of
+from training.step3_ppo.assembly import _plan, checked_names, chosen_scale, load_prompts, load_tokenizers, summary_of
 from training.step3_ppo.evaluation import Evaluation
 from training.step3_ppo.rewards import RULES
 from training.step3_ppo.rollout.hf import TransformersRollout
@@ -16,20 +19,21 @@ from training.utils.data.arguments import DataArguments
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale, set_score_scale
 from training.utils.run.errors import ThreestepError
+from training.utils.run.run_arguments import RunArguments
 
 
 def test_names_stand_for_parts():
-    names = checked_names(PpoArguments(checker="gsm8k"))
+    names = checked_names(PpoArguments(checker="gsm8k"), AlgorithmArguments())
     assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"]
-    assert checked_names(PpoArguments()).checker is None
+    assert checked_names(PpoArguments(), AlgorithmArguments()).checker is None
 
 
 def test_names_that_nothing_has_are_told_together_with_near_ones():
     with pytest.raises(ThreestepError) as caught:
-        checked_names(PpoArguments(advantage="gea", rollout_engine="hff", checker="gsm8"))
+        checked_names(PpoArguments(rollout_engine="hff", checker="gsm8"), AlgorithmArguments(advantage="gea"))
     said = str(caught.value)
     assert said.startswith("3 mistakes in the configuration:")
-    for part in ("--advantage expects one of gae, got 'gea'; did you mean 'gae'", "'hff'", "did you mean 'gsm8k'"):
+    for part in ("--advantage expects one of gae, grpo", "got 'gea'; did you mean 'gae'", "'hff'", "'gsm8k'"):
         assert part in said
 
 
@@ -62,6 +66,21 @@ def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
     config.save_pretrained(tmp_path)
     assert chosen_scale(roles, asked) == ScoreScale(1.5, 0.5)
     assert chosen_scale(roles, PpoArguments()) is None
+
+
+def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
+    phase = SimpleNamespace(train=range(80), eval=range(4))
+    monkeypatch.setattr("training.step3_ppo.assembly.build_phase", lambda *given: phase)
+    ppo = PpoArguments(per_device_training_batch_size=8, num_train_epochs=1.0, ppo_epochs=3)  # five rollouts of 16
+    ranks = SimpleNamespace(world_size=1, is_main=True)
+
+    def load(critic_warmup: int):
+        return load_prompts(RunArguments(), DataArguments(), ppo, critic_warmup, None, ranks, print)
+
+    inputs = load(2)
+    assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
+    with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
+        load(5)
 
 
 def test_the_summary():

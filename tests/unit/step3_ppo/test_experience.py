@@ -9,8 +9,21 @@ import pytest
 import torch
 
 from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
-from training.step3_ppo.advantages.gae import gae
-from training.step3_ppo.experience import ExperienceSettings, laid_out, make_experience, score, sequences_of
+from training.step3_ppo.advantages import ESTIMATORS, gae
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.experience import (
+    ExperienceSettings,
+    KlSettings,
+    LengthSettings,
+    MismatchSettings,
+    laid_out,
+    make_experience,
+    outcome_scores,
+    score,
+    sequences_of,
+)
+from training.step3_ppo.kl import k1, k2
+from training.step3_ppo.mismatch import importance_weights
 from training.step3_ppo.records import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale
@@ -60,11 +73,16 @@ def rollout() -> Rollout:
 
 def how(**changes) -> ExperienceSettings:
     given = {
-        "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "kl_coef": 0.1, "advantage": "gae", "gamma": 0.9,
-        "lam": 0.7,
-        "whiten_advantages": False, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
+        "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "samples_per_prompt": 1,
+        "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7), "whiten_advantages": False,
+        "kl": KlSettings(0.1, in_loss=False, estimate=k1), "length": LengthSettings(6), "mismatch": None,
+        "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     return ExperienceSettings(**{**given, **changes})
+
+
+def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scores_B=None):
+    return make_experience(rollout, score(rollout, roles, settings), greedy_scores_B, roles, settings, kl_coef=0.1)
 
 
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
@@ -104,7 +122,7 @@ def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
 )
 def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, roles, plan):
     entered = roles.entered
-    made = make_experience(rollout, roles, how(plan=plan))
+    made = made_from(rollout, roles, how(plan=plan))
     expected = one_by_one(rollout, roles)
     close = {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(made.scores_B, expected["scores"], **close)
@@ -115,7 +133,8 @@ def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, role
     for row, length in enumerate(RESPONSES):
         rewards_BR[row, length - 1] += expected["scores"][row]
     torch.testing.assert_close(made.rewards_BR, rewards_BR, **close)
-    advantages_BR, returns_BR = gae(rewards_BR, expected["values"], rollout.response_lengths_B, 0.9, 0.7)
+    inputs = AdvantageInputs(rewards_BR, rollout.response_lengths_B, torch.arange(5), expected["values"])
+    advantages_BR, returns_BR = gae(inputs, AdvantageSettings(0.9, 0.7))
     torch.testing.assert_close(made.advantages_BR, advantages_BR, **close)
     torch.testing.assert_close(made.returns_BR, returns_BR, **close)
     assert made.rollout is rollout and roles.entered == entered + 1
@@ -127,7 +146,7 @@ def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, role
 
 
 def test_whitening_touches_the_advantages_alone(rollout, roles):
-    plain, white = make_experience(rollout, roles, how()), make_experience(rollout, roles, how(whiten_advantages=True))
+    plain, white = made_from(rollout, roles, how()), made_from(rollout, roles, how(whiten_advantages=True))
     inside = white.advantages_BR[rollout.response_mask_BR]
     assert inside.mean().item() == pytest.approx(0, abs=1e-5) and inside.std().item() == pytest.approx(1, abs=1e-3)
     assert torch.equal(plain.returns_BR, white.returns_BR)
@@ -195,8 +214,63 @@ def test_a_rank_with_fewer_micro_batches_gets_rows_of_padding(rollout, monkeypat
 
 
 def test_rows_of_padding_change_nothing(rollout, roles, monkeypatch):
-    expected = make_experience(rollout, roles, how(whiten_advantages=True))
+    expected = made_from(rollout, roles, how(whiten_advantages=True))
     monkeypatch.setattr("training.step3_ppo.experience.largest", lambda number, _device: 7)
-    made = make_experience(rollout, roles, how(whiten_advantages=True))
+    made = made_from(rollout, roles, how(whiten_advantages=True))
     assert torch.equal(made.advantages_BR, expected.advantages_BR)
     assert torch.equal(made.scores_B, expected.scores_B)
+
+
+def test_the_samples_of_a_prompt_are_compared(rollout, roles):
+    """Five prompts' worth of one rollout, read as groups of five samples of one prompt: no critic, no KL."""
+    without = SimpleNamespace(**{**vars(roles), "critic": None, "reference": None})
+    made = made_from(rollout, without, how(samples_per_prompt=5, estimator=ESTIMATORS["rloo"]))
+    scores = made.scores_B.tolist()
+    for row, length in enumerate(RESPONSES):
+        want = scores[row] - (sum(scores) - scores[row]) / 4
+        assert made.advantages_BR[row, :length].tolist() == pytest.approx([want] * length, abs=1e-5)
+    assert made.values_BR is made.returns_BR is made.ref_logprobs_BR is None and made.old_logprobs_BR is not None
+
+
+def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, roles):
+    calls = []
+    actor = SimpleNamespace(**{**vars(roles), "actor": lambda *given: calls.append(given)})
+    settings = how(reads_old_logprobs=False, kl=KlSettings(0.1, in_loss=True, estimate=k1))
+    made = made_from(rollout, actor, settings)
+    assert calls == [] and made.old_logprobs_BR is None and made.ref_logprobs_BR is not None
+    assert torch.equal(made.rewards_BR.sum(1), made.scores_B)  # no KL in the reward
+
+
+def test_another_estimate_of_the_kl(rollout, roles):
+    made = made_from(rollout, roles, how(kl=KlSettings(0.1, in_loss=False, estimate=k2)))
+    want = made.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.ref_logprobs_BR).square().sum(1)
+    torch.testing.assert_close(made.rewards_BR.sum(1), want)
+
+
+def test_the_greedy_baseline(rollout, roles):
+    greedy_B = torch.arange(5.0)
+    settings = how(estimator=ESTIMATORS["remax"], kl=KlSettings(0.1, in_loss=True, estimate=k1))
+    made = made_from(rollout, roles, settings, greedy_B)
+    torch.testing.assert_close(made.advantages_BR[:, 0], made.scores_B - greedy_B)
+
+
+def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles):
+    cut = Rollout(**{**vars_of(rollout), "ended_B": torch.tensor([True, False, True, False, True])})
+    length = LengthSettings(6, 2.0, overlong_buffer_tokens=2, overlong_penalty=0.5, mask_truncated_responses=True)
+    # Lengths 3, 1, 5, 6, 2: beyond 4 tokens half a point for two of them.
+    off_B = torch.tensor([0.0, -2.0, -0.25, -2.5, 0.0])
+    torch.testing.assert_close(outcome_scores(cut, torch.zeros(5), length), off_B)
+    made = made_from(cut, roles, how(length=length, kl=KlSettings(0.1, in_loss=True, estimate=k1)))
+    torch.testing.assert_close(made.rewards_BR.sum(1), made.scores_B + off_B)
+    assert made.counts_B.tolist() == [True, False, True, False, True]
+    assert made_from(cut, roles, how()).counts_B.all()
+
+
+def test_the_weights_of_the_correction(rollout, roles):
+    sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
+    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
+    made = made_from(off, roles, how(mismatch=MismatchSettings("truncate", "token", 2.0)))
+    want_BR = importance_weights(
+        made.old_logprobs_BR, sampled_BR, rollout.response_mask_BR, "truncate", "token", 2.0
+    )
+    assert torch.equal(made.weights_BR, want_BR) and made_from(off, roles, how()).weights_BR is None

@@ -20,7 +20,6 @@ from training.step3_ppo.prompt_source import (
     open_prompt_source,
 )
 from training.step3_ppo.records import Experience, Rollout
-from training.utils.data.collate import collate_prompts
 from training.utils.data.phases import PromptRow
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import ShuffledStream
@@ -75,7 +74,7 @@ def run(source, begin, steps, count=3):
     for step in range(begin, begin + steps):
         asked = source.take(step * count, count)
         taken.append([row.prompt_text for row in asked])
-        source.tell(collate_prompts(asked, 0), experience([float(len(row.uid * step) % 7) for row in asked]))
+        source.tell(asked, experience([float(len(row.uid * step) % 7) for row in asked]))
     return taken
 
 
@@ -111,7 +110,7 @@ def test_shuffled_epochs_are_the_default():
     stream = ShuffledStream(5, 5)
     for first, count in ((0, 3), (3, 9), (1, 2)):  # a function of the position: any order
         assert [row.row_id for row in source.take(first, count)] == stream.take(first, count)
-    source.tell(collate_prompts(prompts, 0), experience([0.0] * 5))
+    source.tell(prompts, experience([0.0] * 5))
     source.load_state_dict(source.state_dict())
     assert source.state_dict() == {}
 
@@ -156,7 +155,7 @@ def test_what_a_dataset_is_told():
     source = source_of((AtRandom, Listening), rows(2))
     asked = rows(2)
     scores = [1.0, 2.0, 3.0, 4.0]
-    source.tell(collate_prompts(asked, 0), experience(scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
+    source.tell(asked, experience(scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
     (results,) = told
     assert results.rows == [asked[0], asked[0], asked[1], asked[1]]  # two responses a prompt
     assert results.responses == [" 3", " 4 5 6", " ", " 7 8"] and results.scores == scores
@@ -207,7 +206,7 @@ try:
         asked = source.take(4 * step, 4)
         taken.append([row.prompt_text for row in asked])
         mine = asked[rank::2]
-        source.tell(collate_prompts(mine, 0), experience([10.0 * step + rank, 10.0 * step + 2 + rank]))
+        source.tell(mine, experience([10.0 * step + rank, 10.0 * step + 2 + rank]))
         state = source.state_dict()
 except ThreestepError as error:
     mistake = str(error)

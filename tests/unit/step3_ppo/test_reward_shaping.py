@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.step3_ppo.reward_shaping import shaped_rewards
+from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment, shaped_rewards
 
 
 def test_by_hand():
@@ -31,3 +31,15 @@ def test_what_is_outside_may_be_anything(kl_coef):
     kl_BR = torch.tensor([[1.0, float("nan")], [1.0, float("inf")]])
     rewards_BR = shaped_rewards(torch.ones(2), kl_BR, torch.tensor([1, 1]), kl_coef)
     torch.testing.assert_close(rewards_BR, torch.tensor([[1.0 - kl_coef, 0.0]] * 2))
+
+
+def test_a_missing_end_by_hand():
+    assert missing_eos_punishment(torch.tensor([True, False]), 1.5).tolist() == [0.0, -1.5]
+
+
+def test_the_soft_overlong_punishment_by_hand():
+    # At most 20 tokens, the last 8 of them a buffer: free up to 12, then 1/8 a token.
+    lengths_B = torch.tensor([1, 12, 13, 16, 19, 20, 25])
+    want = [0.0, 0.0, -1 / 8, -4 / 8, -7 / 8, -1.0, -1.0]
+    assert overlong_punishment(lengths_B, max_tokens=20, buffer_tokens=8).tolist() == want
+    assert overlong_punishment(lengths_B, max_tokens=20, buffer_tokens=0).tolist() == [0.0] * 7

@@ -1,60 +1,145 @@
-"""Experiences are cut into sequences, and put together again for a minibatch."""
+"""What the loop asks of its parts: samples of a prompt, greedy baselines, replacements, the coefficient of the KL."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 import torch
 
-from training.step3_ppo.records import Experience, Rollout
-from training.step3_ppo.trainer import Columns, pieces_of
-from training.utils.layout.rows import padded_rows
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.algorithm import checked_algorithm, experience_settings, learning_settings
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.records import Rollout
+from training.step3_ppo.rollout.base import Sampling
+from training.step3_ppo.settings import PpoSettings
+from training.step3_ppo.trainer import PpoTrainer
+from training.utils.data.phases import PromptRow
+from training.utils.layout.planner import PlanSettings
+from training.utils.run.errors import Mistakes
+from training.utils.run.seeds import derived_seed
+
+CPU = torch.device("cpu")
+PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 
 
-def experience(lengths: list[int], first: float) -> Experience:
-    """Each field counts on from its own hundred, so that no two numbers are alike."""
-    count, width = len(lengths), max(lengths)
-    inside_BR = torch.arange(width) < torch.tensor(lengths)[:, None]
-    fields = {
-        name: (torch.arange(count * width).view(count, width) + first + 100.0 * place) * inside_BR
-        for place, name in enumerate(
-            ("old_logprobs_BR", "ref_logprobs_BR", "values_BR", "rewards_BR", "advantages_BR", "returns_BR")
-        )
-    }
-    ids_BR = torch.arange(count * width).view(count, width) + 10
-    rollout = Rollout(
-        prompt_ids_BP=torch.tensor([[0, 5]] * count),
-        prompt_mask_BP=torch.tensor([[False, True]] * count),
-        response_ids_BR=ids_BR,
-        response_lengths_B=torch.tensor(lengths),
-        sampled_logprobs_BR=fields["old_logprobs_BR"],
-        ended_B=torch.zeros(count, dtype=torch.bool),
+class Engine:
+    """One token a response: 5 where greedy, else 6, or what `token` makes of the prompt and the sample's number."""
+
+    def __init__(self, token=lambda prompt, sample: 6) -> None:
+        self.calls: list[SimpleNamespace] = []
+        self.token = token
+
+    def roll_out(self, model, prompt_ids_BP, prompt_mask_BP, sampling, seeds) -> Rollout:
+        prompts = prompt_ids_BP[:, -1].tolist()
+        self.calls.append(SimpleNamespace(prompts=prompts, seeds=list(seeds), temperature=sampling.temperature))
+        tokens = [5 if sampling.temperature == 0 else self.token(p, b % 2) for b, p in enumerate(prompts)]
+        count = len(prompts)
+        return Rollout(
+            prompt_ids_BP, prompt_mask_BP, torch.tensor(tokens)[:, None], torch.ones(count, dtype=torch.int64),
+            torch.full((count, 1), -1.0), torch.ones(count, dtype=torch.bool),
+        )  # fmt: skip
+
+
+def made_trainer(engine: Engine, rank: int = 0, world_size: int = 1, tries: int = 0, **flags) -> PpoTrainer:
+    """Two samples of four prompts in all; a response's score is its token."""
+    ppo = PpoArguments(
+        num_samples_per_prompt=2, per_device_generation_batch_size=4 // world_size, clip_reward=100.0,
+        per_device_training_batch_size=8 // world_size,
+    )  # fmt: skip
+    algorithm = checked_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
+    assert algorithm is not None
+    ranks = SimpleNamespace(rank=rank, world_size=world_size, device=CPU, is_main=True)
+    roles = SimpleNamespace(
+        actor=SimpleNamespace(ranks=ranks),
+        critic=None,
+        reference=object(),
+        reward_model=lambda rows: rows.input_ids_NT.flatten()[rows.end_B].float(),
+        whole_actor=SimpleNamespace(lent=lambda: contextlib.nullcontext()),
     )
-    return Experience(rollout=rollout, scores_B=torch.zeros(count), **fields)
+    settings = PpoSettings(
+        total_rollouts=3, prompts_per_batch=4 // world_size, generation_batches=1,
+        sequences_per_minibatch=ppo.sequences_per_minibatch, ppo_epochs=1, critic_warmup=0,
+        dynamic_sampling_tries=tries, eval_interval=0, seed=7, sampling=Sampling(4, 0.9, 0, 1.0, 0, 1),
+        experience=experience_settings(algorithm, ppo, None, PlanSettings(1), 1),
+        learning=learning_settings(algorithm, ppo),
+    )  # fmt: skip
+    return PpoTrainer(roles, engine, PROMPTS, None, None, settings, None)
 
 
-def test_pieces_are_the_response_tokens_of_each_sequence():
-    made = experience([2, 3], first=1.0)
-    first, second = pieces_of(made)
-    assert first.sequence.input_ids.tolist() == [5, 10, 11]
-    assert second.sequence.input_ids.tolist() == [5, 13, 14, 15]
-    assert first.old_logprobs_r.tolist() == [1.0, 2.0]
-    assert second.values_r.tolist() == [204.0, 205.0, 206.0]
-    assert second.advantages_r.tolist() == [404.0, 405.0, 406.0]
-    assert first.returns_r.tolist() == [501.0, 502.0]
+def test_samples_of_a_prompt_are_adjacent_with_seeds_of_their_own():
+    engine = Engine()
+    trainer = made_trainer(engine)
+    prompts, seeds = trainer.next_prompts(1, 0)
+    rollout = trainer.roll_out(prompts, seeds)
+    (call,) = engine.calls
+    assert call.prompts[0::2] == call.prompts[1::2] == [10 + row.row_id for row in prompts.rows]
+    assert call.seeds == [seed for first in seeds for seed in (first, derived_seed(first, "sample", 1))]
+    assert len(set(call.seeds)) == 8 and call.temperature == 0.9
+    assert trainer.score(prompts, rollout).scores_B.tolist() == [6.0] * 8
 
 
-def test_columns_follow_the_targets_of_the_rows():
-    pieces = [piece for first in (1.0, 41.0) for piece in pieces_of(experience([2, 3, 1], first))]
-    minibatch = [pieces[index] for index in (4, 0, 5)]
-    rows = padded_rows([piece.sequence for piece in minibatch], 0)
-    columns = Columns(minibatch, torch.device("cpu"))
-    # Token ids count from 10, log-probabilities from 1 or 41: each target meets its own number.
-    shift = torch.tensor([41.0, 1.0, 41.0])[rows.sequence_M]
-    assert torch.equal(columns.old_logprobs_M, (rows.target_ids_M - 10) + shift)
-    assert torch.equal(columns.returns_M, columns.old_logprobs_M + 500)
-    assert torch.equal(columns.advantages_M, columns.old_logprobs_M + 400)
-    assert torch.equal(columns.values_M, columns.old_logprobs_M + 200)
+def test_the_greedy_baseline_is_one_response_a_prompt(monkeypatch):
+    engine, given = Engine(), {}
+    trainer = made_trainer(engine, advantage="remax")
+    monkeypatch.setattr("training.step3_ppo.trainer.make_experience", lambda *parts: given.update(parts=parts))
+    prompts, seeds = trainer.next_prompts(1, 0)
+    trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
+    assert engine.calls[1].prompts == engine.calls[0].prompts[::2] and engine.calls[1].temperature == 0.0
+    _, scores_B, greedy_B, _, settings, kl_coef = given["parts"]
+    assert scores_B.tolist() == [6.0] * 8 and greedy_B.tolist() == [5.0] * 8
+    assert settings.estimator is ESTIMATORS["remax"] and kl_coef == 0.1
 
 
-def test_no_pieces():
-    columns = Columns([], torch.device("cpu"))
-    assert columns.old_logprobs_M.shape == columns.returns_M.shape == (0,)
+def odd_prompts_differ(prompt: int, sample: int) -> int:
+    return 6 + sample if prompt % 2 else 6
+
+
+def replaced(world_size: int) -> list[list[int]]:
+    """Each rank's prompts after one try to replace those that score alike (the even ones)."""
+    found = []
+    for rank in range(world_size):
+        trainer = made_trainer(Engine(odd_prompts_differ), rank, world_size, tries=1, advantage="grpo")
+        prompts, seeds = trainer.next_prompts(2, 0)
+        samples = trainer.score(prompts, trainer.roll_out(prompts, seeds))
+        samples = trainer.replace_equal_groups(samples, 2, 0)
+        assert samples.rollout.prompt_ids_BP[::2, -1].tolist() == [10 + row.row_id for row in samples.rows]
+        found.append([row.row_id for row in samples.rows])
+    return found
+
+
+def test_prompts_that_score_alike_are_replaced_by_others_the_same_ones_every_time():
+    (before,) = [[row.row_id for row in made_trainer(Engine()).next_prompts(2, 0)[0].rows]]
+    (after,) = replaced(1)
+    assert sum(row % 2 == 0 for row in before) > sum(row % 2 == 0 for row in after)
+    assert all(old == new or old % 2 == 0 and new % 2 for old, new in zip(before, after, strict=True))
+    assert replaced(1) == [after]
+
+
+def test_the_coefficient_follows_its_controller():
+    trainer = made_trainer(Engine(), kl_control="adaptive", kl_target=1.0, kl_horizon=100.0)
+    experiences = [SimpleNamespace(scores_B=torch.zeros(8))]
+    trainer.steer_kl({"rollout/kl": 1.1}, experiences)
+    assert trainer.kl_control.coefficient == pytest.approx(0.1 * (1 + 0.1 * 8 / 100))
+    fixed = made_trainer(Engine())
+    fixed.steer_kl({"rollout/kl": 9.0}, experiences)
+    assert fixed.kl_control.coefficient == 0.1
+    without = made_trainer(Engine(), kl_coef=0.0)
+    without.roles = SimpleNamespace(**{**vars(without.roles), "reference": None})
+    without.steer_kl({}, experiences)  # there is no such figure
+
+
+def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
+    trainer = made_trainer(Engine(), advantage="gae")
+    trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=2)
+    told: list[bool] = []
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append(given[-1]) or {})
+    for iteration in (1, 2, 3):
+        trainer.learn([], iteration)
+    assert told == [False, False, True]

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import torch
 
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 
-def gae(
-    rewards_BR: torch.Tensor, values_BR: torch.Tensor, response_lengths_B: torch.Tensor, gamma: float, lam: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+
+def gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (advantages_BR, returns_BR), 0 outside the response.
 
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  returns = A + V, with V and A 0 after
     a response's last token, cut or ended (Schulman et al. 2016, equations 11 to 16).
     """
-    columns_R = torch.arange(rewards_BR.shape[1], device=rewards_BR.device)
-    inside_BR = columns_R < response_lengths_B.unsqueeze(1)
-    values_BR = torch.where(inside_BR, values_BR, torch.zeros_like(values_BR))
-    rewards_BR = torch.where(inside_BR, rewards_BR, torch.zeros_like(rewards_BR))
+    if inputs.values_BR is None:
+        raise AssertionError("gae needs the critic's values")
+    gamma, lam = settings.gamma, settings.lam
+    values_BR = torch.where(inputs.inside_BR, inputs.values_BR, 0.0)
+    rewards_BR = torch.where(inputs.inside_BR, inputs.rewards_BR, 0.0)
     advantages_BR = torch.zeros_like(rewards_BR)
     next_value_B = torch.zeros_like(rewards_BR[:, 0])
     next_advantage_B = torch.zeros_like(next_value_B)

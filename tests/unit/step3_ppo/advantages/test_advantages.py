@@ -1,0 +1,219 @@
+"""Every estimator against a table worked by hand, its written formula, and what must not change it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+
+HOW = AdvantageSettings(gamma=0.9, lam=0.7, norm_by_std=True)
+WITHOUT_STD = AdvantageSettings(gamma=0.9, lam=0.7, norm_by_std=False)
+
+
+def table_inputs() -> AdvantageInputs:
+    """Two prompts. The first has responses of 1, 3 and 2 tokens whose rewards sum to 1, 4 and 1; the second has one
+    of 2 tokens whose rewards are 0.5 and 2. What stands outside a response is not read."""
+    nan = float("nan")
+    return AdvantageInputs(
+        rewards_BR=torch.tensor([[1.0, nan, 9.0], [0.0, 1.0, 3.0], [-1.0, 2.0, nan], [0.5, 2.0, 9.0]]),
+        response_lengths_B=torch.tensor([1, 3, 2, 2]),
+        group_B=torch.tensor([7, 7, 7, 3]),
+        values_BR=torch.zeros(4, 3),
+        greedy_scores_B=torch.tensor([2.0, 2.0, 2.0, 1.0]),
+    )
+
+
+# Group 7: outcomes R = 1, 4, 1, lengths 1, 3, 2; mean 2, deviations -1, 2, -1, std = sqrt((1 + 4 + 1) / 2) = sqrt 3.
+ROOT3 = 3.0**0.5
+TABLE = {
+    # (R - mean) / std
+    "grpo": [[-1 / ROOT3, 0, 0], [2 / ROOT3] * 3, [-1 / ROOT3] * 2 + [0], [0, 0, 0]],
+    # best - second = 4 - 1 = 3, over std
+    "grpo_passk": [[0, 0, 0], [3 / ROOT3] * 3, [0, 0, 0], [0, 0, 0]],
+    # R - mean of the other two: 1 - 2.5, 4 - 1, 1 - 2.5
+    "rloo": [[-1.5, 0, 0], [3, 3, 3], [-1.5, -1.5, 0], [0, 0, 0]],
+    # G_t with gamma 0.9: 1; 3, 1 + 2.7 = 3.7, 0 + 3.33; 2, -1 + 1.8; 2, 0.5 + 1.8
+    "reinforce++": [[1, 0, 0], [3.33, 3.7, 3], [0.8, 2, 0], [2.3, 2, 0]],
+    # R - mean
+    "reinforce++_baseline": [[-1, 0, 0], [2, 2, 2], [-1, -1, 0], [0, 0, 0]],
+    # G_t with gamma 1, minus the greedy score 2 (1 for the second prompt): 1; 4, 4, 3; 1, 2; 2.5, 2
+    "remax": [[-1, 0, 0], [2, 2, 1], [-1, 0, 0], [1.5, 1, 0]],
+    # baseline (1 x 1 + 3 x 4 + 2 x 1) / 6 = 2.5
+    "opo": [[-1.5, 0, 0], [1.5, 1.5, 1.5], [-1.5, -1.5, 0], [0, 0, 0]],
+    # R - mean, times alpha = 4 sequences / 3 that are in a group with different outcomes
+    "gpg": [[-4 / 3, 0, 0], [8 / 3] * 3, [-4 / 3, -4 / 3, 0], [0, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_worked_by_hand(name):
+    advantages_BR, returns_BR = ESTIMATORS[name].estimate(table_inputs(), HOW)
+    torch.testing.assert_close(advantages_BR, torch.tensor(TABLE[name], dtype=torch.float32), rtol=1e-5, atol=1e-6)
+    assert returns_BR is None
+
+
+def test_without_the_standard_deviation():
+    advantages_BR, _ = ESTIMATORS["grpo"].estimate(table_inputs(), WITHOUT_STD)
+    assert advantages_BR.tolist() == [[-1, 0, 0], [2, 2, 2], [-1, -1, 0], [0, 0, 0]]  # R - mean
+    advantages_BR, _ = ESTIMATORS["grpo_passk"].estimate(table_inputs(), WITHOUT_STD)
+    assert advantages_BR.tolist() == [[0, 0, 0], [3, 3, 3], [0, 0, 0], [0, 0, 0]]  # best - second
+
+
+# --- the written formulas, one sequence at a time. r: rewards of the response, R: outcomes of its whole group with its
+# own at index i, L: their lengths.
+
+
+def _spread(value: Callable) -> Callable:
+    return lambda r, R, L, i, **more: [value(R, L, i, **more)] * len(r)  # noqa: N803
+
+
+def _to_go(r: list[float], gamma: float) -> list[float]:
+    return [sum(gamma ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))]
+
+
+def _grpo(R, L, i, **_):  # noqa: N803
+    return 0.0 if len(R) == 1 else (R[i] - statistics.fmean(R)) / (statistics.stdev(R) + 1e-6)
+
+
+def _passk(R, L, i, **_):  # noqa: N803
+    if len(R) == 1 or R[i] < max(R):
+        return 0.0
+    best, second = sorted(R, reverse=True)[:2]
+    return (best - second) / (statistics.stdev(R) + 1e-6)
+
+
+def _rloo(R, L, i, **_):  # noqa: N803
+    return 0.0 if len(R) == 1 else R[i] - statistics.fmean(R[:i] + R[i + 1 :])
+
+
+FORMULAS = {
+    "grpo": _spread(_grpo),
+    "grpo_passk": _spread(_passk),
+    "rloo": _spread(_rloo),
+    "reinforce++": lambda r, R, L, i, **_: _to_go(r, 0.9),  # noqa: N803
+    "reinforce++_baseline": _spread(lambda R, L, i, **_: R[i] - statistics.fmean(R)),  # noqa: N803
+    "remax": lambda r, R, L, i, greedy, **_: [g - greedy for g in _to_go(r, 1.0)],  # noqa: N803
+    "opo": _spread(lambda R, L, i, **_: R[i] - sum(a * b for a, b in zip(L, R, strict=True)) / sum(L)),  # noqa: N803
+    "gpg": _spread(lambda R, L, i, alpha, **_: alpha * (R[i] - statistics.fmean(R))),  # noqa: N803
+}
+
+groups = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def random_inputs(lengths_of_groups: list[list[int]], seed: int, extra_columns: int = 0) -> AdvantageInputs:
+    """float64, groups numbered from 10 down; one group of two or more has equal outcomes where the seed is even."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [length for group in lengths_of_groups for length in group]
+    rewards_BR = torch.randn(len(lengths), 6, generator=generator, dtype=torch.float64)
+    values_BR = torch.randn(len(lengths), 6, generator=generator, dtype=torch.float64)
+    group_B = torch.tensor([10 - g for g, group in enumerate(lengths_of_groups) for _ in group])
+    if seed % 2 == 0:
+        rewards_BR[group_B == 10] = 0.0
+        rewards_BR[group_B == 10, 0] = 1.3
+    greedy = torch.randn(len(lengths_of_groups), generator=generator, dtype=torch.float64)
+    junk_BR = torch.full((len(lengths), extra_columns), float("nan"), dtype=torch.float64)
+    return AdvantageInputs(
+        rewards_BR=torch.cat([rewards_BR, junk_BR], dim=1),
+        response_lengths_B=torch.tensor(lengths),
+        group_B=group_B,
+        values_BR=torch.cat([values_BR, junk_BR], dim=1),
+        greedy_scores_B=greedy[10 - group_B],
+    )
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@settings(max_examples=25, deadline=None)
+@given(groups, st.integers(0, 99))
+def test_the_written_formula_on_ragged_groups(name, lengths_of_groups, seed):
+    inputs = random_inputs(lengths_of_groups, seed)
+    got_BR, _ = ESTIMATORS[name].estimate(inputs, HOW)
+    lengths = inputs.response_lengths_B.tolist()
+    rewards = [row[:length] for row, length in zip(inputs.rewards_BR.tolist(), lengths, strict=True)]
+    outcomes = [sum(row) for row in rewards]
+    members = [[j for j, g in enumerate(inputs.group_B) if g == group] for group in inputs.group_B]
+    teaching = sum(len({outcomes[j] for j in own}) > 1 for own in members)
+    for b, own in enumerate(members):
+        want = FORMULAS[name](
+            rewards[b],
+            [outcomes[j] for j in own],
+            [lengths[j] for j in own],
+            own.index(b),
+            greedy=float(inputs.greedy_scores_B[b]),
+            alpha=len(lengths) / max(teaching, 1),
+        )
+        assert got_BR[b].tolist() == pytest.approx(want + [0.0] * (6 - lengths[b]), rel=1e-8, abs=1e-8)
+
+
+def reordered(inputs: AdvantageInputs, order: torch.Tensor) -> AdvantageInputs:
+    return AdvantageInputs(
+        inputs.rewards_BR[order],
+        inputs.response_lengths_B[order],
+        inputs.group_B[order],
+        inputs.values_BR[order],
+        inputs.greedy_scores_B[order],
+        inputs.over_ranks,
+    )
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=15, deadline=None)
+@given(groups, st.integers(0, 99), st.integers(1, 3))
+def test_padding_order_and_ranks_change_nothing(name, lengths_of_groups, seed, ranks):
+    estimate = ESTIMATORS[name].estimate
+    inputs = random_inputs(lengths_of_groups, seed)
+    want_BR, _ = estimate(inputs, HOW)
+    wider_BR, _ = estimate(random_inputs(lengths_of_groups, seed, extra_columns=3), HOW)
+    torch.testing.assert_close(wider_BR[:, :6], want_BR)
+    assert not wider_BR[:, 6:].any()
+    order = torch.randperm(len(want_BR), generator=torch.Generator().manual_seed(seed))
+    got_BR, _ = estimate(reordered(inputs, order), HOW)
+    torch.testing.assert_close(got_BR, want_BR[order])
+
+    # Groups dealt over ranks; what an estimator adds up over ranks is added up by hand (a first pass collects it).
+    shares = [torch.nonzero(inputs.group_B % ranks == rank).flatten() for rank in range(ranks)]
+    told: list[torch.Tensor] = []
+    for share in filter(len, shares):
+        part = reordered(inputs, share)
+        estimate(AdvantageInputs(**{**vars_of(part), "over_ranks": lambda own: told.append(own) or own}), HOW)
+    for share in filter(len, shares):
+        part = reordered(inputs, share)
+        got_BR, _ = estimate(AdvantageInputs(**{**vars_of(part), "over_ranks": lambda own: sum(told)}), HOW)
+        torch.testing.assert_close(got_BR, want_BR[share])
+
+
+def vars_of(inputs: AdvantageInputs) -> dict:
+    names = ("rewards_BR", "response_lengths_B", "group_B", "values_BR", "greedy_scores_B")
+    return {name: getattr(inputs, name) for name in names}
+
+
+@pytest.mark.parametrize("name", [name for name, estimator in ESTIMATORS.items() if estimator.needs_groups])
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_equal_scores_teach_exactly_nothing(name, size):
+    """Seven scores of 1.3 in float32 have a mean of 1.2999999: over their standard deviation that becomes 0.1."""
+    rewards_BR = torch.zeros(size, 4)
+    rewards_BR[:, 0] = 1.3
+    inputs = AdvantageInputs(rewards_BR, torch.arange(size) % 4 + 1, torch.zeros(size, dtype=torch.int64))
+    for how in (HOW, WITHOUT_STD):
+        advantages_BR, _ = ESTIMATORS[name].estimate(inputs, how)
+        assert not advantages_BR.any() and advantages_BR.dtype == torch.float32
+
+
+def test_arguments_keep_their_values():
+    inputs = random_inputs([[2, 3], [4]], 1)
+    before = {name: value.clone() for name, value in vars_of(inputs).items()}
+    for estimator in ESTIMATORS.values():
+        estimator.estimate(inputs, HOW)
+    assert all(torch.equal(vars_of(inputs)[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize(("name", "needs"), [("gae", "the critic's values"), ("remax", "scores of greedy responses")])
+def test_what_is_missing_is_said(name, needs):
+    with pytest.raises(AssertionError, match=needs):
+        ESTIMATORS[name].estimate(AdvantageInputs(torch.ones(1, 1), torch.ones(1).long(), torch.zeros(1)), HOW)

@@ -1,0 +1,63 @@
+"""The flags of the algorithm, checked before anything loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.step3_ppo import algorithm_arguments as flags
+from training.step3_ppo import mismatch
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+from training.utils.run.errors import Mistakes
+
+
+def mistakes_of(arguments: AlgorithmArguments) -> list[str]:
+    mistakes = Mistakes()
+    arguments.validate(mistakes)
+    return mistakes.sentences
+
+
+def test_the_defaults_are_sound():
+    assert mistakes_of(AlgorithmArguments()) == []
+
+
+def test_the_choices_are_those_of_the_parts():
+    assert flags.MISMATCH_CORRECTIONS == ("none", *mismatch.CORRECTIONS)
+    assert flags.MISMATCH_LEVELS == mismatch.LEVELS
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"gamma": 1.5}, "--gamma expects a number from 0 to 1, got 1.5"),
+        ({"lam": -0.1}, "--lam expects a number from 0 to 1, got -0.1"),
+        ({"clip_range": 0.0}, "--clip_range expects more than 0, got 0.0"),
+        ({"clip_range_low": 0.0}, "--clip_range_low expects more than 0, got 0.0"),
+        ({"clip_range_high": -1.0}, "--clip_range_high expects more than 0, got -1.0"),
+        ({"clip_range_value": 0.0}, "--clip_range_value expects more than 0, got 0.0"),
+        ({"kl_target": 0.0}, "--kl_target expects more than 0, got 0.0"),
+        ({"kl_horizon": 0.0}, "--kl_horizon expects more than 0, got 0.0"),
+        ({"dual_clip": 1.0}, "--dual_clip expects more than 1, got 1.0"),
+        ({"mismatch_threshold": 1.0}, "--mismatch_threshold expects more than 1, got 1.0"),
+        ({"kl_coef": -0.1}, "--kl_coef expects 0 or more, got -0.1"),
+        ({"entropy_coef": -0.1}, "--entropy_coef expects 0 or more, got -0.1"),
+        ({"critic_warmup": -1}, "--critic_warmup expects 0 or more, got -1"),
+        ({"dynamic_sampling_tries": -1}, "--dynamic_sampling_tries expects 0 or more, got -1"),
+        ({"missing_eos_penalty": -1.0}, "--missing_eos_penalty expects 0 or more, got -1.0"),
+        ({"overlong_penalty": -1.0}, "--overlong_penalty expects 0 or more, got -1.0"),
+        ({"cov_share": 0.0}, "--cov_share expects a share between 0 and 1, got 0.0"),
+        ({"clip_cov_low": 6.0}, "--clip_cov_low expects less than --clip_cov_high 5.0, got 6.0"),
+        ({"kl_in": "rewards"}, "--kl_in expects one of reward, loss, got 'rewards'"),
+        ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'"),
+        (
+            {"mismatch_correction": "clip"},
+            "--mismatch_correction expects one of none, truncate, mask, got 'clip'",
+        ),
+        ({"mismatch_level": "row"}, "--mismatch_level expects one of token, sequence, got 'row'"),
+        (
+            {"kl_control": "adaptive", "kl_coef": 0.0},
+            "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay so; give one to start from",
+        ),
+    ],
+)
+def test_mistakes(given, sentence):
+    assert mistakes_of(AlgorithmArguments(**given)) == [sentence]

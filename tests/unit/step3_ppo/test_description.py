@@ -1,0 +1,89 @@
+"""The figures of a report, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.description import described
+from training.step3_ppo.experience import ExperienceSettings, KlSettings, LengthSettings, MismatchSettings
+from training.step3_ppo.kl import k1
+from training.step3_ppo.records import Experience, Rollout
+from training.utils.layout.planner import PlanSettings
+
+CPU = torch.device("cpu")
+SETTINGS = ExperienceSettings(
+    temperature=1.0, score_scale=None, clip_reward=5.0, samples_per_prompt=2, estimator=ESTIMATORS["gae"],
+    advantage=AdvantageSettings(), whiten_advantages=True, kl=KlSettings(0.1, False, k1),
+    length=LengthSettings(2, missing_eos_penalty=1.0), mismatch=MismatchSettings("truncate", "token", 1.5),
+    reads_old_logprobs=True, plan=PlanSettings(1), pad_token_id=0,
+)  # fmt: skip
+
+
+def made() -> Experience:
+    """Two samples of one prompt, of 1 and 2 tokens."""
+    rollout = Rollout(
+        prompt_ids_BP=torch.tensor([[3, 4], [3, 4]]),
+        prompt_mask_BP=torch.ones(2, 2, dtype=torch.bool),
+        response_ids_BR=torch.tensor([[5, 0], [6, 7]]),
+        response_lengths_B=torch.tensor([1, 2]),
+        sampled_logprobs_BR=torch.tensor([[-1.0, 0.0], [-2.0, -3.0]]),
+        ended_B=torch.tensor([True, False]),
+    )
+    return Experience(
+        rollout=rollout,
+        scores_B=torch.tensor([1.0, 2.0]),
+        counts_B=torch.tensor([True, False]),
+        rewards_BR=torch.zeros(2, 2),
+        advantages_BR=torch.zeros(2, 2),
+        old_logprobs_BR=torch.tensor([[-1.5, 0.0], [-2.0, -2.0]]),
+        ref_logprobs_BR=torch.tensor([[-2.0, 0.0], [-2.5, -2.0]]),
+        values_BR=torch.tensor([[1.0, 0.0], [2.0, 3.0]]),
+        returns_BR=torch.tensor([[2.0, 0.0], [2.0, 5.0]]),
+    )
+
+
+def test_by_hand():
+    figures = described([made(), made()], SETTINGS, CPU)
+    assert figures == pytest.approx(
+        {
+            "rollout/tokens": 2 * (3 + 4),
+            "rollout/response_tokens": 1.5,
+            "rollout/score": 1.5,
+            "rollout/outcome": (1.0 + 2.0 - 1.0) / 2,  # the second did not end
+            "rollout/equal_groups": 1.0,  # which makes both outcomes 1
+            "rollout/kl": (0.5 + 0.5 + 0.0) / 2,
+            "rollout/ended_share": 0.5,
+            "rollout/left_out": 0.5,
+            # old - sampled: -0.5 | 0, 1
+            "rollout/logprob_mismatch": 1.5 / 3,
+            "mismatch/k1": -0.5 / 3,
+            "mismatch/k3": (math.exp(-0.5) + 0.5 - 1 + math.exp(1.0) - 1.0 - 1) / 3,
+            "mismatch/perplexity_ratio": (math.exp(0.5) + math.exp(-0.5)) / 2,
+            "mismatch/clipped_share": 1 / 3,  # e is above 1.5
+            "critic/value_mean": 2.0,
+            "critic/return_mean": 3.0,
+        }
+    )
+
+
+def test_what_is_missing_has_no_figure():
+    bare = dataclasses.replace(
+        made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None, scores_B=torch.ones(2)
+    )
+    figures = described([bare], SETTINGS, CPU)
+    assert not any(name.startswith(("critic/", "mismatch/")) for name in figures)
+    assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
+    assert figures["rollout/equal_groups"] == 0.0  # 1 and 1 - 1
+    alone = dataclasses.replace(SETTINGS, samples_per_prompt=1)
+    assert "rollout/equal_groups" not in described([bare], alone, CPU)
+
+
+def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():
+    sampled = described([dataclasses.replace(made(), old_logprobs_BR=None)], SETTINGS, CPU)
+    assert sampled["rollout/kl"] == pytest.approx((1.0 + 0.5 - 1.0) / 2)

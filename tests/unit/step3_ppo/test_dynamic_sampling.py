@@ -1,0 +1,92 @@
+"""Groups that all score the same are replaced, within bounds and in step with other ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from training.step3_ppo.dynamic_sampling import Samples, equal_groups, with_differing_groups
+from training.step3_ppo.records import Rollout
+from training.utils.data.phases import PromptRow
+
+PAD = 9
+
+
+def samples(outcomes: list[list[float]], first: int, prompt_width: int, width: int) -> Samples:
+    """Two samples a prompt; prompts and responses are numbered from `first`, so that each can be told again."""
+    count = 2 * len(outcomes)
+    numbers_B = torch.arange(count) + 2 * first
+    lengths_B = numbers_B % width + 1
+    inside_BR = torch.arange(width) < lengths_B[:, None]
+    rollout = Rollout(
+        prompt_ids_BP=(numbers_B // 2)[:, None].expand(count, prompt_width).clone(),
+        prompt_mask_BP=torch.ones(count, prompt_width, dtype=torch.bool),
+        response_ids_BR=torch.where(inside_BR, 100 + numbers_B[:, None], PAD),
+        response_lengths_B=lengths_B,
+        sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
+        ended_B=numbers_B % 2 == 0,
+    )
+    rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
+    flat_B = torch.tensor(outcomes).flatten()
+    return Samples(rows, rollout, flat_B + 10, flat_B)
+
+
+def test_equal_groups():
+    assert equal_groups(torch.tensor([1.0, 1.0, 0.0, 1.0, 2.0, 2.0]), 2).tolist() == [True, False, True]
+
+
+def check(found: Samples, prompts: list[int]) -> None:
+    """Every field of every sequence belongs to its prompt."""
+    assert [row.row_id for row in found.rows] == prompts
+    rollout = found.rollout
+    for index in range(2 * len(prompts)):
+        number = 2 * prompts[index // 2] + index % 2
+        assert set(rollout.prompt_of(index).tolist()) == {prompts[index // 2]}
+        assert set(rollout.response_of(index).tolist()) == {100 + number}
+        assert rollout.ended_B[index] == (number % 2 == 0)
+        length = int(rollout.response_lengths_B[index])
+        assert rollout.sampled_logprobs_BR[index, :length].tolist() == [-number] * length
+        assert (rollout.response_ids_BR[index, length:] == PAD).all()
+    assert torch.equal(found.scores_B, found.outcomes_B + 10)
+
+
+def test_replacements_take_the_places_of_equal_groups():
+    first = samples([[1, 1], [0, 1], [0, 0]], first=0, prompt_width=2, width=3)
+    asked = []
+
+    def draw(attempt: int, count: int) -> Samples:
+        asked.append((attempt, count))
+        outcomes = [[5, 5], [0, 5]] if attempt == 0 else [[3, 4]]
+        return samples(outcomes, first=10 + 10 * attempt, prompt_width=4, width=5)
+
+    found = with_differing_groups(first, draw, tries=5, samples_per_prompt=2, pad_token_id=PAD)
+    assert asked == [(0, 2), (1, 1)]  # and no further, since nothing is equal any more
+    check(found, [11, 1, 20])
+    assert found.outcomes_B.tolist() == [0, 5, 0, 1, 3, 4]
+
+
+def test_after_the_last_try_what_is_left_stays():
+    first = samples([[1, 1], [0, 0]], first=0, prompt_width=2, width=3)
+    calls = []
+
+    def draw(attempt: int, count: int) -> Samples:
+        calls.append(count)
+        return samples([[7, 7]] * count, first=10, prompt_width=1, width=1)
+
+    found = with_differing_groups(first, draw, tries=3, samples_per_prompt=2, pad_token_id=PAD)
+    assert calls == [2, 2, 2]
+    check(found, [0, 1])
+
+
+def test_a_rank_without_equal_groups_goes_along(monkeypatch):
+    """Another rank lacks two prompts: this one draws two as well, and drops them."""
+    monkeypatch.setattr("training.step3_ppo.dynamic_sampling.largest", lambda number, _device: 2 if not calls else 0)
+    calls = []
+
+    def draw(attempt: int, count: int) -> Samples:
+        calls.append(count)
+        return samples([[1, 2]] * count, first=10, prompt_width=3, width=4)
+
+    first = samples([[1, 2], [3, 4]], first=0, prompt_width=2, width=3)
+    check(with_differing_groups(first, draw, tries=4, samples_per_prompt=2, pad_token_id=PAD), [0, 1])
+    assert calls == [2]

@@ -1,0 +1,237 @@
+"""Experiences are cut into sequences, and put together again for a minibatch; one step of actor and critic."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.step3_ppo.algorithm import checked_algorithm, experience_settings, learning_settings
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.learning import Columns, learn_minibatch, make_minibatch, pieces_of
+from training.step3_ppo.losses import POLICY_LOSSES
+from training.step3_ppo.losses.aggregation import AGGREGATIONS
+from training.step3_ppo.records import Experience, Rollout
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rows import padded_rows
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.errors import Mistakes
+
+CPU = torch.device("cpu")
+
+
+def experience(lengths: list[int], first: float) -> Experience:
+    """Each field counts on from its own hundred, so that no two numbers are alike."""
+    count, width = len(lengths), max(lengths)
+    inside_BR = torch.arange(width) < torch.tensor(lengths)[:, None]
+    fields = {
+        name: (torch.arange(count * width).view(count, width) + first + 100.0 * place) * inside_BR
+        for place, name in enumerate(
+            ("old_logprobs_BR", "ref_logprobs_BR", "values_BR", "rewards_BR", "advantages_BR", "returns_BR")
+        )
+    }
+    ids_BR = torch.arange(count * width).view(count, width) + 10
+    rollout = Rollout(
+        prompt_ids_BP=torch.tensor([[0, 5]] * count),
+        prompt_mask_BP=torch.tensor([[False, True]] * count),
+        response_ids_BR=ids_BR,
+        response_lengths_B=torch.tensor(lengths),
+        sampled_logprobs_BR=fields["old_logprobs_BR"],
+        ended_B=torch.zeros(count, dtype=torch.bool),
+    )
+    counts_B = torch.arange(count) != 1
+    return Experience(rollout=rollout, scores_B=torch.zeros(count), counts_B=counts_B, **fields)
+
+
+def test_pieces_are_the_response_tokens_of_each_sequence():
+    first, second = pieces_of([experience([2, 3], first=1.0)], 1, 0, 1)
+    assert first.sequence.input_ids.tolist() == [5, 10, 11]
+    assert second.sequence.input_ids.tolist() == [5, 13, 14, 15]
+    assert first.old_logprobs_r.tolist() == [1.0, 2.0]
+    assert second.ref_logprobs_r.tolist() == [104.0, 105.0, 106.0]
+    assert second.values_r.tolist() == [204.0, 205.0, 206.0]
+    assert second.advantages_r.tolist() == [404.0, 405.0, 406.0]
+    assert first.returns_r.tolist() == [501.0, 502.0]
+    assert (first.counts, second.counts) == (True, False)
+    assert first.weights_r is None
+
+
+def test_sequences_have_the_same_numbers_on_any_ranks():
+    """Six prompts with two samples each, prompt p on rank p mod 3: sample s of prompt p has number 2 p + s."""
+    numbers = [
+        [piece.number for piece in pieces_of([experience([1, 1], 1.0), experience([1, 1], 1.0)], 2, rank, 3)]
+        for rank in range(3)
+    ]
+    assert numbers == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+
+
+def test_columns_follow_the_targets_of_the_rows():
+    pieces = pieces_of([experience([2, 3, 1], first) for first in (1.0, 41.0)], 1, 0, 1)
+    minibatch = [pieces[index] for index in (4, 0, 5)]
+    rows = padded_rows([piece.sequence for piece in minibatch], 0)
+    columns = Columns(minibatch, CPU)
+    # Token ids count from 10, log-probabilities from 1 or 41: each target meets its own number.
+    shift = torch.tensor([41.0, 1.0, 41.0])[rows.sequence_M]
+    assert torch.equal(columns.old_logprobs_M, (rows.target_ids_M - 10) + shift)
+    assert torch.equal(columns.ref_logprobs_M, columns.old_logprobs_M + 100)
+    assert torch.equal(columns.returns_M, columns.old_logprobs_M + 500)
+    assert torch.equal(columns.advantages_M, columns.old_logprobs_M + 400)
+    assert torch.equal(columns.values_M, columns.old_logprobs_M + 200)
+    assert torch.equal(columns.counted_M, (rows.sequence_M != 0).float())
+    assert columns.weights_M is None
+
+
+def test_no_pieces():
+    columns = Columns([], CPU)
+    assert columns.old_logprobs_M.shape == columns.returns_M.shape == columns.counted_M.shape == (0,)
+
+
+# --- one step, with modules in place of engines
+
+
+class Engine:
+    """A module whose gradients are kept where they can be read."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.ranks, self.steps = module, SimpleNamespace(device=CPU), 0
+
+    def __call__(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> SimpleNamespace:
+        self.steps += 1
+        return SimpleNamespace(figures=lambda group: {f"{group}/stepped": 1.0})
+
+    def gradient(self) -> torch.Tensor:
+        return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
+
+
+def made_roles(with_critic: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        actor=Engine(PolicyModel(tiny_causal_lm("llama", seed=1, dtype=torch.float64))),
+        critic=Engine(ScalarModel(tiny_scalar_model("llama", seed=3, dtype=torch.float64))) if with_critic else None,
+        reference=object(),
+    )
+
+
+def random_experience(seed: int) -> Experience:
+    """Six responses of 1 to 6 tokens, float64; the second is left out of the loss."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths_B = torch.tensor([3, 6, 1, 4, 2, 5])
+    inside_BR = torch.arange(6) < lengths_B[:, None]
+
+    def drawn(scale: float, shift: float = 0.0) -> torch.Tensor:
+        return (torch.randn(6, 6, generator=generator, dtype=torch.float64) * scale + shift) * inside_BR
+
+    rollout = Rollout(
+        prompt_ids_BP=torch.randint(3, VOCABULARY, (6, 3), generator=generator),
+        prompt_mask_BP=torch.ones(6, 3, dtype=torch.bool),
+        response_ids_BR=torch.randint(3, VOCABULARY, (6, 6), generator=generator),
+        response_lengths_B=lengths_B,
+        sampled_logprobs_BR=drawn(1.0),
+        ended_B=torch.ones(6, dtype=torch.bool),
+    )
+    return Experience(
+        rollout=rollout,
+        scores_B=torch.zeros(6),
+        counts_B=torch.arange(6) != 1,
+        rewards_BR=drawn(1.0),
+        advantages_BR=drawn(1.0),
+        old_logprobs_BR=drawn(0.5, -4.0),
+        ref_logprobs_BR=drawn(0.5, -4.0),
+        values_BR=drawn(1.0),
+        returns_BR=drawn(1.0),
+        weights_BR=drawn(0.1, 1.0),
+    )
+
+
+def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_actor: bool = True, **flags):
+    """Figures of one step on all six sequences."""
+    ppo = PpoArguments(
+        num_samples_per_prompt=2, max_answer_seq_len=6, per_device_generation_batch_size=3,
+        per_device_training_batch_size=6,
+    )  # fmt: skip
+    algorithm = checked_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
+    assert algorithm is not None
+    how, learning = experience_settings(algorithm, ppo, None, plan, 0), learning_settings(algorithm, ppo)
+    minibatch = make_minibatch(pieces_of([made], 2, 0, 1), [], how, learning, 7, CPU)
+    return learn_minibatch(minibatch, roles, how, learning, 0.3, train_actor)
+
+
+PLANS = [
+    PlanSettings(1, max_rows_per_micro_batch=1),
+    PlanSettings(1, max_rows_per_micro_batch=4),
+    PlanSettings(1, 20, packed=True, max_row_tokens=20),
+]
+
+
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_micro_batches_change_nothing(policy_loss, aggregation):
+    flags = {"policy_loss": policy_loss, "loss_aggregation": aggregation, "kl_in": "loss", "entropy_coef": 0.1}
+    flags |= {"cov_share": 0.2, "clip_cov_low": -1.0, "clip_range": 0.5}
+    found = []
+    for plan in PLANS:
+        roles = made_roles(with_critic=True)
+        figures = stepped(plan, random_experience(0), roles, **flags)
+        found.append((figures, roles.actor.gradient(), roles.critic.gradient()))
+    for figures, actor, critic in found[1:]:
+        assert figures == pytest.approx(found[0][0], rel=1e-6)
+        torch.testing.assert_close(actor, found[0][1], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(critic, found[0][2], rtol=1e-5, atol=1e-8)
+    assert found[0][1].abs().max() > 1e-4
+
+
+def test_a_response_that_does_not_count_changes_nothing():
+    made = random_experience(0)
+    other = dataclasses.replace(made, advantages_BR=made.advantages_BR.clone(), returns_BR=made.returns_BR.clone())
+    other.advantages_BR[1] += 5.0
+    other.returns_BR[1] -= 3.0
+    gradients = []
+    for one in (made, other):
+        roles = made_roles(with_critic=True)
+        stepped(PLANS[1], one, roles, kl_in="loss", entropy_coef=0.1)
+        gradients.append((roles.actor.gradient(), roles.critic.gradient()))
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+def test_without_old_log_probabilities_the_ratio_is_one():
+    made = dataclasses.replace(random_experience(0), old_logprobs_BR=None, weights_BR=None)
+    roles = made_roles(with_critic=False)
+    figures = stepped(PLANS[1], made, roles, advantage="grpo", kl_in="loss")
+    assert figures["actor/ratio"] == pytest.approx(1.0) and figures["actor/update_kl"] == 0.0
+    assert figures["actor/clip_fraction"] == 0.0 and not any(name.startswith("critic") for name in figures)
+    # The gradient of PPO at ratio 1 is that of -A log p.
+    other = made_roles(with_critic=False)
+    stepped(PLANS[1], made, other, advantage="grpo", kl_in="loss", policy_loss="gpg")
+    torch.testing.assert_close(roles.actor.gradient(), other.actor.gradient(), rtol=1e-5, atol=1e-9)
+
+
+def test_the_correction_weighs_each_token():
+    made = random_experience(0)
+    halved = dataclasses.replace(made, weights_BR=made.weights_BR / 2)
+    found = [stepped(PLANS[1], one, made_roles(True))["actor/policy_loss"] for one in (made, halved)]
+    assert found[1] == pytest.approx(found[0] / 2)
+
+
+def test_critic_warm_up_leaves_the_actor_alone():
+    roles = made_roles(with_critic=True)
+    figures = stepped(PLANS[1], random_experience(0), roles, train_actor=False)
+    assert (roles.actor.steps, roles.critic.steps) == (0, 1)
+    assert not any(name.startswith("actor/") for name in figures) and figures["critic/value_loss"] > 0
+    assert all(parameter.grad is None for parameter in roles.actor.module.parameters())
+
+
+def test_a_step_in_which_no_response_counts_moves_nothing_and_tells_no_means():
+    made = dataclasses.replace(random_experience(0), counts_B=torch.zeros(6, dtype=torch.bool))
+    roles = made_roles(with_critic=True)
+    figures = stepped(PLANS[1], made, roles, kl_in="loss", entropy_coef=0.1, policy_loss="kl_cov")
+    assert figures.keys() == {"actor/stepped", "critic/stepped"}
+    assert not roles.actor.gradient().any() and not roles.critic.gradient().any()

@@ -1,0 +1,35 @@
+"""Group policy gradient (GPG). Pure tensors.
+
+B sequences, R response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_centred, group_sums
+
+
+def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
+    """Return advantages_BR: alpha (R - mean of the group), the same on all tokens of a response.
+
+    alpha = B / (B - M) over all ranks, where M sequences are in groups whose outcomes are all equal and teach nothing
+    (Chu et al. 2025, arXiv:2504.02546, with F_norm 1). A group of one is such a group.
+    """
+    outcomes_B, group_B = inputs.outcomes_B, inputs.group_B
+    differs_B = outcomes_B != _first_of_group(outcomes_B, group_B)
+    teaches_B = group_sums(differs_B.double(), group_B) > 0
+    count, teaching = inputs.over_ranks(
+        torch.stack([torch.ones_like(outcomes_B).sum(), teaches_B.double().sum()])
+    ).unbind()
+    alpha = count / teaching.clamp(min=1.0)
+    centred_B = torch.where(teaches_B, group_centred(outcomes_B, group_B), 0.0)
+    return inputs.on_tokens(alpha * centred_B), None
+
+
+def _first_of_group(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """For each sequence, the value of one fixed member of its group."""
+    _, place_B = torch.unique(group_B, return_inverse=True)
+    rows_B = torch.arange(len(group_B), device=group_B.device)
+    first_G = torch.full_like(rows_B, len(group_B)).scatter_reduce(0, place_B, rows_B, "amin")  # at most B groups
+    return values_B[first_G[place_B]]

@@ -1,0 +1,97 @@
+"""What every advantage estimator reads, and what the estimators share. Pure tensors.
+
+An estimator is `fn(inputs, settings) -> (advantages_BR, returns_BR)`: both 0 outside the response; returns are None
+where no critic learns from them.
+
+B sequences, R response tokens, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+def _this_rank_alone(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """The sequences of one rank. A group, the samples of one prompt, is whole on its rank.
+
+    rewards_BR: float, one a token, read inside the response only.     response_lengths_B: int64 >= 1.
+    group_B: int64, equal for the members of a group; any order.       values_BR: float, of the critic, or None.
+    greedy_scores_B: float, the score of the greedy response to each sequence's prompt, or None.
+    over_ranks: adds a tensor up over all ranks.
+    """
+
+    rewards_BR: torch.Tensor
+    response_lengths_B: torch.Tensor
+    group_B: torch.Tensor
+    values_BR: torch.Tensor | None = None
+    greedy_scores_B: torch.Tensor | None = None
+    over_ranks: Callable[[torch.Tensor], torch.Tensor] = _this_rank_alone
+
+    @cached_property
+    def inside_BR(self) -> torch.Tensor:
+        """bool, True on response tokens."""
+        columns_R = torch.arange(self.rewards_BR.shape[1], device=self.rewards_BR.device)
+        return columns_R < self.response_lengths_B.unsqueeze(1)
+
+    @cached_property
+    def outcomes_B(self) -> torch.Tensor:
+        """float64, the sum of each response's rewards. In float64 the mean of equal scores is that score, so that a
+        group whose scores are all equal has advantages of exactly 0 whatever it is divided by."""
+        return torch.where(self.inside_BR, self.rewards_BR, 0.0).double().sum(dim=1)
+
+    def on_tokens(self, advantages_B: torch.Tensor) -> torch.Tensor:
+        """Return [B, R], each sequence's number on all its tokens."""
+        spread_BR = advantages_B.to(self.rewards_BR.dtype).unsqueeze(1).expand_as(self.rewards_BR)
+        return torch.where(self.inside_BR, spread_BR, 0.0)
+
+
+@dataclass(frozen=True)
+class AdvantageSettings:
+    """gamma: discount. lam: GAE's lambda. norm_by_std: divide by the group's standard deviation."""
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    norm_by_std: bool = True
+
+
+def group_sums(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Return for each sequence the sum of `values_B` over its group."""
+    _, place_B = torch.unique(group_B, return_inverse=True)
+    sums_G = torch.zeros_like(values_B).index_add_(0, place_B, values_B)  # at most B groups
+    return sums_G[place_B]
+
+
+def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
+    """Return for each sequence how many its group has, int64."""
+    return group_sums(torch.ones_like(group_B), group_B)
+
+
+def group_centred(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Return value - mean of its group; 0 in a group of one, which has nothing to be compared with."""
+    return values_B - group_sums(values_B, group_B) / group_sizes(group_B)
+
+
+def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Return for each sequence its group's standard deviation, with n - 1 below; 0 in a group of one."""
+    squares_B = group_sums(group_centred(values_B, group_B).square(), group_B)
+    return (squares_B / (group_sizes(group_B) - 1).clamp(min=1)).sqrt()
+
+
+def rewards_to_go(inputs: AdvantageInputs, gamma: float) -> torch.Tensor:
+    """Return G_t = r_t + gamma G_{t+1} on each response token, 0 outside."""
+    rewards_BR = torch.where(inputs.inside_BR, inputs.rewards_BR, 0.0)
+    result_BR = torch.zeros_like(rewards_BR)
+    following_B = torch.zeros_like(rewards_BR[:, 0])
+    for t in reversed(range(rewards_BR.shape[1])):
+        following_B = rewards_BR[:, t] + gamma * following_B
+        result_BR[:, t] = following_B
+    return result_BR

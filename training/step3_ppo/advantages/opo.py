@@ -1,0 +1,21 @@
+"""On-policy RL with the optimal reward baseline (OPO). Pure tensors.
+
+B sequences, R response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_sums
+
+
+def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
+    """Return advantages_BR: R - sum(length R) / sum(length) over the group, the same on all tokens of a response.
+
+    Hao et al. 2025 (arXiv:2505.23585): the baseline of least variance where gradients of tokens are alike in size and
+    orthogonal. A group of one gets 0.
+    """
+    outcomes_B, lengths_B = inputs.outcomes_B, inputs.response_lengths_B.double()
+    weighted_B = group_sums(lengths_B * outcomes_B, inputs.group_B)
+    return inputs.on_tokens(outcomes_B - weighted_B / group_sums(lengths_B, inputs.group_B)), None

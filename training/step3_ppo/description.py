@@ -1,0 +1,74 @@
+"""What rollouts and experiences were like: the figures of a report, over all ranks.
+
+B sequences, R response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from training.step3_ppo.dynamic_sampling import equal_groups
+from training.step3_ppo.experience import ExperienceSettings, outcome_scores
+from training.step3_ppo.mismatch import clipped_tokens, mismatch_sums
+from training.step3_ppo.records import Experience
+from training.utils.engine.collectives import summed_numbers
+
+
+def described(
+    experiences: Sequence[Experience], settings: ExperienceSettings, device: torch.device
+) -> dict[str, float]:
+    """Return means over tokens, responses or groups. A collective; what an experience lacks has no figure."""
+    sums: dict[str, float] = {}
+    for experience in experiences:
+        for name, value in _sums(experience, settings).items():
+            sums[name] = sums.get(name, 0.0) + value
+    total = summed_numbers(sums, device)
+    tokens, responses = total.pop("tokens"), total.pop("responses")
+    figures = {
+        "rollout/tokens": tokens + total.pop("prompt_tokens"),
+        "rollout/response_tokens": tokens / responses,
+    }
+    equal = total.pop("equal_groups")
+    if settings.samples_per_prompt > 1:
+        figures["rollout/equal_groups"] = equal * settings.samples_per_prompt / responses
+    figures |= {name: value / responses for name, value in total.items() if name in _A_RESPONSE}
+    return figures | {name: value / tokens for name, value in total.items() if name not in _A_RESPONSE}
+
+
+# The other figures are means over tokens.
+_A_RESPONSE = (
+    "rollout/score", "rollout/outcome", "rollout/kl", "rollout/ended_share", "rollout/left_out",
+    "mismatch/perplexity_ratio",
+)  # fmt: skip
+
+
+def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, float]:
+    """Of this rank, under the names of their means."""
+    rollout, mask_BR = experience.rollout, experience.rollout.response_mask_BR
+    old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.sampled_logprobs_BR
+    outcomes_B = outcome_scores(rollout, experience.scores_B, settings.length)
+    sums = {
+        "responses": float(mask_BR.shape[0]),
+        "tokens": float(mask_BR.sum()),
+        "prompt_tokens": float(rollout.prompt_mask_BP.sum()),
+        "equal_groups": float(equal_groups(outcomes_B, settings.samples_per_prompt).sum()),
+        "rollout/score": float(experience.scores_B.sum()),
+        "rollout/outcome": float(outcomes_B.sum()),
+        "rollout/ended_share": float(rollout.ended_B.sum()),
+        "rollout/left_out": float((~experience.counts_B).sum()),
+    }
+    if ref_BR is not None:  # where the training forward was left out, the rollout's own log-probabilities stand in
+        sums["rollout/kl"] = float(((sampled_BR if old_BR is None else old_BR) - ref_BR).sum())
+    if old_BR is not None:
+        found = mismatch_sums(old_BR, sampled_BR, mask_BR)
+        sums["rollout/logprob_mismatch"] = found.pop("absolute")
+        sums |= {f"mismatch/{name}": value for name, value in found.items()}
+        if settings.mismatch is not None:
+            how = (settings.mismatch.correction, settings.mismatch.level, settings.mismatch.threshold)
+            sums["mismatch/clipped_share"] = clipped_tokens(old_BR, sampled_BR, mask_BR, *how)
+    if experience.values_BR is not None and experience.returns_BR is not None:
+        sums["critic/value_mean"] = float(experience.values_BR.sum())
+        sums["critic/return_mean"] = float(experience.returns_BR.sum())
+    return sums

@@ -1,0 +1,92 @@
+"""Groups whose samples all score the same teach nothing: they are replaced by those of further prompts.
+
+DAPO (Yu et al. 2025, section 3.2), bounded: after so many tries what is left stays. Every rank makes the same number of
+tries with the same number of prompts, so that rollouts, which are collectives, stay in step.
+
+B sequences, G groups (prompts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+from training.step3_ppo.records import Rollout
+from training.utils.data.phases import PromptRow
+from training.utils.engine.collectives import largest
+
+
+@dataclass(frozen=True)
+class Samples:
+    """rows: the G prompts. rollout, scores_B: their samples, those of a prompt adjacent. outcomes_B: what is compared,
+    the scores with what lengths and ends take off."""
+
+    rows: tuple[PromptRow, ...]
+    rollout: Rollout
+    scores_B: torch.Tensor
+    outcomes_B: torch.Tensor
+
+
+def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:
+    """Return bool [G], True where all samples of a prompt have the same outcome."""
+    outcomes_Gn = outcomes_B.view(-1, samples_per_prompt)
+    return (outcomes_Gn == outcomes_Gn[:, :1]).all(dim=1)
+
+
+def with_differing_groups(
+    samples: Samples, draw: Callable[[int, int], Samples], tries: int, samples_per_prompt: int, pad_token_id: int
+) -> Samples:
+    """Return the samples with equal groups replaced, as far as `tries` draws give groups that differ.
+
+    draw(attempt, prompts): so many further prompts with their samples; every rank asks for the same number at once,
+    that of the rank that lacks most. Groups that a rank has too many are dropped.
+    """
+    device = samples.scores_B.device
+    for attempt in range(tries):
+        equal = torch.nonzero(equal_groups(samples.outcomes_B, samples_per_prompt)).flatten().tolist()
+        wanted = largest(len(equal), device)
+        if wanted == 0:
+            break
+        fresh = draw(attempt, wanted)
+        usable = torch.nonzero(~equal_groups(fresh.outcomes_B, samples_per_prompt)).flatten().tolist()
+        groups = list(range(len(samples.rows)))
+        for place, found in zip(equal, usable, strict=False):  # the shorter of the two ends it
+            groups[place] = len(samples.rows) + found
+        samples = _chosen(samples, fresh, groups, samples_per_prompt, pad_token_id)
+    return samples
+
+
+def _chosen(first: Samples, second: Samples, groups: list[int], samples_per_prompt: int, pad_token_id: int) -> Samples:
+    """The groups of that number, counted through both."""
+    rows = (*first.rows, *second.rows)
+    taken = torch.tensor(
+        [group * samples_per_prompt + sample for group in groups for sample in range(samples_per_prompt)],
+        device=first.scores_B.device,
+    )
+    return Samples(
+        rows=tuple(rows[group] for group in groups),
+        rollout=_joined(first.rollout, second.rollout, taken, pad_token_id),
+        scores_B=torch.cat([first.scores_B, second.scores_B])[taken],
+        outcomes_B=torch.cat([first.outcomes_B, second.outcomes_B])[taken],
+    )
+
+
+def _joined(first: Rollout, second: Rollout, taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
+    """The sequences of that number, counted through both, padded to one width: prompts on the left."""
+    parts = {}
+    for name in (field.name for field in fields(Rollout)):
+        one, two = getattr(first, name), getattr(second, name)
+        if one.dim() == 2:
+            width = max(one.shape[1], two.shape[1])
+            value = pad_token_id if "_ids_" in name else 0
+            one, two = (_wider(part, width, value, on_the_left=name.endswith("_BP")) for part in (one, two))
+        parts[name] = torch.cat([one, two])[taken_B]
+    return Rollout(**parts)
+
+
+def _wider(part: torch.Tensor, width: int, value: int, on_the_left: bool) -> torch.Tensor:
+    missing = width - part.shape[1]
+    sides = (missing, 0) if on_the_left else (0, missing)
+    return torch.nn.functional.pad(part, sides, value=value)

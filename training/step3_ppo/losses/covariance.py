@@ -1,0 +1,81 @@
+"""KL-Cov and Clip-Cov: the few tokens that cost a policy its entropy are held back. Pure tensors.
+
+Entropy falls where log-probability and advantage go together (Cui et al. 2025, arXiv:2505.22617). Both methods choose a
+small share of the tokens of the whole optimizer step by that covariance. The paper reads it from the present
+log-probabilities; here the old ones stand in, so that the choice is made before the step's first forward and is the
+same however the step is spread over micro-batches and ranks (they are equal in the first update of a rollout).
+
+M response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from training.step3_ppo.losses.ppo import ppo
+from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+
+
+def covariance_sums(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor) -> torch.Tensor:
+    """Return float64 [tokens, sum of advantages, sum of log-probabilities]; add them up over all ranks."""
+    count = torch.ones_like(advantages_M, dtype=torch.float64).sum()
+    return torch.stack([count, advantages_M.double().sum(), old_logprobs_M.double().sum()])
+
+
+def covariances(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """Return (A - mean A) (logp - mean logp), with the means of all ranks, as the paper defines it. float64."""
+    count, advantages, logprobs = sums.unbind()
+    count = count.clamp(min=1.0)
+    return (advantages_M.double() - advantages / count) * (old_logprobs_M.double() - logprobs / count)
+
+
+def kl_cov_keys(covariance_M: torch.Tensor, noise_M: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Return what KL-Cov ranks tokens by: the covariance."""
+    return covariance_M
+
+
+def clip_cov_keys(covariance_M: torch.Tensor, noise_M: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Return what Clip-Cov ranks tokens by: chance, among those whose covariance is between low and high."""
+    eligible_M = (covariance_M > low) & (covariance_M < high)
+    return torch.where(eligible_M, noise_M.double(), float("-inf"))
+
+
+def tokens_to_choose(share: float, tokens_in_step: float) -> int:
+    """Return how many tokens of a step are chosen: the share, and one at least."""
+    return max(1, int(share * tokens_in_step))
+
+
+def largest_keys(keys_M: torch.Tensor, count: int) -> list[float]:
+    """Return this rank's `count` largest keys, -inf left out: the candidates for the step's largest."""
+    finite_m = keys_M[keys_M > float("-inf")]
+    return torch.topk(finite_m, min(count, finite_m.numel())).values.tolist()
+
+
+def chosen(keys_M: torch.Tensor, candidates: list[float], count: int) -> torch.Tensor:
+    """Return bool [M], the tokens among the `count` largest of the whole step; ties at the bound all belong to them.
+
+    candidates: `largest_keys` of all ranks together.
+    """
+    if not candidates:
+        return torch.zeros_like(keys_M, dtype=torch.bool)
+    bound = sorted(candidates, reverse=True)[:count][-1]
+    return keys_M >= bound
+
+
+def kl_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss_M = -r A, and on chosen tokens + kl_cov_coef |logp - old logp|, which is verl's estimate of the KL.
+    Chosen tokens count as clipped."""
+    if tokens.chosen_M is None:
+        raise AssertionError("KL-Cov needs its chosen tokens")
+    log_ratio_M = tokens.log_ratio_M
+    penalty_M = settings.kl_cov_coef * log_ratio_M.abs()
+    loss_M = -tokens.advantages_M * torch.exp(log_ratio_M)
+    return loss_M + torch.where(tokens.chosen_M, penalty_M, 0.0), tokens.chosen_M
+
+
+def clip_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return PPO's loss_M, 0 and without gradient on chosen tokens."""
+    if tokens.chosen_M is None:
+        raise AssertionError("Clip-Cov needs its chosen tokens")
+    loss_M, clipped_M = ppo(tokens, settings)
+    return torch.where(tokens.chosen_M, 0.0, loss_M), clipped_M | tokens.chosen_M

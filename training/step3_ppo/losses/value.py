@@ -1,0 +1,22 @@
+"""The critic's loss. Pure tensors.
+
+M response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def value_loss(
+    values_M: torch.Tensor, old_values_M: torch.Tensor, returns_M: torch.Tensor, clip_range_value: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss_M = 1/2 max((v - R)^2, (clip(v, old - c, old + c) - R)^2), and where the clipped error is larger.
+
+    The clip of openai/baselines' ppo2, as DeepSpeed-Chat and TRL have it.
+    """
+    # Clamped between bounds, so that a value inside them stays itself to the bit and does not count as clipped.
+    held_M = torch.clamp(values_M, old_values_M - clip_range_value, old_values_M + clip_range_value)
+    free_error_M = (values_M - returns_M).square()
+    held_error_M = (held_M - returns_M).square()
+    return 0.5 * torch.maximum(free_error_M, held_error_M), held_error_M > free_error_M
