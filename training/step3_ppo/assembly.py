@@ -14,8 +14,9 @@ from training.step3_ppo.evaluation import Evaluator, standard_error_of_gain
 from training.step3_ppo.experience import ExperienceSettings
 from training.step3_ppo.rewards import RULES, Rule
 from training.step3_ppo.roles import Roles, Tokenizers
-from training.step3_ppo.rollout import ENGINES
-from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.rollout import ENGINES, make_engine
+from training.step3_ppo.rollout.bad_words import tokens_of_words
+from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
@@ -38,7 +39,7 @@ from training.utils.run.run_folder import RunFolder
 class Names(NamedTuple):
     """What the flags' names stand for."""
 
-    rollout_engine: type[RolloutEngine]
+    rollout_engine: Callable[[Decode | None], RolloutEngine]
     checker: Rule | None
 
 
@@ -139,7 +140,9 @@ def make_parts(
         and may_pack(ppo.padded, roles.critic_model, roles.critic, roles.critic, longest, say)
     )  # fmt: skip
     settings = _settings(inputs, tokenizer, scale, run, data, ppo, _plan(ppo, longest, roles.actor_model, packed))
-    engine = names.rollout_engine()
+    engine = make_engine(
+        names.rollout_engine, tokenizer.decode, ppo.rollout_dump, ppo.rollout_replay, inputs.ranks.rank
+    )
     evaluator = Evaluator(
         roles=roles,
         rollout_engine=engine,
@@ -177,13 +180,17 @@ def _settings(
     ppo: PpoArguments,
     plan: PlanSettings,
 ) -> PpoSettings:
+    end_token_id = end_of_conversation_id(tokenizer, conversation_end(data, tokenizer))
     sampling = Sampling(
         max_new_tokens=ppo.max_answer_seq_len,
         temperature=ppo.temperature,
         top_k=ppo.top_k,
         top_p=ppo.top_p,
-        end_token_id=end_of_conversation_id(tokenizer, conversation_end(data, tokenizer)),
+        end_token_id=end_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        min_p=ppo.min_p,
+        bad_words=tokens_of_words(ppo.bad_words, tokenizer, end_token_id),
+        stop=tuple(ppo.stop),
     )
     experience = ExperienceSettings(
         temperature=ppo.temperature,

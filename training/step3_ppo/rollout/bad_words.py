@@ -1,6 +1,6 @@
 """Token sequences that a response never completes.
 
-A sequence's last token cannot be drawn where the tokens before it, of prompt and response, are the rest of the sequence.
+The last token of a sequence cannot be drawn where the tokens before it, of prompt and response, are the rest of it.
 Other tokens that spell the same text are not known here. A rows, K tokens, V vocabulary.
 """
 
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from transformers import PreTrainedTokenizerBase
+
+from training.utils.run.errors import ThreestepError
 
 _NOTHING = -1  # no token's id
 
@@ -39,3 +42,20 @@ class BadWords:
             for before_k, last_id in self._longer:
                 banned_AV[:, last_id] |= (recent_AK[:, -len(before_k) :] == before_k).all(dim=1)
         return banned_AV
+
+
+def tokens_of_words(
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, end_token_id: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of each word as a text begins with it and, where they differ, as it follows a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word}"):
+            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            if ids == (end_token_id,):
+                raise ThreestepError(
+                    f"--bad_words expects texts other than the token that ends a response, got '{word}': nothing would "
+                    "end before --max_answer_seq_len; leave it out"
+                )
+            found[ids] = None
+    return tuple(ids for ids in found if ids)

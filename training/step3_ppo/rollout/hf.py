@@ -92,9 +92,8 @@ class _Decoding:
     ) -> None:
         count, self.length = prompt_ids_BP.shape
         self.model = model
-        # State-space models have a name of their own for the cache, and take any other silently for nothing.
-        names = inspect.signature(model.forward).parameters
-        self.cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        # Pure state-space models have a name of their own for the cache, and take any other silently for nothing.
+        self.is_state_space = "cache_params" in inspect.signature(model.forward).parameters
         self.cache = roomy_cache(model, self.length + most)
         self.input_ids = prompt_ids_BP
         response_mask = prompt_mask_BP.new_ones(count, most)
@@ -134,14 +133,15 @@ class _Decoding:
         return self._forward()
 
     def _forward(self) -> torch.Tensor:
-        output = self.model(
-            input_ids=self.input_ids,
-            attention_mask=self.mask[:, : self.length],
-            position_ids=self.position_ids,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self.cache_name: self.cache},
-        )
+        prompts_are_in = self.input_ids.shape[1] < self.length
+        inputs = {
+            "input_ids": self.input_ids,
+            # Their state holds the past, and they would multiply the mask of all with the token that is new.
+            "attention_mask": None if self.is_state_space and prompts_are_in else self.mask[:, : self.length],
+            "position_ids": self.position_ids,
+            "cache_params" if self.is_state_space else "past_key_values": self.cache,
+        }
+        output = self.model(**inputs, use_cache=True, logits_to_keep=1)
         return output.logits[:, -1].float()
 
 

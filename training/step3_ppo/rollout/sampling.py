@@ -87,8 +87,8 @@ def _nucleus(
     """Return a token of `candidates_AV` from the smallest set of likeliest tokens whose weights reach `mass_A`.
 
     Holtzman et al. 2020, by rejection instead of a sort: a token is in the set where the tokens likelier than it do not
-    reach the mass by themselves. A refused token, and with it all that are no likelier, are outside; the row draws again
-    from the rest. That is the cut distribution exactly, and at most one draw in `1 - top_p` is refused at first.
+    reach the mass by themselves. A refused token, and with it all that are no likelier, are outside; the row draws
+    again from the rest. That is the cut distribution exactly, and at most a share 1 - top_p of first draws is refused.
     """
     token_A = _inverted(candidates_AV, uniform_A)
     own_A1 = weights_AV.gather(-1, token_A.unsqueeze(1))
