@@ -33,6 +33,3 @@ def test_a_replayed_run_ends_with_the_same_weights(place, pairs_file, chain_name
     assert samples[0] == samples[1]
     texts = [json.loads(line)["response"] for line in samples[0].splitlines()]
     assert any("q" in text for text in texts) and not any("apple" in text for text in texts)
-
-    ran = run_step(3, [*shared, "--rollout_replay", rollouts, "--output_dir", place / "other", "--seed", 77])
-    assert ran.code != 0 and "holds responses to other" in ran.stderr, ran.words
