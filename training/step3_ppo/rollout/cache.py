@@ -68,6 +68,7 @@ class RoomyLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
             return self.keys, self.values
+        assert self.keys is not None and self.values is not None
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         if self._rooms is None or end > self._rooms[0].shape[-2]:
@@ -87,7 +88,7 @@ class RoomyLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Rows in a new order, or several times: a copy, without room."""
-        super().reorder_cache(beam_idx)
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]  # any int64 tensor serves
         self._rooms = None
 
     def leave(self, moves: Moves) -> None:
@@ -111,13 +112,15 @@ def roomy_cache(model: PreTrainedModel, limit_tokens: int) -> DynamicCache:
 
 def reorder(cache: DynamicCache, order: torch.Tensor) -> None:
     """Make the rows those that `order` (int64) names, some of them perhaps several times: copies the cache."""
-    for layer in cache.layers:  # transformers' other ways to do this leave state-space layers out
+    layers: list[Any] = cache.layers
+    for layer in layers:  # transformers' other ways to do this leave state-space layers out
         layer.reorder_cache(order)
 
 
 def leave(cache: DynamicCache, moves: Moves) -> None:
     """Close the rows up. Layers other than RoomyLayer are copied, as they are at each step anyway."""
-    for layer in cache.layers:
+    layers: list[Any] = cache.layers
+    for layer in layers:
         if isinstance(layer, RoomyLayer):
             layer.leave(moves)
         else:
