@@ -16,8 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 # How much room a full layer gains: so many tokens, or this share of what it holds. Every token is copied a few times in
-# all, however long the response; no more than a fifth of the cache stands empty.
-_ROOM_TOKENS, _ROOM_SHARE = 64, 0.25
+# all, however long the response, and of a long cache no more than a fifth stands empty.
+_ROOM_TOKENS, _ROOM_SHARE = 128, 0.25
 
 
 @dataclass(frozen=True)
