@@ -3,8 +3,8 @@
     python -m benchmarks sft --data_dir ../shared/data/gsm8k [--shape 25m] [--dtype fp32] [--rounds 3] [--steps 10]
 
 NAME: sft, reward, reward_half (prompts are half of the tokens), dpo, ranked2, ranked4, ranked8 (K responses a prompt,
-shared and unshared), overhead (the same rows without the engine), head (the loss at a vocabulary of 128,000), data
-(raw rows to cached tokens, and what opening a cached split costs).
+shared and unshared), rollout (generation alone), overhead (the same rows without the engine), head (the loss at a
+vocabulary of 128,000), data (raw rows to cached tokens, and what opening a cached split costs).
 
 On a GPU the same commands run there, and the peak is that of the GPU's memory:
 

@@ -126,7 +126,27 @@ def _data(workload: Workload, arguments: argparse.Namespace) -> Competition:
     return Competition("token", commands, [done.stdout.strip()])
 
 
+def _rollout(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """Generation alone: what decoding costs beyond the forwards that it cannot do without."""
+
+    def ours(how: str, *flags: str) -> list[str]:
+        return _ours("rollout", workload, arguments, ["--how", how, *flags])
+
+    cut = ("--top_p", "0.9")
+    commands = {
+        "Threestep": ours("threestep"),
+        "bare decode loop": ours("bare"),
+        "transformers generate": ours("generate"),
+        "Threestep, top-p 0.9": ours("threestep", *cut),
+        "transformers generate, top-p 0.9": ours("generate", *cut),
+        "Threestep, rows finish early": ours("threestep", "--stop", "q"),
+    }
+    # A random model says a token with this letter once in some fifty: lengths spread over the whole range.
+    return Competition("sequence", commands, ["rows finish early: a stop string ends a response where it comes up"])
+
+
 COMPETITIONS: dict[str, Make] = {
+    "rollout": _rollout,
     "sft": _sft,
     "overhead": _overhead,
     "reward": partial(_pairwise, "pairs.jsonl", "reward"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from training.utils.engine.arguments import SCHEDULES, check_engine_choices, check_schedule
 from training.utils.engine.settings import EngineSettings
@@ -142,10 +143,25 @@ class PpoArguments:
     )
     ppo_epochs: int = field(default=1, metadata={"help": "Passes over each rollout's minibatches."})
     max_answer_seq_len: int = field(default=256, metadata={"help": "Most tokens of a response."})
-    rollout_engine: str = field(default="hf", metadata={"help": "What draws the responses."})
+    rollout_engine: str = field(
+        default="hf", metadata={"help": "What draws the responses: hf, or hybrid (DeepSpeed's own rollout engine)."}
+    )
     temperature: float = field(default=1.0, metadata={"help": "Of rollouts, and of the policy that is trained."})
     top_k: int = field(default=0, metadata={"help": "Draw from the k likeliest tokens; 0 from all."})
     top_p: float = field(default=1.0, metadata={"help": "Draw from the likeliest tokens of this mass; 1 from all."})
+    min_p: float = field(
+        default=0.0, metadata={"help": "Draw from tokens at least this share as likely as the likeliest; 0 from all."}
+    )
+    stop: list[str] = field(
+        default_factory=list, metadata={"help": "Texts that end a response: it keeps the one that it completes."}
+    )
+    bad_words: list[str] = field(
+        default_factory=list, metadata={"help": "Texts whose tokens are never drawn one after the other."}
+    )
+    rollout_dump: str | None = field(default=None, metadata={"help": "Write every rollout to this folder."})
+    rollout_replay: str | None = field(
+        default=None, metadata={"help": "Read the rollouts of --rollout_dump from this folder; nothing is generated."}
+    )
     normalize_reward_scores: bool = field(
         default=False,
         metadata={
@@ -196,9 +212,38 @@ class PpoArguments:
         mistakes.require(self.temperature > 0, f"--temperature expects more than 0, got {self.temperature}")
         mistakes.require(self.top_k >= 0, f"--top_k expects 0 (all tokens) or more, got {self.top_k}")
         mistakes.require(0 < self.top_p <= 1, f"--top_p expects more than 0 and at most 1, got {self.top_p}")
+        mistakes.require(0 <= self.min_p <= 1, f"--min_p expects a number from 0 to 1, got {self.min_p}")
+        self._validate_rollouts(mistakes)
         for flag in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, flag) is not None:
                 mistakes.note(check_address, getattr(self, flag), f"--{flag}")
+
+    def _validate_rollouts(self, mistakes: Mistakes) -> None:
+        for flag in ("stop", "bad_words"):
+            mistakes.require("" not in getattr(self, flag), f"--{flag} expects texts of a character or more, got ''")
+        if self.rollout_engine == "hybrid":
+            for flag in ("min_p", "bad_words"):
+                got = getattr(self, flag)
+                mistakes.require(
+                    not got,
+                    f"--rollout_engine hybrid has no --{flag}, got {got}: DeepSpeed's engine takes temperature, top_k "
+                    "and top_p alone; leave it out or take --rollout_engine hf",
+                )
+        mistakes.require(
+            self.rollout_dump is None or self.rollout_replay is None,
+            "--rollout_dump and --rollout_replay exclude each other: a replay draws nothing new",
+        )
+        if self.rollout_dump is not None:
+            mistakes.require(
+                not list(Path(self.rollout_dump).glob("rollout_*")),
+                f"--rollout_dump expects a folder without rollouts, and {self.rollout_dump} has some; name another",
+            )
+        if self.rollout_replay is not None:
+            mistakes.require(
+                bool(list(Path(self.rollout_replay).glob("rollout_*"))),
+                f"--rollout_replay expects a folder that --rollout_dump filled, and {self.rollout_replay} has no "
+                "rollouts; name another",
+            )
 
     @property
     def sequences_per_rollout(self) -> int:

@@ -16,8 +16,9 @@ from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.rewards import RULES
 from training.step3_ppo.rewards.calling import Rule
 from training.step3_ppo.roles import Roles, Tokenizers
-from training.step3_ppo.rollout import ENGINES
-from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.rollout import ENGINES, make_engine
+from training.step3_ppo.rollout.bad_words import tokens_of_words
+from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
@@ -30,6 +31,7 @@ from training.utils.engine.setup import may_pack
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings, forward_plan
+from training.utils.models.attention import long_rows_are_free
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
 from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
@@ -43,7 +45,7 @@ from training.utils.run.user_files import is_address, load_function
 class Names(NamedTuple):
     """What the flags' names stand for."""
 
-    rollout_engine: type[RolloutEngine]
+    rollout_engine: Callable[[Decode | None], RolloutEngine]
     checker: Rule | None
     algorithm: Algorithm
 
@@ -140,6 +142,7 @@ def load_prompts(
         ppo.prompt_dataset,
         lambda: PromptMaker(data, tokenizer),
         lambda ids: str(tokenizer.decode(ids)),
+        end_of_conversation_id(tokenizer, conversation_end(data, tokenizer)),
         run.seed,
         ranks,
     )
@@ -172,7 +175,9 @@ def make_parts(
     )  # fmt: skip
     plan = _plan(ppo, longest, roles.actor_model, packed)
     settings = _settings(inputs, tokenizer, scale, run, data, ppo, names.algorithm, plan)
-    engine = names.rollout_engine()
+    engine = make_engine(
+        names.rollout_engine, lambda ids: str(tokenizer.decode(ids)), ppo.rollout_dump, ppo.rollout_replay, inputs.ranks.rank
+    )
     evaluator = Evaluator(
         roles=roles,
         rollout_engine=engine,
@@ -199,6 +204,7 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
         packed=packed,
         ranks=1,
         max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
+        long_rows_are_free=long_rows_are_free(model.config._attn_implementation),
     )
 
 
@@ -212,13 +218,17 @@ def _settings(
     algorithm: Algorithm,
     plan: PlanSettings,
 ) -> PpoSettings:
+    end_token_id = end_of_conversation_id(tokenizer, conversation_end(data, tokenizer))
     sampling = Sampling(
         max_new_tokens=ppo.max_answer_seq_len,
         temperature=ppo.temperature,
         top_k=ppo.top_k,
         top_p=ppo.top_p,
-        end_token_id=end_of_conversation_id(tokenizer, conversation_end(data, tokenizer)),
+        end_token_id=end_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        min_p=ppo.min_p,
+        bad_words=tokens_of_words(ppo.bad_words, tokenizer, end_token_id),
+        stop=tuple(ppo.stop),
     )
     return PpoSettings(
         total_rollouts=inputs.total_rollouts,

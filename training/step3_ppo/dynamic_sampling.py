@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -75,8 +76,8 @@ def _chosen(first: Samples, second: Samples, groups: list[int], samples_per_prom
 
 def _joined(first: Rollout, second: Rollout, taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
     """The sequences of that number, counted through both, padded to one width: prompts on the left."""
-    parts = {}
-    for name in (field.name for field in fields(Rollout)):
+    parts: dict[str, Any] = {"seconds": first.seconds + second.seconds}
+    for name in (field.name for field in fields(Rollout) if field.name not in parts):
         one, two = getattr(first, name), getattr(second, name)
         if one.dim() == 2:
             width = max(one.shape[1], two.shape[1])

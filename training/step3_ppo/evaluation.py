@@ -113,10 +113,10 @@ class Evaluator:
 
     def _texts(self, rollout: Rollout) -> list[str]:
         """The responses as text, without the end-of-conversation token."""
-        lengths_B = rollout.response_lengths_B - rollout.ended_B.long()
+        end = self.sampling.end_token_id
         return [
-            str(self.tokenizer.decode(rollout.response_ids_BR[index, : int(length)]))
-            for index, length in enumerate(lengths_B)
+            str(self.tokenizer.decode(rollout.text_ids_of(index, end)))
+            for index in range(len(rollout.response_lengths_B))
         ]
 
     def _record(self, step: int, samples: list[dict[str, Any]]) -> None:

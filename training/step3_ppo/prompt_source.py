@@ -201,12 +201,14 @@ class ChosenPrompts(PromptSource):
         sampler: PromptSampler,
         dataset: PromptDataset | None,
         decode: Callable[[list[int]], str],
+        end_token_id: int,
         ranks: Ranks,
     ) -> None:
         self._prompts = prompts
         self._sampler = sampler
         self._dataset = dataset
         self._decode = decode
+        self._end_token_id = end_token_id
         self._ranks = ranks
         self._parts: dict[str, Any] = {"sampler": sampler} | ({} if dataset is None else {"dataset": dataset})
 
@@ -239,11 +241,10 @@ class ChosenPrompts(PromptSource):
         """Each prompt of this rank, with the text and score of each response."""
         rollout, scores = experience.rollout, experience.scores_B.tolist()
         each = len(scores) // len(rows)
-        ended = rollout.ended_B.tolist()
 
         def text_of(index: int) -> str:
-            ids = rollout.response_of(index).tolist()
-            return self._decode(ids[: len(ids) - ended[index]]) if self._dataset is not None else ""
+            ids = rollout.text_ids_of(index, self._end_token_id).tolist()
+            return self._decode(ids) if self._dataset is not None else ""
 
         return [
             (row, [(text_of(index), scores[index]) for index in range(place * each, (place + 1) * each)])
@@ -293,6 +294,7 @@ def open_prompt_source(
     dataset_address: str | None,
     make_maker: Callable[[], PromptMaker],
     decode: Callable[[list[int]], str],
+    end_token_id: int,
     seed: int,
     ranks: Ranks,
 ) -> PromptSource:
@@ -306,7 +308,7 @@ def open_prompt_source(
     sampler_class: Any = EpochSampler
     if sampler_address is not None:
         sampler_class = _class_of(sampler_address, "--prompt_sampler", PromptSampler)
-    return ChosenPrompts(offered, _called(sampler_class, offered, seed), dataset, decode, ranks)
+    return ChosenPrompts(offered, _called(sampler_class, offered, seed), dataset, decode, end_token_id, ranks)
 
 
 def _class_of(address: str, flag: str, kind: type) -> Any:

@@ -25,9 +25,10 @@ class Rollout:
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     response_ids_BR: int64; the end-of-conversation token belongs to the response; pad after it.
     response_lengths_B: int64, from 1 to R.
-    sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before top-k and top-p;
-        0 outside the response.
-    ended_B: bool, True where the end-of-conversation token was drawn.
+    sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before bad words, top-k, top-p
+        and min-p take any away; 0 outside the response.
+    ended_B: bool, True where the end-of-conversation token was drawn or a stop string completed; the others are cut.
+    seconds: what drawing them took on this rank, prompts included.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -36,6 +37,7 @@ class Rollout:
     response_lengths_B: torch.Tensor
     sampled_logprobs_BR: torch.Tensor
     ended_B: torch.Tensor
+    seconds: float = 0.0
 
     @cached_property
     def response_mask_BR(self) -> torch.Tensor:
@@ -50,6 +52,11 @@ class Rollout:
     def response_of(self, index: int) -> torch.Tensor:
         """int64 [response length], without padding."""
         return self.response_ids_BR[index, : int(self.response_lengths_B[index])]
+
+    def text_ids_of(self, index: int, end_token_id: int) -> torch.Tensor:
+        """int64, what is decoded to the response's text: without the end-of-conversation token."""
+        ids_r = self.response_of(index)
+        return ids_r[:-1] if ids_r[-1] == end_token_id else ids_r
 
 
 @dataclass(frozen=True)

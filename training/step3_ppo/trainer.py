@@ -190,10 +190,11 @@ class PpoTrainer:
         with self.roles.whole_actor.lent() as model:
             return self.rollout_engine.roll_out(
                 model,
-                prompts.prompt_ids_BP.repeat_interleave(count, dim=0).to(device),
-                prompts.prompt_mask_BP.repeat_interleave(count, dim=0).to(device),
+                prompts.prompt_ids_BP.to(device),
+                prompts.prompt_mask_BP.to(device),
                 replace(self.settings.sampling, temperature=temperature),
                 seeds,
+                samples_per_prompt=count,
             )
 
     def _next_texts(self, count: int) -> list[TokenSequence]:

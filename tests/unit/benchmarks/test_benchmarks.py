@@ -81,6 +81,15 @@ def test_a_competitor_that_fails_is_named():
         program._run([sys.executable, "-c", "pass"], threads=1)
 
 
+def test_generation_runs(workload):
+    """Ours and the floor, a few tokens each; the others differ in their flags."""
+    commands = COMPETITIONS["rollout"](workload, flags()).commands
+    assert len(commands) == 6
+    for name in ("Threestep, rows finish early", "bare decode loop"):
+        run = program._run([*commands[name], "--new_tokens", "3"], threads=1)
+        assert len(run.rates) == 2 and min(run.rates) > 0, name
+
+
 @pytest.mark.parametrize("name", ["sft", "overhead", "ranked4"])
 def test_competitors_run(name, workload):
     """Every competitor of ours trains four steps and counts what it trained on."""

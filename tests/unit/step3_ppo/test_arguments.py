@@ -63,12 +63,43 @@ def test_batches_that_divide():
         ({"top_k": -1}, "--top_k expects 0 (all tokens) or more, got -1"),
         ({"top_p": 0.0}, "--top_p expects more than 0 and at most 1, got 0.0"),
         ({"top_p": 1.1}, "--top_p expects more than 0 and at most 1, got 1.1"),
+        ({"min_p": 1.5}, "--min_p expects a number from 0 to 1, got 1.5"),
+        ({"stop": ["x", ""]}, "--stop expects texts of a character or more, got ''"),
+        ({"bad_words": [""]}, "--bad_words expects texts of a character or more, got ''"),
+        (
+            {"rollout_engine": "hybrid", "min_p": 0.1},
+            "--rollout_engine hybrid has no --min_p, got 0.1: DeepSpeed's engine takes temperature, top_k and top_p "
+            "alone; leave it out or take --rollout_engine hf",
+        ),
+        (
+            {"rollout_engine": "hybrid", "bad_words": ["x"]},
+            "--rollout_engine hybrid has no --bad_words, got ['x']: DeepSpeed's engine takes temperature, top_k and "
+            "top_p alone; leave it out or take --rollout_engine hf",
+        ),
+        (
+            {"rollout_replay": "/no/such/folder"},
+            "--rollout_replay expects a folder that --rollout_dump filled, and /no/such/folder has no rollouts; name "
+            "another",
+        ),
         ({"clip_reward": -5.0}, "--clip_reward expects more than 0, got -5.0"),
         ({"eval_interval": -1}, "--eval_interval expects 0 or more, got -1"),
     ],
 )
 def test_mistakes(given, sentence):
     assert mistakes_of(PpoArguments(**given)) == [sentence]
+
+
+def test_a_folder_of_rollouts_is_written_once_and_read_or_written(tmp_path):
+    assert mistakes_of(PpoArguments(rollout_dump=str(tmp_path / "new"))) == []
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    folder = str(tmp_path)
+    assert mistakes_of(PpoArguments(rollout_replay=folder)) == []
+    assert mistakes_of(PpoArguments(rollout_dump=folder)) == [
+        f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another"
+    ]
+    assert mistakes_of(PpoArguments(rollout_dump=str(tmp_path / "new"), rollout_replay=folder)) == [
+        "--rollout_dump and --rollout_replay exclude each other: a replay draws nothing new"
+    ]
 
 
 def test_a_batch_size_of_zero_is_told_and_divides_nothing():

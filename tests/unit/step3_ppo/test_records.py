@@ -33,3 +33,16 @@ def test_pad_may_be_the_end_token():
     assert rollout.prompt_of(0).tolist() == [9, 5]
     assert rollout.response_of(0).tolist() == [4, 9]
     assert rollout.response_mask_BR.tolist() == [[True, True, False]]
+
+
+def test_a_text_has_no_end_token():
+    """Nor does it lose its last token where a stop string ended it."""
+    rollout = Rollout(
+        prompt_ids_BP=torch.tensor([[5], [5], [5]]),
+        prompt_mask_BP=torch.ones(3, 1, dtype=torch.bool),
+        response_ids_BR=torch.tensor([[4, 9, 0], [3, 7, 0], [3, 3, 3]]),
+        response_lengths_B=torch.tensor([2, 2, 3]),
+        sampled_logprobs_BR=torch.zeros(3, 3),
+        ended_B=torch.tensor([True, True, False]),
+    )
+    assert [rollout.text_ids_of(row, end_token_id=9).tolist() for row in range(3)] == [[4], [3, 7], [3, 3, 3]]

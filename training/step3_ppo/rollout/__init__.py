@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from training.step3_ppo.rollout.base import RolloutEngine
-from training.step3_ppo.rollout.hf import TransformersRollout
+from collections.abc import Callable
 
-ENGINES: dict[str, type[RolloutEngine]] = {"hf": TransformersRollout}
+from training.step3_ppo.rollout.base import Decode, RolloutEngine
+from training.step3_ppo.rollout.hf import TransformersRollout
+from training.step3_ppo.rollout.hybrid import HybridRollout
+from training.step3_ppo.rollout.replay import DumpingRollout, ReplayRollout
+
+ENGINES: dict[str, Callable[[Decode | None], RolloutEngine]] = {"hf": TransformersRollout, "hybrid": HybridRollout}
+
+
+def make_engine(
+    kind: Callable[[Decode | None], RolloutEngine], decode: Decode, dump: str | None, replay: str | None, rank: int
+) -> RolloutEngine:
+    """Return an engine of `kind`, its rollouts written to the folder `dump` where there is one; or, where there is a
+    folder `replay`, the engine that reads them."""
+    if replay is not None:
+        return ReplayRollout(replay, rank)
+    engine = kind(decode)
+    return engine if dump is None else DumpingRollout(engine, dump, rank)

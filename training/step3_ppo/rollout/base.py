@@ -1,12 +1,12 @@
 """What a rollout engine promises. Another engine is another file with this one class.
 
-B sequences, P prompt tokens, R response tokens, V vocabulary.
+B prompts, of which each gets n responses next to each other: B * n sequences. P prompt tokens, R response tokens.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +14,18 @@ from transformers import PreTrainedModel
 
 from training.step3_ppo.records import Rollout
 
+# Token ids -> text, as samples and rewards read it. Engines need it for stop strings alone.
+Decode = Callable[[Sequence[int]], str]
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How responses are drawn: what the configuration says and nothing else (a model's own generation settings are
     not read).
 
-    temperature: 0 draws the likeliest token. top_k: 0 keeps all. top_p: 1 keeps all.
+    temperature: 0 draws the likeliest token. top_k: 0 keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
+    bad_words: token sequences that are never completed. stop: texts; a response ends with the token that completes
+    one of them.
     """
 
     max_new_tokens: int
@@ -29,6 +34,9 @@ class Sampling:
     top_p: float
     end_token_id: int
     pad_token_id: int
+    min_p: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 class RolloutEngine(ABC):
@@ -42,6 +50,8 @@ class RolloutEngine(ABC):
         prompt_mask_BP: torch.Tensor,
         sampling: Sampling,
         seeds: Sequence[int],
+        samples_per_prompt: int = 1,
     ) -> Rollout:
-        """Return one response a prompt. The response to a prompt depends on its own seed alone, whatever else is
-        in the batch. `model` holds whole (unsharded) weights and is in eval mode."""
+        """Return `samples_per_prompt` responses to each prompt, those of one prompt adjacent; `seeds` has one for each
+        of these sequences. A response depends on its prompt and its own seed alone, whatever else is in the batch.
+        `model` holds whole (unsharded) weights and is in eval mode."""

@@ -1,6 +1,9 @@
 """Drawing one token a row. Pure tensors.
 
-A rows, V vocabulary.
+A rows, V vocabulary, N blocks of the vocabulary.
+
+A draw looks at each logit a handful of times and sorts nothing: on a CPU a sort of the vocabulary for top-p costs as
+much as the forward that it follows.
 """
 
 from __future__ import annotations
@@ -9,44 +12,108 @@ import torch
 
 from training.step3_ppo.rollout.base import Sampling
 
+_BLOCK_TOKENS = 128
 
-def draw(logits_AV: torch.Tensor, uniform_A: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+
+def draw(
+    logits_AV: torch.Tensor, uniform_A: torch.Tensor, sampling: Sampling, banned_AV: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (token_A int64, logprob_A float32) for float32 logits and one uniform number in [0, 1) a row.
 
-    Temperature, then top-k, then top-p; the token is where the cumulative probability passes the uniform number.
-    The log-probability is of the tempered distribution before top-k and top-p: what the training forward computes.
-    Temperature 0 takes the likeliest token, with its log-probability at temperature 1.
+    Temperature; then banned tokens go; then top-k, top-p and min-p, in the order of transformers. The log-probability
+    is of the tempered distribution before all cuts: what the training forward computes. Temperature 0 takes the
+    likeliest token that is not banned, with its log-probability at temperature 1.
     """
-    if sampling.temperature == 0.0:
-        token_A = logits_AV.argmax(dim=-1)
-    else:
+    if sampling.temperature not in (0.0, 1.0):
         logits_AV = logits_AV / sampling.temperature
-        kept_AV = keep_top_p(keep_top_k(logits_AV, sampling.top_k), sampling.top_p)
-        cumulative_AV = torch.softmax(kept_AV.double(), dim=-1).cumsum(dim=-1)
-        # Scaled by the last sum, which rounding leaves beside 1, so that the bound is always inside the vocabulary.
-        bound_A1 = (uniform_A.double() * cumulative_AV[:, -1]).unsqueeze(1)
-        token_A = torch.searchsorted(cumulative_AV, bound_A1, right=True).squeeze(1)
-    logprob_A = torch.log_softmax(logits_AV, dim=-1).gather(-1, token_A.unsqueeze(1)).squeeze(1)
-    return token_A, logprob_A
+    allowed_AV = logits_AV if banned_AV is None else logits_AV.masked_fill(banned_AV, float("-inf"))
+    if sampling.temperature == 0.0:
+        token_A = allowed_AV.argmax(dim=-1)
+        log_total_A = torch.logsumexp(logits_AV, dim=-1)
+    else:
+        peak_A1 = allowed_AV.amax(dim=-1, keepdim=True)
+        weights_AV = (allowed_AV - peak_A1).exp_()
+        token_A = _drawn_token(weights_AV, uniform_A.double(), sampling)
+        if banned_AV is None:
+            log_total_A = peak_A1.squeeze(1) + weights_AV.sum(dim=-1).log()
+        else:
+            log_total_A = torch.logsumexp(logits_AV, dim=-1)
+    return token_A, logits_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1) - log_total_A
 
 
-def keep_top_k(logits_AV: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Return logits with everything below the k-th largest at -inf; 0 keeps all."""
-    if top_k == 0 or top_k >= logits_AV.shape[-1]:
-        return logits_AV
-    threshold_A1 = torch.topk(logits_AV, top_k, dim=-1).values[:, -1:]
-    return logits_AV.masked_fill(logits_AV < threshold_A1, float("-inf"))
+def _drawn_token(weights_AV: torch.Tensor, uniform_A: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return token_A for weights in [0, 1], of which the likeliest token has 1."""
+    if 0 < sampling.top_k < weights_AV.shape[-1]:
+        # Everything below the k-th largest goes; what equals it stays, in whatever order the vocabulary has it.
+        threshold_A1 = torch.topk(weights_AV, sampling.top_k, dim=-1).values[:, -1:]
+        weights_AV = weights_AV.masked_fill(weights_AV < threshold_A1, 0.0)
+    candidates_AV = weights_AV
+    if sampling.min_p > 0.0:  # Nguyen et al. 2024: at least this share of the likeliest token's probability
+        candidates_AV = weights_AV.masked_fill(weights_AV < sampling.min_p, 0.0)
+    if sampling.top_p >= 1.0:
+        return _inverted(candidates_AV, uniform_A)
+    return _nucleus(weights_AV, candidates_AV, uniform_A, sampling.top_p * weights_AV.sum(dim=-1))
 
 
-def keep_top_p(logits_AV: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Return logits with all but the smallest set of likeliest tokens that reaches `top_p` at -inf; 1 keeps all.
+def _inverted(weights_AV: torch.Tensor, uniform_A: torch.Tensor) -> torch.Tensor:
+    """Return the token at which the running sum of the weights passes uniform x the whole sum.
 
-    Holtzman et al. 2020, nucleus sampling.
+    In two levels, so that only N + 128 numbers of a row are summed up in float64: first the block of tokens, then the
+    token in it. A token of weight 0 is never drawn.
     """
-    if top_p >= 1.0:
-        return logits_AV
-    sorted_AV, order_AV = torch.sort(logits_AV, dim=-1, descending=True)
-    probabilities_AV = torch.softmax(sorted_AV, dim=-1)
-    before_AV = probabilities_AV.cumsum(dim=-1) - probabilities_AV  # mass of the likelier tokens
-    dropped_AV = torch.zeros_like(before_AV, dtype=torch.bool).scatter(-1, order_AV, before_AV >= top_p)
-    return logits_AV.masked_fill(dropped_AV, float("-inf"))
+    blocks_ANb = _padded(weights_AV).unflatten(-1, (-1, _BLOCK_TOKENS))
+    sums_AN = blocks_ANb.sum(dim=-1).double()
+    running_AN = sums_AN.cumsum(dim=-1)
+    # Below the last sum by the rounding of float64, for every uniform number below 1: the block is always inside.
+    bound_A1 = uniform_A.unsqueeze(1) * running_AN[:, -1:]
+    block_A1 = torch.searchsorted(running_AN, bound_A1, right=True)
+    size_A1 = sums_AN.gather(1, block_A1)
+    into_A1 = (bound_A1 - (running_AN.gather(1, block_A1) - size_A1)) / size_A1
+    rows_A = torch.arange(len(weights_AV), device=weights_AV.device)
+    inside_Ab = blocks_ANb[rows_A, block_A1.squeeze(1)].double().cumsum(dim=-1)
+    into_A1 = into_A1.clamp(0.0, 1.0 - 2.0**-53) * inside_Ab[:, -1:]
+    return (block_A1 * _BLOCK_TOKENS + torch.searchsorted(inside_Ab, into_A1, right=True)).squeeze(1)
+
+
+def _padded(weights_AV: torch.Tensor) -> torch.Tensor:
+    """The weights with zeros behind them, up to whole blocks."""
+    missing = -weights_AV.shape[-1] % _BLOCK_TOKENS
+    return torch.nn.functional.pad(weights_AV, (0, missing)) if missing else weights_AV
+
+
+def _nucleus(
+    weights_AV: torch.Tensor, candidates_AV: torch.Tensor, uniform_A: torch.Tensor, mass_A: torch.Tensor
+) -> torch.Tensor:
+    """Return a token of `candidates_AV` from the smallest set of likeliest tokens whose weights reach `mass_A`.
+
+    Holtzman et al. 2020, by rejection instead of a sort: a token is in the set where the tokens likelier than it do not
+    reach the mass by themselves. A refused token, and with it all that are no likelier, are outside; the row draws
+    again from the rest. That is the cut distribution exactly, and at most a share 1 - top_p of first draws is refused.
+    """
+    token_A = _inverted(candidates_AV, uniform_A)
+    own_A1 = weights_AV.gather(-1, token_A.unsqueeze(1))
+    likelier_A = torch.where(weights_AV > own_A1, weights_AV, 0.0).sum(dim=-1)
+    refused = torch.nonzero(likelier_A >= mass_A).flatten()
+    if len(refused) == 0:
+        return token_A
+    rest_AV = weights_AV[refused]
+    likelier_AV = candidates_AV[refused].masked_fill(rest_AV <= own_A1[refused], 0.0)
+    token_A[refused] = _nucleus(rest_AV, likelier_AV, _next_uniform(uniform_A[refused]), mass_A[refused])
+    return token_A
+
+
+def _next_uniform(uniform_A: torch.Tensor) -> torch.Tensor:
+    """Return the next number of a row's own stream: SplitMix64 (Steele et al. 2014) of the bits of the last one, so
+    that a row that draws again takes nothing from its neighbours and nothing from its later tokens."""
+
+    def right(bits: torch.Tensor, count: int) -> torch.Tensor:  # a logical shift; torch's keeps the sign
+        return (bits >> count) & ((1 << (64 - count)) - 1)
+
+    bits_A = (uniform_A * 2.0**53).long() + _signed(0x9E3779B97F4A7C15)
+    bits_A = (bits_A ^ right(bits_A, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits_A = (bits_A ^ right(bits_A, 27)) * _signed(0x94D049BB133111EB)
+    return right(bits_A ^ right(bits_A, 31), 11).double() * 2.0**-53
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm
+from tests.tiny_models import FAMILIES, PADDED_FAMILIES, VOCABULARY, tiny_causal_lm
 from training.step3_ppo.experience import sequences_of
 from training.step3_ppo.records import Rollout
 from training.step3_ppo.rollout import ENGINES
@@ -34,11 +34,26 @@ def prompts(lengths=(3, 11, 1, 7, 5, 9, 2, 4), seed: int = 3) -> tuple[torch.Ten
     return ids_BP, mask_BP
 
 
-def roll(model, how: Sampling, batch=None, seeds=None) -> Rollout:
+def roll(model, how: Sampling, batch=None, seeds=None, samples: int = 1, decode=None) -> Rollout:
     ids_BP, mask_BP = prompts() if batch is None else batch
-    return TransformersRollout().roll_out(
-        model, ids_BP, mask_BP, how, list(range(len(ids_BP))) if seeds is None else seeds
+    seeds = list(range(len(ids_BP) * samples)) if seeds is None else seeds
+    return TransformersRollout(decode).roll_out(model, ids_BP, mask_BP, how, seeds, samples)
+
+
+def spelt(ids) -> str:
+    """A letter a token: a tokenizer for these models."""
+    return "".join(chr(ord("0") + index) for index in ids)
+
+
+def shapes_of_inputs(model, run) -> tuple[Rollout, list[tuple[int, int]]]:
+    """What `run()` gives, and (rows, tokens) of every forward in it."""
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
+    rollout = run()
+    hook.remove()
+    return rollout, seen
 
 
 def responses(rollout: Rollout) -> list[list[int]]:
@@ -51,7 +66,7 @@ def frequent_token(rollout: Rollout) -> int:
     return int(held_BV.sum(0).argmax())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *PADDED_FAMILIES])
 def test_greedy_responses_are_those_of_transformers(family):
     model = tiny_causal_lm(family)
     end = frequent_token(roll(model, GREEDY))
@@ -93,23 +108,44 @@ def test_top_k_and_top_p_leave_the_log_probabilities_as_training_has_them():
 
 
 def test_rows_leave_the_batch():
-    """Finished rows cost nothing: the model sees fewer rows, and what it sees is the rows that go on."""
+    """Finished rows cost nothing: each forward is of the rows that go on, and of no other."""
     model = tiny_causal_lm("llama")
     how = replace(PLAIN, max_new_tokens=20)
     how = replace(how, end_token_id=frequent_token(roll(model, how)))
-    seen = []
-    hook = model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(kwargs["input_ids"].shape[0]), with_kwargs=True
-    )
-    rollout = roll(model, how)
-    hook.remove()
-    assert seen[0] == 8 and min(seen) < 8
-    assert seen == sorted(seen, reverse=True)
+    rollout, seen = shapes_of_inputs(model, lambda: roll(model, how))
     steps = int(rollout.response_lengths_B.max())
-    assert len(seen) == steps
-    for step, rows in enumerate(seen):
-        open_rows = int((rollout.response_lengths_B > step).sum())
-        assert open_rows <= rows <= open_rows / 0.75 + 1e-9 or rows == 8 and open_rows > 6
+    assert seen[0] == (8, 11) and min(seen)[0] < 8
+    assert seen[1:] == [(int((rollout.response_lengths_B > step).sum()), 1) for step in range(1, steps)]
+
+
+def test_the_last_row_to_end_takes_no_forward_with_it():
+    model = tiny_causal_lm("llama")
+    how = replace(PLAIN, max_new_tokens=80)
+    how = replace(how, end_token_id=frequent_token(roll(model, how)))
+    rollout, seen = shapes_of_inputs(model, lambda: roll(model, how))
+    assert rollout.ended_B.all() and len(seen) == int(rollout.response_lengths_B.max()) < 80
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "bloom", "mamba"])
+def test_samples_of_a_prompt_share_its_forward(family):
+    """Three samples a prompt: the prompts go through the model once, and every sample is what its seed draws alone."""
+    model = tiny_causal_lm(family)
+    how = replace(PLAIN, max_new_tokens=16)
+    how = replace(how, end_token_id=frequent_token(roll(model, how)))
+    ids_BP, mask_BP = prompts((3, 7, 5))
+    rollout, seen = shapes_of_inputs(model, lambda: roll(model, how, (ids_BP, mask_BP), samples=3))
+    assert seen[0] == (3, 7) and seen[1][0] > 3 and {tokens for _, tokens in seen[1:]} == {1}
+    assert torch.equal(rollout.prompt_ids_BP, ids_BP[[0, 0, 0, 1, 1, 1, 2, 2, 2]])
+    assert torch.equal(rollout.prompt_mask_BP, mask_BP[[0, 0, 0, 1, 1, 1, 2, 2, 2]])
+    drawn = responses(rollout)
+    assert len({tuple(response) for response in drawn}) == 9
+    for row, response in enumerate(drawn):
+        own = mask_BP[row // 3]
+        alone = roll(model, how, (ids_BP[row // 3][own][None], mask_BP[row // 3][own][None]), [row])
+        assert responses(alone) == [response]
+        torch.testing.assert_close(
+            alone.sampled_logprobs_BR[0], rollout.sampled_logprobs_BR[row, : len(response)], rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma3_text"])
@@ -194,3 +230,51 @@ def test_shapes_and_dtypes():
 
 def test_its_name():
     assert ENGINES["hf"] is TransformersRollout
+
+
+def test_stop_strings_end_a_response_with_the_token_that_completes_them():
+    model = tiny_causal_lm("llama")
+    free = responses(roll(model, PLAIN))
+    # Two texts of two tokens each, which two of the responses hold in their middle.
+    stop = (spelt(free[2][4:6]), spelt(free[5][7:9]))
+    rollout = roll(model, replace(PLAIN, stop=stop), decode=spelt)
+    stopped = 0
+    for response, whole, ended in zip(responses(rollout), free, rollout.ended_B.tolist(), strict=True):
+        ends = [spelt(whole).find(text) + 2 for text in stop if text in spelt(whole)]
+        assert response == whole[: min(ends, default=12)]
+        assert ended == bool(ends)
+        stopped += ended
+    assert 2 <= stopped < 8
+    assert torch.equal(rollout.response_lengths_B[[2, 5]] <= torch.tensor([6, 9]), torch.tensor([True, True]))
+
+
+def test_bad_words_are_never_said():
+    """One token, and two tokens in a row; and what else is said has the log-probabilities of training."""
+    model = tiny_causal_lm("llama")
+    how = replace(PLAIN, temperature=0.7, max_new_tokens=20)
+    free = responses(roll(model, how, samples=4))
+    alone = frequent_token(roll(model, how))
+    pairs = [tuple(response[at : at + 2]) for response in free for at in range(19)]
+    pair = max((pair for pair in pairs if alone not in pair), key=pairs.count)
+    rollout = roll(model, replace(how, bad_words=((alone,), pair)), samples=4)
+    said = responses(rollout)
+    assert not any(alone in response for response in said)
+    assert not any(pair == tuple(response[at : at + 2]) for response in said for at in range(19))
+    assert any(pair[1] in response for response in said)  # only after pair[0] is it kept back
+    with torch.no_grad():
+        logprobs_M = PolicyModel(model)(padded_rows(sequences_of(rollout), PAD), 0.7).logprobs_M
+    torch.testing.assert_close(rollout.sampled_logprobs_BR[rollout.response_mask_BR], logprobs_M, rtol=1e-5, atol=2e-5)
+
+
+def test_min_p_top_p_and_bad_words_are_the_same_in_any_batch():
+    model = tiny_causal_lm("llama")
+    word = tuple(responses(roll(model, PLAIN))[0][3:5])
+    how = replace(PLAIN, top_k=30, top_p=0.8, min_p=0.02, bad_words=(word,), max_new_tokens=16)
+    together = responses(roll(model, how))
+    ids_BP, mask_BP = prompts()
+    for row in range(len(ids_BP)):
+        assert responses(roll(model, how, (ids_BP[row : row + 1], mask_BP[row : row + 1]), [row])) == [together[row]]
+
+
+def test_the_time_is_told():
+    assert roll(tiny_causal_lm("llama"), PLAIN).seconds > 0

@@ -10,13 +10,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.step3_ppo.rollout.base import Sampling
-from training.step3_ppo.rollout.sampling import draw, keep_top_k, keep_top_p
+from training.step3_ppo.rollout.sampling import draw
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0, -3.0, 1.5, -0.5])
 
 
-def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
-    return Sampling(max_new_tokens=8, temperature=temperature, top_k=top_k, top_p=top_p, end_token_id=0, pad_token_id=0)
+def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Sampling:
+    return Sampling(8, temperature, top_k, top_p, end_token_id=0, pad_token_id=0, min_p=min_p)
+
+
+def kept_by(logits_V: torch.Tensor, how: Sampling, draws: int = 4000) -> set[int]:
+    """The tokens that come up at evenly spaced uniform numbers: none of these has a probability below 1 / 1000."""
+    uniform_A = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    return set(draw(logits_V.expand(draws, -1), uniform_A, how)[0].tolist())
+
+
+def cut_by_sorting(logits_V: torch.Tensor, how: Sampling) -> torch.Tensor:
+    """float64 [V], the distribution after temperature, top-k, top-p and min-p, by their definitions."""
+    probabilities = torch.softmax(logits_V.double() / how.temperature, -1)
+    order = probabilities.argsort(descending=True)
+    if how.top_k:
+        probabilities[order[how.top_k :]] = 0
+        probabilities /= probabilities.sum()
+    if how.top_p < 1:
+        before = probabilities[order].cumsum(0) - probabilities[order]
+        probabilities[order[before >= how.top_p]] = 0
+    probabilities[probabilities < how.min_p * probabilities.max()] = 0
+    return probabilities / probabilities.sum()
 
 
 def frequencies(how: Sampling, draws: int = 20_000) -> torch.Tensor:
@@ -55,14 +75,15 @@ def test_top_k_and_top_p_renormalise_what_they_keep():
 
 
 @pytest.mark.parametrize(
-    ("top_k", "kept"), [(1, {1}), (2, {1, 6}), (4, {1, 6, 3, 0}), (8, set(range(8))), (0, set(range(8)))]
+    ("top_k", "kept"),
+    [(1, {1}), (2, {1, 6}), (4, {1, 6, 3, 0}), (8, set(range(8))), (0, set(range(8))), (99, set(range(8)))],
 )
 def test_top_k_keeps_exactly_k(top_k, kept):
-    assert set(torch.isfinite(keep_top_k(LOGITS[None], top_k))[0].nonzero().flatten().tolist()) == kept
+    assert kept_by(LOGITS, sampling(top_k=top_k)) == kept
 
 
-def test_top_k_larger_than_the_vocabulary():
-    assert torch.equal(keep_top_k(LOGITS[None], 99), LOGITS[None])
+def test_what_equals_the_kth_stays():
+    assert kept_by(torch.tensor([1.0, 2.0, 1.0, 0.0]), sampling(top_k=2)) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -79,16 +100,64 @@ def test_top_k_larger_than_the_vocabulary():
 )
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
     # Probabilities 0.3, 0.1, 0.2, 0.4: from the likeliest on 0.4, 0.7, 0.9, 1.0.
-    logits_AV = torch.log(torch.tensor([[0.3, 0.1, 0.2, 0.4]]))
-    assert set(torch.isfinite(keep_top_p(logits_AV, top_p))[0].nonzero().flatten().tolist()) == kept
+    assert kept_by(torch.log(torch.tensor([0.3, 0.1, 0.2, 0.4])), sampling(top_p=top_p)) == kept
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.0, {0, 1, 2, 3}), (0.3, {0, 2, 3}), (0.6, {0, 3}), (1.0, {3})])
+def test_min_p_keeps_what_has_its_share_of_the_likeliest(min_p, kept):
+    # Of 0.4, the likeliest: 0.75, 0.25, 0.5, 1.
+    assert kept_by(torch.log(torch.tensor([0.3, 0.1, 0.2, 0.4])), sampling(min_p=min_p)) == kept
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        sampling(),
+        sampling(1.3, top_k=40),
+        sampling(top_p=0.8),
+        sampling(0.7, top_p=0.3),  # three draws in four are refused, or more
+        sampling(top_k=100, top_p=0.6),
+        sampling(top_p=0.9, min_p=0.05),
+        sampling(1.5, top_k=50, top_p=0.9, min_p=0.1),
+    ],
+    ids=lambda how: f"{how.temperature}-{how.top_k}-{how.top_p}-{how.min_p}",
+)
+def test_several_blocks_of_tokens_come_as_often_as_the_sorted_cuts_say(how):
+    """300 tokens, two blocks and a part. Chi-square with f degrees of freedom is about normal: f + 4 sqrt(2 f) has a
+    probability below 1 in 1000 (the draws are fixed)."""
+    draws = 60_000
+    logits_V = torch.randn(300, generator=torch.Generator().manual_seed(2)) * 2
+    uniform_A = torch.rand(draws, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    token_A, logprob_A = draw(logits_V.expand(draws, -1), uniform_A, how)
+    expected = cut_by_sorting(logits_V, how)
+    often = expected * draws >= 5  # what chi-square asks of a cell; the rest is one cell together
+    observed = torch.bincount(token_A, minlength=300).double() / draws
+    assert observed[expected == 0].sum() == 0
+    cells = [(observed[often], expected[often])]
+    if float(expected[~often].sum()) > 0:
+        cells.append((observed[~often].sum()[None], expected[~often].sum()[None]))
+    statistic = sum(float(draws * ((seen - want).square() / want).sum()) for seen, want in cells)
+    freedom = sum(len(want) for _, want in cells) - 1
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom) + 4
+    torch.testing.assert_close(logprob_A, torch.log_softmax(logits_V / how.temperature, -1)[token_A])
+
+
+def test_a_banned_token_is_not_drawn_and_changes_no_log_probability():
+    """Though it is likelier than all others by e^200: what is left is drawn as if it were not there."""
+    logits_AV = torch.tensor([[200.0, 0.0, math.log(3.0), -1e4]]).expand(8000, -1)
+    banned_AV = torch.tensor([[True, False, False, False]]).expand(8000, -1)
+    uniform_A = torch.linspace(0, 1, 8001, dtype=torch.float64)[:-1]
+    for how in (sampling(), sampling(top_k=2), sampling(top_p=0.99)):
+        token_A, logprob_A = draw(logits_AV, uniform_A, how, banned_AV)
+        assert torch.bincount(token_A, minlength=4).tolist() == [0, 2000, 6000, 0]
+        torch.testing.assert_close(logprob_A, torch.log_softmax(logits_AV[0], -1)[token_A])
+    token_A, _ = draw(logits_AV[:1], uniform_A[:1], sampling(temperature=0.0), banned_AV[:1])
+    assert token_A.tolist() == [2]
 
 
 def test_top_p_is_of_what_top_k_has_kept():
     # top_k keeps 0.4, 0.3, 0.2, which are 0.444, 0.333, 0.222 of what is left: 0.5 is reached by two.
-    logits_AV = torch.log(torch.tensor([[0.3, 0.1, 0.2, 0.4]])).expand(1000, -1)
-    uniform_A = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
-    token_A, _ = draw(logits_AV, uniform_A, sampling(top_k=3, top_p=0.5))
-    assert set(token_A.tolist()) == {0, 3}
+    assert kept_by(torch.log(torch.tensor([0.3, 0.1, 0.2, 0.4])), sampling(top_k=3, top_p=0.5)) == {0, 3}
 
 
 def test_rows_are_drawn_on_their_own():
@@ -109,15 +178,22 @@ def test_the_log_probability_is_of_the_tempered_distribution_before_top_k_and_to
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 400), st.floats(0.05, 5), st.integers(0, 10), st.floats(0.05, 1), st.integers(0, 9999))
-def test_the_smallest_and_the_largest_number_stay_inside(vocabulary, temperature, top_k, top_p, seed):
+@given(
+    st.integers(1, 400),
+    st.floats(0.05, 5),
+    st.integers(0, 10),
+    st.floats(0.05, 1),
+    st.floats(0, 1),
+    st.integers(0, 9999),
+)
+def test_the_smallest_and_the_largest_number_stay_inside(vocabulary, temperature, top_k, top_p, min_p, seed):
     logits_AV = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(seed)) * 10
-    how = sampling(temperature, top_k, top_p)
-    kept = keep_top_p(keep_top_k(logits_AV / temperature, top_k), top_p)
+    how = sampling(temperature, top_k, top_p, min_p)
+    kept = cut_by_sorting(logits_AV[0], sampling(temperature, top_k, min(top_p * 1.001, 1.0), min_p * 0.999))
     for uniform in (0.0, 1.0 - 2.0**-53):
         token_A, logprob_A = draw(logits_AV, torch.tensor([uniform], dtype=torch.float64), how)
         assert 0 <= token_A.item() < vocabulary
-        assert math.isfinite(kept[0, token_A.item()].item())
+        assert kept[token_A.item()] > 0
         assert math.isfinite(logprob_A.item())
 
 
