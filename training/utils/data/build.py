@@ -27,6 +27,7 @@ from training.utils.data.shards import SplitPlan, build_shards
 from training.utils.data.sources import Portion, Source, choose_rows, open_sources, part_of
 from training.utils.data.splits import parse_data_split
 from training.utils.data.tokenize import TextTokenizer, require_pad_token
+from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
@@ -82,7 +83,7 @@ def build_phase(
     return PhaseData(cached.splits["train"], cached.splits["eval"], report)
 
 
-def text_maker(data: DataArguments, tokenizer: Any, tags: tuple[int, ...] | None) -> TextTokenizer | ChatTokenizer:
+def text_maker(data: DataArguments, tokenizer: Any, tags: ParallelTags | None) -> TextTokenizer | ChatTokenizer:
     """What turns texts, or under a chat template conversations, into ids."""
     if data.prompt_style == "chat_template":
         return ChatTokenizer(data, tokenizer, tags)
