@@ -176,7 +176,11 @@ def make_parts(
     plan = _plan(ppo, longest, roles.actor_model, packed)
     settings = _settings(inputs, tokenizer, scale, run, data, ppo, names.algorithm, plan)
     engine = make_engine(
-        names.rollout_engine, lambda ids: str(tokenizer.decode(ids)), ppo.rollout_dump, ppo.rollout_replay, inputs.ranks.rank
+        names.rollout_engine,
+        lambda ids: str(tokenizer.decode(list(ids))),
+        ppo.rollout_dump,
+        ppo.rollout_replay,
+        inputs.ranks.rank,
     )
     evaluator = Evaluator(
         roles=roles,

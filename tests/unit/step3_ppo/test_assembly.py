@@ -69,13 +69,17 @@ def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
 
 
 def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
-    phase = SimpleNamespace(train=range(80), eval=range(4))
+    nothing = SimpleNamespace(columns={})
+    phase = SimpleNamespace(
+        train=range(80), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing)
+    )
     monkeypatch.setattr("training.step3_ppo.assembly.build_phase", lambda *given: phase)
     ppo = PpoArguments(per_device_training_batch_size=8, num_train_epochs=1.0, ppo_epochs=3)  # five rollouts of 16
     ranks = SimpleNamespace(world_size=1, is_main=True)
+    tokenizer = SimpleNamespace(eos_token_id=2)
 
     def load(critic_warmup: int):
-        return load_prompts(RunArguments(), DataArguments(), ppo, critic_warmup, None, ranks, print)
+        return load_prompts(RunArguments(), DataArguments(), ppo, critic_warmup, tokenizer, ranks, print)
 
     inputs = load(2)
     assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)

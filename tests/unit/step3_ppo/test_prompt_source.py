@@ -65,7 +65,7 @@ def source_of(kinds, prompts):
     sampler_class, dataset_class = kinds
     dataset = None if dataset_class is None else dataset_class(prompts, Maker(), 5)
     offered = prompts if dataset is None else dataset
-    return ChosenPrompts(offered, (sampler_class or EpochSampler)(offered, 5), dataset, decode, ALONE)
+    return ChosenPrompts(offered, (sampler_class or EpochSampler)(offered, 5), dataset, decode, END, ALONE)
 
 
 def run(source, begin, steps, count=3):
@@ -105,7 +105,7 @@ class AtRandom(PromptSampler):
 
 def test_shuffled_epochs_are_the_default():
     prompts = rows(5)
-    source = open_prompt_source(prompts, None, None, Maker, decode, 5, ALONE)
+    source = open_prompt_source(prompts, None, None, Maker, decode, END, 5, ALONE)
     assert isinstance(source, ShuffledPrompts)
     stream = ShuffledStream(5, 5)
     for first, count in ((0, 3), (3, 9), (1, 2)):  # a function of the position: any order
@@ -181,7 +181,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.distributed.launch import report
-from tests.unit.step3_ppo.test_prompt_source import AtRandom, Maker, decode, experience, rows
+from tests.unit.step3_ppo.test_prompt_source import END, AtRandom, Maker, decode, experience, rows
 from training.step3_ppo.prompt_source import ChosenPrompts, PromptDataset
 from training.utils.data.collate import collate_prompts
 from training.utils.engine.startup import Ranks
@@ -199,7 +199,7 @@ class Grows(PromptDataset):
 
 prompts = rows(6)
 dataset = Grows(prompts, Maker(), 1)
-source = ChosenPrompts(dataset, AtRandom(dataset, seed=rank), dataset, decode, ranks)
+source = ChosenPrompts(dataset, AtRandom(dataset, seed=rank), dataset, decode, END, ranks)
 taken, mistake = [], None
 try:
     for step in range(4):
@@ -288,7 +288,7 @@ def opened(tmp_path):
 
     def open_source(sampler=None, dataset=None):
         addresses = [None if name is None else f"{tmp_path}/own.py:{name}" for name in (sampler, dataset)]
-        return open_prompt_source(rows(3), *addresses, Maker, decode, 5, ALONE)
+        return open_prompt_source(rows(3), *addresses, Maker, decode, END, 5, ALONE)
 
     return open_source
 
