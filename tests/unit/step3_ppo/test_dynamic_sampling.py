@@ -39,6 +39,7 @@ def check(found: Samples, prompts: list[int]) -> None:
     """Every field of every sequence belongs to its prompt."""
     assert [row.row_id for row in found.rows] == prompts
     rollout = found.rollout
+    assert rollout.prompt_mask_BP[:, -1].all()  # padded on the left
     for index in range(2 * len(prompts)):
         number = 2 * prompts[index // 2] + index % 2
         assert set(rollout.prompt_of(index).tolist()) == {prompts[index // 2]}
