@@ -14,6 +14,7 @@ from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.algorithm import checked_algorithm, experience_settings, learning_settings
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.prompt_source import ShuffledPrompts
 from training.step3_ppo.records import Rollout
 from training.step3_ppo.rollout.base import Sampling
 from training.step3_ppo.settings import PpoSettings
@@ -34,7 +35,10 @@ class Engine:
         self.calls: list[SimpleNamespace] = []
         self.token = token
 
-    def roll_out(self, model, prompt_ids_BP, prompt_mask_BP, sampling, seeds) -> Rollout:
+    def roll_out(self, model, prompt_ids_BP, prompt_mask_BP, sampling, seeds, samples_per_prompt=1) -> Rollout:
+        prompt_ids_BP, prompt_mask_BP = (
+            part.repeat_interleave(samples_per_prompt, dim=0) for part in (prompt_ids_BP, prompt_mask_BP)
+        )
         prompts = prompt_ids_BP[:, -1].tolist()
         self.calls.append(SimpleNamespace(prompts=prompts, seeds=list(seeds), temperature=sampling.temperature))
         tokens = [5 if sampling.temperature == 0 else self.token(p, b % 2) for b, p in enumerate(prompts)]
@@ -68,7 +72,7 @@ def made_trainer(engine: Engine, rank: int = 0, world_size: int = 1, tries: int 
         experience=experience_settings(algorithm, ppo, None, PlanSettings(1), 1),
         learning=learning_settings(algorithm, ppo),
     )  # fmt: skip
-    return PpoTrainer(roles, engine, PROMPTS, None, None, settings, None)
+    return PpoTrainer(roles, engine, ShuffledPrompts(PROMPTS, 7), None, None, settings, None)
 
 
 def test_samples_of_a_prompt_are_adjacent_with_seeds_of_their_own():
