@@ -19,7 +19,7 @@ from training.step3_ppo.records import Experience, Rollout
 from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment, shaped_rewards
 from training.step3_ppo.roles import Roles
 from training.utils.engine.collectives import largest, summed
-from training.utils.layout.documents import TokenSequence, join, plain
+from training.utils.layout.documents import Document, TokenSequence, join, plain, shared_prompt
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.score_scale import ScoreScale
@@ -175,23 +175,60 @@ def sequences_of(rollout: Rollout) -> list[TokenSequence]:
 
 
 def laid_out(
-    sequences: Sequence[TokenSequence], plan: PlanSettings, pad_token_id: int, device: torch.device
+    sequences: Sequence[TokenSequence],
+    plan: PlanSettings,
+    pad_token_id: int,
+    device: torch.device,
+    sharing: bool = True,
 ) -> list[tuple[list[int], TokenRows]]:
     """This rank's own sequences as micro-batches: (indices in the order of the rows, rows). All ranks get the same
-    number of them.
+    number of them. Where documents may share rows, and with `sharing`, the responses to one prompt share it.
 
     `plan.ranks` is not read: the sequences stay on the rank that rolled them out.
     """
-    mine = list(plan_step([len(item) for item in sequences], replace(plan, ranks=1)).micro_batches[0])
+    groups = [[index] for index in range(len(sequences))]
+    if plan.packed and sharing:
+        groups = shared_groups(sequences, plan.max_row_tokens)
+    documents = [_document([sequences[index] for index in group]) for group in groups]
+    mine = list(plan_step([document.tokens for document in documents], replace(plan, ranks=1)).micro_batches[0])
     mine += [()] * (largest(len(mine), device) - len(mine))
-    documents = [plain(sequence) for sequence in sequences]
     return [
         (
-            [index for row in rows for index in row],
-            packed_rows([[documents[index] for index in row] for row in rows], pad_token_id).to(device),
+            [index for row in rows for place in row for index in groups[place]],
+            packed_rows([[documents[place] for place in row] for row in rows], pad_token_id).to(device),
         )
         for rows in mine
     ]
+
+
+def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[list[int]]:
+    """Indices of the sequences that have one prompt (what stands before the first target), in groups that take at most
+    `most_tokens` with the prompt counted once."""
+    open_groups: dict[tuple[int, ...], tuple[list[int], int]] = {}  # prompt -> its last group, and its tokens
+    groups: list[list[int]] = []
+    for index, sequence in enumerate(sequences):
+        prompt_tokens = _prompt_tokens(sequence)
+        prompt = tuple(sequence.input_ids[:prompt_tokens].tolist())
+        group, tokens = open_groups.get(prompt, ([], prompt_tokens))
+        response_tokens = len(sequence) - prompt_tokens
+        if not group or tokens + response_tokens > most_tokens:
+            group, tokens = [], prompt_tokens
+            groups.append(group)
+        group.append(index)
+        open_groups[prompt] = (group, tokens + response_tokens)
+    return groups
+
+
+def _prompt_tokens(sequence: TokenSequence) -> int:
+    return int(sequence.is_target.long().argmax())
+
+
+def _document(sequences: Sequence[TokenSequence]) -> Document:
+    if len(sequences) == 1:
+        return plain(sequences[0])
+    cut = _prompt_tokens(sequences[0])
+    prompt = TokenSequence(sequences[0].input_ids[:cut], sequences[0].is_target[:cut])
+    return shared_prompt(prompt, [TokenSequence(item.input_ids[cut:], item.is_target[cut:]) for item in sequences])
 
 
 def _per_token(

@@ -171,7 +171,7 @@ def learn_minibatch(
             roles.critic.backward(loss)
             _add(sums, seen)
     if minibatch.texts:
-        for _, rows in laid_out(minibatch.texts, experience.plan, experience.pad_token_id, device):
+        for _, rows in laid_out(minibatch.texts, experience.plan, experience.pad_token_id, device, sharing=False):
             loss = pretraining_loss(roles.actor(rows).logprobs_M, settings.unsup_coef, minibatch.text_tokens)
             roles.actor.backward(loss)
             sums["pretraining_loss"] += float(loss.detach())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +146,20 @@ def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, role
         assert not field[outside_BR].any()
 
 
+@pytest.mark.parametrize("most", [100, 17])  # tokens of a row: all samples of a prompt together, or two and two
+def test_samples_share_their_prompt(rollout, roles, most):
+    ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
+    samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
+    packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
+    tokens = sum(rows.real_tokens for _, rows in laid_out(sequences_of(samples), packed, PAD, torch.device("cpu")))
+    # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
+    # of 6 more; one of 7 for responses of 1 and 2.
+    assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
+    one, two = (made_from(samples, roles, how(plan=plan)) for plan in (packed, PlanSettings(1, None, 1)))
+    for name in ("scores_B", "old_logprobs_BR", "ref_logprobs_BR", "values_BR", "advantages_BR", "returns_BR"):
+        torch.testing.assert_close(getattr(one, name), getattr(two, name), rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_whitening_touches_the_advantages_alone(rollout, roles):
     plain, white = made_from(rollout, roles, how()), made_from(rollout, roles, how(whiten_advantages=True))
     inside = white.advantages_BR[rollout.response_mask_BR]
@@ -270,7 +285,5 @@ def test_the_weights_of_the_correction(rollout, roles):
     sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
     off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
     made = made_from(off, roles, how(mismatch=MismatchSettings("truncate", "token", 2.0)))
-    want_BR = importance_weights(
-        made.old_logprobs_BR, sampled_BR, rollout.response_mask_BR, "truncate", "token", 2.0
-    )
+    want_BR = importance_weights(made.old_logprobs_BR, sampled_BR, rollout.response_mask_BR, "truncate", "token", 2.0)
     assert torch.equal(made.weights_BR, want_BR) and made_from(off, roles, how()).weights_BR is None
