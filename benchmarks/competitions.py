@@ -59,7 +59,7 @@ def _pairwise(file: str, trainer: str, workload: Workload, arguments: argparse.N
     step = {"reward": "step2_reward", "dpo": "step2_dpo"}[trainer]
     flags = ["--data_path", f"jsonl:{workload.folder / file}", "--data_split", "0,1,0", "--learning_rate", "1e-5"]
     flags += ["--per_device_train_batch_size", str(PAIRS)]
-    flags += ["--normalization_rows", "0"] if trainer == "reward" else []
+    flags += ["--normalization_rows", "0"] if trainer == "reward" else ["--max_train_rows", "200"]
     commands = {
         "Threestep": _threestep(step, "pairs", workload, arguments, flags),
         "Threestep, padded": _threestep(step, "pairs", workload, arguments, [*flags, "--padded"]),
@@ -145,7 +145,23 @@ def _rollout(workload: Workload, arguments: argparse.Namespace) -> Competition:
     return Competition("sequence", commands, ["rows finish early: a stop string ends a response where it comes up"])
 
 
+def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """A whole step: 8 prompts x 4 responses of at most 64 tokens, a rule as the reward, no KL, one update."""
+    flags = ["--actor_model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--actor_zero_stage", "1"]
+    flags += ["--data_path", f"jsonl:{workload.sft}", "--data_split", "0,0,1", "--max_train_rows", "400"]
+    flags += ["--data_output_path", str(workload.folder / "cache"), "--max_train_steps", str(arguments.steps)]
+    flags += ["--max_eval_rows", "1", "--reward", "gsm8k", "--advantage", "grpo", "--kl_coef", "0"]
+    flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
+    flags += ["--per_device_training_batch_size", "32", "--max_answer_seq_len", "64"]
+    program = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", "step3_ppo", "--unit", "steps"]
+    commands = {"Threestep": [*program, "--output_dir", str(workload.folder / "step3_ppo_run"), "--", *flags]}
+    if not arguments.without_trl:
+        commands["TRL"] = _trl("grpo", workload, arguments, ["--batch", "32", "--samples", "4", "--new_tokens", "64"])
+    return Competition("step", commands)
+
+
 COMPETITIONS: dict[str, Make] = {
+    "grpo": _grpo,
     "rollout": _rollout,
     "sft": _sft,
     "overhead": _overhead,

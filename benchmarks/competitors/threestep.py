@@ -16,7 +16,7 @@ def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--step", required=True)
-    parser.add_argument("--unit", default="tokens", choices=("tokens", "pairs"))
+    parser.add_argument("--unit", default="tokens", choices=("tokens", "pairs", "steps"))
     parser.add_argument("--output_dir", required=True)
     parser.add_argument(
         "--count_reference", action="store_true", help="DPO: add the seconds that reading the reference took a pair"
@@ -30,6 +30,9 @@ def main() -> None:
         figures = json.loads(line)
         if arguments.count_reference and "reference/pairs_per_second" in figures:
             before = 1.0 / figures["reference/pairs_per_second"]
+        if arguments.unit == "steps" and "time/learn" in figures:
+            seconds = sum(value for key, value in figures.items() if key.startswith("time/"))
+            print(json.dumps({"units": 1.0, "seconds": seconds}), flush=True)
         if name in figures:
             print(json.dumps({"units": 1.0, "seconds": 1.0 / figures[name] + before}), flush=True)
 

@@ -41,7 +41,7 @@ class Clock(TrainerCallback):
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trainer", required=True, choices=("sft", "reward", "dpo"))
+    parser.add_argument("--trainer", required=True, choices=("sft", "reward", "dpo", "grpo"))
     parser.add_argument("--workload", required=True)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=10)
@@ -51,17 +51,21 @@ def main() -> None:
     parser.add_argument("--pairs", default="pairs.jsonl")
     parser.add_argument("--prepare_only", action="store_true", help="time the dataset's preparation, --steps times")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=4, help="GRPO: responses to a prompt")
+    parser.add_argument("--new_tokens", type=int, default=64, help="GRPO: most tokens of a response")
     parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     if arguments.prepare_only:
         _prepare(arguments)
         return
-    trainer, clock = {"sft": _sft, "reward": _reward, "dpo": _dpo}[arguments.trainer](arguments)
+    trainer, clock = {"sft": _sft, "reward": _reward, "dpo": _dpo, "grpo": _grpo}[arguments.trainer](arguments)
     collate = trainer.data_collator
 
     def counted(features: list) -> dict:
         batch = collate(features)
-        if arguments.trainer != "sft":
+        if arguments.trainer == "grpo":
+            clock.units = 1
+        elif arguments.trainer != "sft":
             clock.units += len(features)
         elif "attention_mask" in batch:
             clock.units += int(batch["attention_mask"].sum())
@@ -155,6 +159,27 @@ def _dpo(arguments: argparse.Namespace) -> tuple:
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=not arguments.reference_in_steps),
         train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
+    )
+    return trainer, Clock()
+
+
+def _grpo(arguments: argparse.Namespace) -> tuple:
+    from trl import GRPOConfig, GRPOTrainer
+
+    workload = Path(arguments.workload)
+    settings = {name: value for name, value in _settings(arguments).items() if name != "max_length"}
+
+    def right(completions: list, **columns: list) -> list[float]:
+        return [float("####" in completion) for completion in completions]
+
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        processing_class=AutoTokenizer.from_pretrained(workload / "model"),
+        reward_funcs=right,
+        args=GRPOConfig(
+            **settings, num_generations=arguments.samples, max_completion_length=arguments.new_tokens, beta=0.0
+        ),
+        train_dataset=load_dataset("json", data_files=str(workload / "sft.jsonl"), split="train[:400]"),
     )
     return trainer, Clock()
 

@@ -76,9 +76,9 @@ def forward_plan(
 
 
 def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
-    """What a forward and backward cost beside their tokens, in tokens of 6 x `weights` FLOPs: every weight's gradient
-    is copied, averaged and added up by DeepSpeed (some 60 bytes a weight), and kernels are launched from Python (20 ms
-    for some hundred layers).
+    """What a forward and backward cost beside their tokens, in tokens of 6 x `weights` FLOPs: every weight is read
+    twice and its gradient written, added up and, from ZeRO 2 on, reduced (some 60 bytes a weight at most), and kernels
+    are launched from Python (20 ms for some hundred layers).
 
     The rates are those of a laptop's cores (2e11 FLOP/s, 2e10 byte/s) and of an H100 (5e14, 3e12), to the digit that
     a choice between two or three forwards needs. 25 million weights on a CPU: 100 + 27 tokens.
