@@ -13,6 +13,7 @@ from training.step2_dpo.arguments import DpoArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
@@ -22,7 +23,7 @@ GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, DpoArgum
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, read the reference, train, save."""
-    groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
     run, data, model, engine, dpo = groups
     dpo.check_reference(model)
 

@@ -15,6 +15,7 @@ from training.step2_reward.arguments import RewardArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
@@ -24,7 +25,7 @@ GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, RewardAr
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
-    groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
     run, data, model, engine, reward = groups
 
     from training.step2_reward.batches import check_margins

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.utils.engine.arguments import SCHEDULES, check_engine_choices, check_schedule
+from training.utils.engine.arguments import SCHEDULES, check_engine_choices, check_lora_learning_rate, check_schedule
 from training.utils.engine.settings import EngineSettings
 from training.utils.models.arguments import check_dropout, check_lora
 from training.utils.models.settings import ModelSettings
@@ -24,6 +24,12 @@ class RolesArguments:
     )
     actor_learning_rate: float = field(default=9.65e-6, metadata={"help": "Peak learning rate of the actor."})
     critic_learning_rate: float = field(default=5e-6, metadata={"help": "Peak learning rate of the critic."})
+    actor_lora_learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate of the actor's adapters; default: the actor's."}
+    )
+    critic_lora_learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate of the critic's adapters; default: the critic's."}
+    )
     actor_weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay on the actor's matrices."})
     critic_weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay on the critic's matrices."})
     actor_zero_stage: int = field(default=0, metadata={"help": "ZeRO stage of the actor; 3 shards the reference too."})
@@ -47,6 +53,19 @@ class RolesArguments:
     only_optimize_lora: bool = field(default=True, metadata={"help": "With LoRA: freeze every other weight."})
     dtype: str = field(default="bf16", metadata={"help": "fp32, bf16 or fp16 (GPU only)."})
     offload: bool = field(default=False, metadata={"help": "Keep actor's and critic's optimizer state in CPU memory."})
+    offload_reference_model: bool = field(
+        default=False, metadata={"help": "ZeRO-3: keep the reference's weights in CPU memory."}
+    )
+    offload_reward_model: bool = field(
+        default=False, metadata={"help": "ZeRO-3: keep the reward model's weights in CPU memory."}
+    )
+    enable_ema: bool = field(
+        default=False,
+        metadata={"help": "Keep a moving average of the actor's weights too, and leave it in OUTPUT_DIR/model_ema."},
+    )
+    ema_decay: float = field(
+        default=0.992, metadata={"help": "What the moving average keeps of itself a step (DeepSpeed-Chat's value)."}
+    )
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "One of " + ", ".join(SCHEDULES) + "."})
     num_warmup_steps: int = field(default=0, metadata={"help": "Optimizer steps of linear warm-up."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Clip gradients to this norm; 0 does not clip."})
@@ -58,6 +77,10 @@ class RolesArguments:
         for flag in ("actor_learning_rate", "critic_learning_rate"):
             got = getattr(self, flag)
             mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
+        for flag in ("actor_lora_learning_rate", "critic_lora_learning_rate"):
+            check_lora_learning_rate(mistakes, f"--{flag}", getattr(self, flag))
+        decay = self.ema_decay
+        mistakes.require(0 < decay < 1, f"--ema_decay expects a share between 0 and 1, got {decay}")
         check_schedule(mistakes, self.lr_scheduler_type)
         check_engine_choices(
             mistakes,
@@ -104,6 +127,7 @@ class RolesArguments:
             lr_scheduler_type=self.lr_scheduler_type,
             num_warmup_steps=self.num_warmup_steps,
             max_grad_norm=self.max_grad_norm,
+            lora_learning_rate=getattr(self, f"{role}_lora_learning_rate"),
         )
 
 
@@ -113,7 +137,9 @@ class PpoArguments:
 
     per_device_generation_batch_size: int = field(default=16, metadata={"help": "Prompts of one rollout of one rank."})
     num_samples_per_prompt: int = field(default=1, metadata={"help": "Responses drawn for each prompt."})
-    generation_batches: int = field(default=1, metadata={"help": "Rollouts of one rank between two updates."})
+    generation_batches: int = field(
+        default=1, metadata={"help": "Rollouts of one rank between two updates; as many more as one minibatch needs."}
+    )
     per_device_training_batch_size: int = field(
         default=16, metadata={"help": "Most sequences in one forward of a rank."}
     )
@@ -184,6 +210,12 @@ class PpoArguments:
             "FILE.py:NAME."
         },
     )
+
+    def __post_init__(self) -> None:
+        # DeepSpeed-Chat accumulates gradients over rollouts: where a minibatch is several of them, so many are drawn.
+        rolled_out, minibatch = self.sequences_per_rollout, self.sequences_per_minibatch
+        if 0 < rolled_out < minibatch and minibatch % rolled_out == 0:
+            self.generation_batches *= minibatch // rolled_out
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

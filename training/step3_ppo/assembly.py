@@ -251,11 +251,15 @@ def _settings(
 
 
 def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
-    """Write model/ and, where there is one, critic/. A collective."""
+    """Write model/ and, where there are these, critic/ and model_ema/. A collective, and the last thing that is done
+    with them: the average takes the place of the actor's weights."""
     for name, engine, model, tokenizer in (
         ("model", roles.actor, roles.actor_model, tokenizers.actor),
         ("critic", roles.critic, roles.critic_model, tokenizers.critic),
+        ("model_ema", roles.actor if roles.average else None, roles.actor_model, tokenizers.actor),
     ):
+        if name == "model_ema" and roles.average is not None:
+            roles.average.put_in_place()
         if engine is not None and model is not None:
             tensors = engine.full_state(model)
             if engine.ranks.is_main:

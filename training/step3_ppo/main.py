@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.utils.data.arguments import DataArguments
+from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
@@ -22,7 +23,7 @@ GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments, AlgorithmAr
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
-    groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
     run, data, roles_arguments, ppo, algorithm = groups
 
     from training.step3_ppo.assembly import (
@@ -55,6 +56,9 @@ def main(argv: Sequence[str]) -> None:
                 with_critic=names.algorithm.estimator.needs_critic,
                 with_reference=names.algorithm.wants_reference,
                 warmup_steps=inputs.warmup_steps,
+                offload_reference=roles_arguments.offload_reference_model,
+                offload_reward_model=roles_arguments.offload_reward_model,
+                ema_decay=roles_arguments.ema_decay if roles_arguments.enable_ema else None,
             ),
             tokenizers,
             ranks,

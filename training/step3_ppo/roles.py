@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,6 +15,7 @@ from training.utils.engine.settings import EngineSettings
 from training.utils.engine.setup import load_under
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.weight_average import WeightAverage
 from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import TokenRows
 from training.utils.models.loading import load_causal_lm, load_scalar_model
@@ -43,7 +44,7 @@ class Reference:
 class Roles:
     """actor_model, critic_model and scorer (the reward model's) are the transformers models inside; `whole_actor` lends
     the actor's whole weights to a rollout. critic: None where advantages need no values; reference: None where no KL is
-    wanted."""
+    wanted; average: of the actor's weights, None where it is not asked for."""
 
     actor: TrainingEngine
     actor_model: PreTrainedModel
@@ -53,6 +54,7 @@ class Roles:
     reward_model: FrozenModel
     scorer: PreTrainedModel
     whole_actor: WholeModel
+    average: WeightAverage | None = None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -77,7 +79,7 @@ class Tokenizers(NamedTuple):
 @dataclass(frozen=True)
 class RoleSettings:
     """How each trained model is loaded and trained; its frozen twin starts from the same weights. warmup_steps:
-    optimizer steps of the critic alone at the start."""
+    optimizer steps of the critic alone at the start. ema_decay: of the actor's moving average; None: there is none."""
 
     actor_model: ModelSettings
     actor_engine: EngineSettings
@@ -86,6 +88,9 @@ class RoleSettings:
     with_critic: bool = True
     with_reference: bool = True
     warmup_steps: int = 0
+    offload_reference: bool = False
+    offload_reward_model: bool = False
+    ema_decay: float | None = None
 
 
 def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, total_steps: int) -> Roles:
@@ -104,12 +109,15 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
         )
 
     scorer = scalar_model(ModelSettings(settings.critic_model.name_or_path))
-    reward_model = FrozenModel(ScalarModel(scorer), settings.critic_engine, ranks)
+    offloads = settings.critic_engine.offload or settings.offload_reward_model
+    reward_model = FrozenModel(ScalarModel(scorer), replace(settings.critic_engine, offload=offloads), ranks)
     adapter_is_all = settings.actor_model.lora_dim > 0 and settings.actor_model.only_optimize_lora
     frozen_actor = None
     if settings.with_reference and not adapter_is_all:
         plain = ModelSettings(settings.actor_model.name_or_path)
-        frozen_actor = FrozenModel(PolicyModel(language_model(plain)), settings.actor_engine, ranks)
+        offloads = settings.actor_engine.offload or settings.offload_reference
+        engine = replace(settings.actor_engine, offload=offloads)
+        frozen_actor = FrozenModel(PolicyModel(language_model(plain)), engine, ranks)
 
     actor_model = language_model(settings.actor_model)
     critic_model = critic = None
@@ -129,4 +137,5 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
         reward_model=reward_model,
         scorer=scorer,
         whole_actor=WholeModel(actor, actor_model),
+        average=None if settings.ema_decay is None else WeightAverage(actor, settings.ema_decay),
     )

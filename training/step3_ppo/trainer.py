@@ -161,6 +161,8 @@ class PpoTrainer:
                 figures = learn_minibatch(
                     minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor
                 )
+                if train_actor and self.roles.average is not None:
+                    self.roles.average.update()
                 for name, value in figures.items():
                     told.setdefault(name, []).append(value)
         return {name: sum(values) / len(values) for name, values in told.items()}

@@ -30,8 +30,8 @@ def test_the_defaults_are_sound():
     "given",
     [
         {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 6},
-        {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 32},
-        {"per_device_generation_batch_size": 16, "gradient_accumulation_steps": 3},
+        {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 24},
+        {"per_device_generation_batch_size": 24, "gradient_accumulation_steps": 3},
         {"per_device_generation_batch_size": 5, "generation_batches": 3, "per_device_training_batch_size": 10},
         {"per_device_generation_batch_size": 5, "num_samples_per_prompt": 3, "per_device_training_batch_size": 10},
     ],
@@ -40,6 +40,15 @@ def test_a_batch_that_does_not_divide(given):
     (sentence,) = mistakes_of(PpoArguments(**given))
     assert "which does not divide into minibatches of" in sentence
     assert "make the first a multiple of the second" in sentence
+
+
+def test_a_minibatch_of_several_rollouts_draws_so_many():
+    """DeepSpeed-Chat's own single-GPU line: rollouts of 8, two of them accumulated."""
+    eight = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 8}
+    ppo = PpoArguments(**eight, gradient_accumulation_steps=2)
+    assert mistakes_of(ppo) == [] and ppo.generation_batches == 2 and ppo.sequences_per_rollout == 16
+    assert PpoArguments(**eight, num_samples_per_prompt=2, gradient_accumulation_steps=2).generation_batches == 1
+    assert dataclasses.replace(ppo).generation_batches == 2
 
 
 def test_batches_that_divide():

@@ -118,6 +118,13 @@ class DataArguments:
             "tokenizer's eos, or the token that the chat template ends a turn with."
         },
     )
+    add_end_of_conversation_token: bool = field(
+        default=False,
+        metadata={
+            "help": "Steps 1 and 2: where tokenizer and model lack end_of_conversation_token, they gain it. Step 3 "
+            "expects it in the tokenizers that those left."
+        },
+    )
     prompt_style: str = field(
         default="human_assistant",
         metadata={
@@ -261,7 +268,8 @@ class DataArguments:
     @property
     def tokens_in_need(self) -> list[str]:
         """Tokens that the tokenizer must have: it gains those that it lacks."""
-        return list(self.parallel_tags) if self.parallel_thinking else []
+        end = [self.end_of_conversation_token] if self.add_end_of_conversation_token else []
+        return [*(self.parallel_tags if self.parallel_thinking else []), *(token for token in end if token)]
 
     @property
     def needs_segments(self) -> str | None:
@@ -309,6 +317,10 @@ class DataArguments:
                 f"{flag}: expected one of {', '.join(choices)}, got "
                 f"'{got}'{nearest_names(str(got), choices)}",
             )
+        mistakes.require(
+            bool(self.end_of_conversation_token) or not self.add_end_of_conversation_token,
+            "add_end_of_conversation_token: expected end_of_conversation_token beside it, got none; name the token",
+        )
         self._validate_chat(mistakes)
         self._validate_parallel(mistakes)
         for flag, least in (("max_seq_len", 2), ("max_prompt_seq_len", 1)):

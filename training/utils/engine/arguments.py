@@ -46,6 +46,9 @@ class EngineArguments:
         },
     )
     weight_decay: float = field(default=0.0, metadata={"help": "AdamW's decay, on matrices only."})
+    lora_learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate of LoRA's adapters; default: learning_rate."}
+    )
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "One of " + ", ".join(SCHEDULES) + "."})
     num_warmup_steps: int = field(default=0, metadata={"help": "Optimizer steps of linear warm-up."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Clip gradients to this norm; 0 does not clip."})
@@ -77,6 +80,7 @@ class EngineArguments:
         mistakes.require(
             self.num_train_epochs > 0, f"--num_train_epochs expects more than 0, got {self.num_train_epochs}"
         )
+        check_lora_learning_rate(mistakes, "--lora_learning_rate", self.lora_learning_rate)
         check_schedule(mistakes, self.lr_scheduler_type)
         check_engine_choices(mistakes, self.dtype, {"--zero_stage": self.zero_stage}, self.offload)
 
@@ -91,7 +95,13 @@ class EngineArguments:
             lr_scheduler_type=self.lr_scheduler_type,
             num_warmup_steps=self.num_warmup_steps,
             max_grad_norm=self.max_grad_norm,
+            lora_learning_rate=self.lora_learning_rate,
         )
+
+
+def check_lora_learning_rate(mistakes: Mistakes, flag: str, rate: float | None) -> None:
+    """Note a rate that trains nothing."""
+    mistakes.require(rate is None or rate > 0, f"{flag} expects more than 0, got {rate}")
 
 
 def check_schedule(mistakes: Mistakes, name: str) -> None:

@@ -9,7 +9,8 @@ ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); DeepSpeed-Cha
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """learning_rate: the schedule's peak. max_grad_norm: over all weights and ranks; 0 turns clipping off."""
+    """learning_rate: the schedule's peak; lora_learning_rate: of LoRA's adapters, None: the same. max_grad_norm: over
+    all weights and ranks; 0 turns clipping off."""
 
     dtype: str = "fp32"
     zero_stage: int = 0
@@ -21,3 +22,4 @@ class EngineSettings:
     lr_scheduler_type: str = "cosine"
     num_warmup_steps: int = 0
     max_grad_norm: float = 1.0
+    lora_learning_rate: float | None = None

@@ -178,15 +178,23 @@ def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> Iterator[None]
 
 def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device) -> torch.optim.Optimizer:
     """AdamW without decay on vectors (biases, norms), as GPT-3 and its successors train."""
+    from training.utils.models.lora import is_adapter_tensor
+
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    for parameter in module.parameters():
-        if parameter.requires_grad:
+    adapters: list[nn.Parameter] = []  # where they have a rate of their own
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if settings.lora_learning_rate is not None and is_adapter_tensor(name):
+            adapters.append(parameter)
+        else:
             dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
             (decayed if dimensions >= 2 else plain).append(parameter)
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": plain, "weight_decay": 0.0},
+        {"params": adapters, "weight_decay": settings.weight_decay, "lr": settings.lora_learning_rate},
     ]
     # torch's fused AdamW is vectorised on the CPU and one kernel on the GPU, and nothing has to be compiled.
     return torch.optim.AdamW(

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from training.utils.run.deepspeed_chat import OldFlag, translated
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.metrics import say
 
 
-def parse_arguments(groups: Sequence[type], argv: Sequence[str], description: str) -> tuple[Any, ...]:
+def parse_arguments(
+    groups: Sequence[type], argv: Sequence[str], description: str, old_flags: Mapping[str, OldFlag] | None = None
+) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
+    old_flags: DeepSpeed-Chat's that have no namesake among the groups; each of them in `argv` is said in one line.
     Every group that has a `validate(mistakes)` method is asked for its mistakes; all of them are raised
     together. Raises ThreestepError for unknown names, wrong types and mistakes; exits for `--help`.
     """
@@ -39,6 +45,9 @@ def parse_arguments(groups: Sequence[type], argv: Sequence[str], description: st
     # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
 
+    argv, lines = translated(argv, old_flags or {})
+    for line in lines:
+        say(line, is_main_rank=os.environ.get("RANK", "0") == "0")
     config_path = _config_path(argv)
     config_flags: list[str] = []
     if config_path is not None:

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.build import build_phase
 from training.utils.data.registry import (
     create_raw_dataset,
     find_dataset,
@@ -140,7 +141,7 @@ def test_a_missing_local_file():
         find_dataset("jsonl:nowhere.jsonl")
 
 
-def test_a_deepspeed_chat_subclass_works_unchanged(tmp_path, flags):
+def test_a_deepspeed_chat_subclass_works_unchanged(tmp_path, flags, tiny_tokenizer):
     """As its users wrote them: four arguments, super().__init__ loads by name, attributes set after it."""
     import datasets
 
@@ -185,9 +186,13 @@ def test_a_deepspeed_chat_subclass_works_unchanged(tmp_path, flags):
             """
         )
     )
-    raw = create_raw_dataset(str(saved), flags(dataset_module=[str(path)]), seed=1)
+    data = flags(dataset_module=[str(path)], data_path=[str(saved)], data_split="2,4,4")
+    raw = create_raw_dataset(str(saved), data, seed=1)
     assert len(raw.get_train_data()) == 10 and len(raw.get_eval_data()) == 2
     assert raw.get_prompt_and_chosen(raw.get_train_data()[3]) == "Human: 3? Assistant: yes"
+    phases = [build_phase(phase, data, tiny_tokenizer, seed=1) for phase in (1, 2, 3)]
+    assert [(len(phase.train), len(phase.eval)) for phase in phases] == [(2, 2), (4, 2), (4, 2)]
+    assert tiny_tokenizer.decode(phases[0].eval[1].input_ids) == "Human: 1? Assistant: yes<|endoftext|>"
 
 
 def test_the_same_file_loaded_under_two_names_is_one_class(own_module):
