@@ -31,7 +31,7 @@ def test_the_defaults_are_sound():
     [
         {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 6},
         {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 24},
-        {"per_device_generation_batch_size": 24, "gradient_accumulation_steps": 3},
+        {"per_device_generation_batch_size": 32, "gradient_accumulation_steps": 3},
         {"per_device_generation_batch_size": 5, "generation_batches": 3, "per_device_training_batch_size": 10},
         {"per_device_generation_batch_size": 5, "num_samples_per_prompt": 3, "per_device_training_batch_size": 10},
     ],

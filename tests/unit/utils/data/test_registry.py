@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.build import build_phase
+from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.registry import (
     create_raw_dataset,
     find_dataset,

@@ -1,0 +1,109 @@
+"""Launched on one or two ranks: trains an engine with a WeightAverage in every way of keeping weights, and reports how
+far that is from an average kept aside in float64; then reads a frozen model with its weights in CPU memory.
+
+Argument: the folder of the models. Report: {case: {...}} of distances, on the first rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DECAY = 0.9
+STEPS = 3
+# name: ZeRO stage, dtype, rank of LoRA
+CASES = {
+    "z0": (0, "fp32", 0),
+    "z2": (2, "fp32", 0),
+    "z3": (3, "fp32", 0),
+    "z3_bf16": (3, "bf16", 0),
+    "z1_lora": (1, "fp32", 4),
+    "z3_lora": (3, "fp32", 4),
+}
+
+
+def main(models: Path) -> None:
+    from tests.distributed.launch import report
+    from training.utils.engine.startup import started_process_group
+
+    with started_process_group() as ranks:
+        results = {name: averaged(*case, models, ranks) for name, case in CASES.items()}
+        results["offloaded"] = offloaded(models, ranks)
+        report(results if ranks.is_main else {})
+
+
+def averaged(stage: int, dtype: str, lora_dim: int, models: Path, ranks: Any) -> dict[str, float]:
+    """error: of the averages, once they are in place. moved: of the averages from the last weights. saved: what
+    `full_state` then reads, from the weights in place (without LoRA). carried: from an average that took over the
+    state of this one before the last step."""
+    from tests.invariants import engine_program, tiny
+    from training.utils.engine.weight_average import WeightAverage
+
+    case = engine_program.Case("average", zero_stage=stage, dtype=dtype, lora_dim=lora_dim)
+    engine, model = engine_program.make_engine(case, models, ranks)
+    average, second = WeightAverage(engine, DECAY), WeightAverage(engine, 0.5)
+    aside = [weight.double() for weight in weights_of(engine, stage)]
+    batches = tiny.sentences(STEPS * 6, seed=1)
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            second = WeightAverage(engine, DECAY)
+            second.load_state([share.clone() for share in average.state()])
+        rows = engine_program._laid(batches[step * 6 : (step + 1) * 6][ranks.rank :: ranks.world_size])
+        engine.backward(-engine(rows).logprobs_M.sum() / 100)
+        engine.step()
+        average.update()
+        second.update()
+        for kept, weight in zip(aside, weights_of(engine, stage), strict=True):
+            kept.mul_(DECAY).add_(weight.double(), alpha=1 - DECAY)
+    last = weights_of(engine, stage)
+    average.put_in_place()
+    placed = weights_of(engine, stage)
+    saved = engine.full_state(model)
+    own = dict(zip([name for name, w in model.named_parameters() if w.requires_grad], placed, strict=True))
+    same = [float((saved[name].double() - own[name].double()).abs().max()) for name in saved if name in own]
+    second.put_in_place()
+    return {
+        "error": distance(placed, aside),
+        "moved": distance(last, aside),
+        "saved": max(same, default=-1.0),
+        "carried": distance(weights_of(engine, stage), placed),
+    }
+
+
+def weights_of(engine: Any, stage: int) -> list[torch.Tensor]:
+    """Copies of the whole weights that train, on every rank."""
+    import deepspeed
+
+    trained = [weight for weight in engine.module.parameters() if weight.requires_grad]
+    with deepspeed.zero.GatheredParameters(trained) if stage == 3 else contextlib.nullcontext():
+        return [weight.detach().clone() for weight in trained]
+
+
+def distance(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+    return max(float((one.double() - other.double()).abs().max()) for one, other in zip(some, others, strict=True))
+
+
+def offloaded(models: Path, ranks: Any) -> dict[str, float]:
+    """error: of log-probabilities by a sharded frozen model whose weights are in CPU memory, from a whole one's."""
+    from tests.invariants import engine_program, tiny
+    from training.utils.engine.frozen import FrozenModel
+    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.setup import load_under
+    from training.utils.models.loading import load_causal_lm
+    from training.utils.models.token_model import PolicyModel
+
+    how = engine_program.model_settings(engine_program.Case("frozen"), models)
+    rows = engine_program._laid(tiny.sentences(3, seed=2))
+    read = []
+    for settings in (EngineSettings(), EngineSettings(zero_stage=3), EngineSettings(zero_stage=3, offload=True)):
+        model = load_under(settings, ranks, lambda dtype: load_causal_lm(how, dtype, tiny.VOCAB))
+        read.append(FrozenModel(PolicyModel(model), settings, ranks)(rows).logprobs_M)
+    return {"sharded": distance([read[1]], [read[0]]), "offloaded": distance([read[2]], [read[0]])}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
