@@ -37,8 +37,8 @@ def ran(place: Path, pairs_file: Path) -> tuple[Ran, Path]:
     torch.manual_seed(1)
     AutoModelForSequenceClassification.from_pretrained(actor, num_labels=1).save_pretrained(critic)
     AutoTokenizer.from_pretrained(actor).save_pretrained(critic)
-    places = {"data": f"jsonl:{pairs_file}", "cache": place / "their_cache", "actor": actor, "critic": critic, "out": out}
-    return run_step(3, LINE.format(**places).split()), out
+    places = {"cache": place / "their_cache", "actor": actor, "critic": critic, "out": out}
+    return run_step(3, LINE.format(data=f"jsonl:{pairs_file}", **places).split()), out
 
 
 def test_it_runs_and_says_what_it_does_not_need(ran):

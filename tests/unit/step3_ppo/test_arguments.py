@@ -164,3 +164,21 @@ def test_each_role_gets_its_own_settings():
     )
     assert given.actor_engine() == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
     assert given.critic_engine() == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"actor_lora_learning_rate": 0.0}, "--actor_lora_learning_rate expects more than 0, got 0.0"),
+        ({"critic_lora_learning_rate": -1.0}, "--critic_lora_learning_rate expects more than 0, got -1.0"),
+        ({"ema_decay": 1.0}, "--ema_decay expects a share between 0 and 1, got 1.0"),
+    ],
+)
+def test_rates_of_the_roles(given, sentence):
+    assert mistakes_of(roles(**given)) == [sentence]
+
+
+def test_adapters_have_their_roles_rate():
+    both = roles(actor_lora_learning_rate=1e-3, critic_lora_learning_rate=2e-3)
+    assert both.actor_engine().lora_learning_rate == 1e-3 and both.critic_engine().lora_learning_rate == 2e-3
+    assert roles().actor_engine().lora_learning_rate is None

@@ -64,6 +64,7 @@ def made_trainer(engine: Engine, rank: int = 0, world_size: int = 1, tries: int 
         reference=object(),
         reward_model=lambda rows: rows.input_ids_NT.flatten()[rows.end_B].float(),
         whole_actor=SimpleNamespace(lent=lambda: contextlib.nullcontext()),
+        average=None,
     )
     settings = PpoSettings(
         total_rollouts=3, prompts_per_batch=4 // world_size, generation_batches=1,
@@ -147,3 +148,17 @@ def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
     for iteration in (1, 2, 3):
         trainer.learn([], iteration)
     assert told == [False, False, True]
+
+
+def test_the_moving_average_counts_every_step_of_the_actor(monkeypatch):
+    trainer = made_trainer(Engine(), advantage="gae")
+    trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=1, ppo_epochs=2)
+    told: list[str] = []
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append("step") or {})
+    trainer.roles.average = SimpleNamespace(update=lambda: told.append("average"))
+    trainer.learn([], 1)
+    assert told == ["step"] * 4  # two epochs of two minibatches; the critic alone
+    trainer.learn([], 2)
+    assert told[4:] == ["step", "average"] * 4

@@ -97,6 +97,15 @@ def test_every_mistake_at_once(flags, tmp_path):
     assert len(found) == 17
 
 
+def test_an_end_token_that_the_tokenizer_gains(flags):
+    added = flags(end_of_conversation_token="<end>", add_end_of_conversation_token=True)
+    assert added.tokens_in_need == ["<end>"] and sentences_of(added) == []
+    assert flags(end_of_conversation_token="<end>").tokens_in_need == []
+    assert sentences_of(flags(add_end_of_conversation_token=True)) == [
+        "add_end_of_conversation_token: expected end_of_conversation_token beside it, got none; name the token"
+    ]
+
+
 def test_no_dataset_at_all(flags):
     assert any("expected at least one dataset" in sentence for sentence in sentences_of(flags(data_path=[])))
     with pytest.raises(ThreestepError, match="--data_path embedded"):

@@ -34,6 +34,7 @@ def test_the_defaults_are_sound():
         ({"num_warmup_steps": -1}, "--num_warmup_steps expects 0 or more, got -1"),
         ({"weight_decay": -0.1}, "--weight_decay expects 0 or more, got -0.1"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm expects 0 or more, got -1.0"),
+        ({"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'"),
         ({"zero_stage": 4}, "--zero_stage expects 0, 1, 2 or 3, got 4"),
         ({"offload": True}, "--offload needs --zero_stage 1, 2 or 3: stage 0 has nothing that could be moved"),
@@ -47,6 +48,7 @@ def test_every_setting_is_passed_on():
     given = {
         "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
         "lr_scheduler_type": "linear", "num_warmup_steps": 3, "max_grad_norm": 2.0,
+        "lora_learning_rate": 1e-3,
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))
     assert dataclasses.asdict(EngineArguments(**given).settings(learning_rate=0.5)) == expected

@@ -1,0 +1,45 @@
+"""Which weights train at which rate, before DeepSpeed sees the optimizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.training_engine import _optimizer
+
+RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
+
+
+@pytest.fixture
+def module() -> torch.nn.Module:
+    """Names as PEFT gives them; the base layer's weight is frozen, as --only_optimize_lora leaves it."""
+    layer = torch.nn.Module()
+    layer.base_layer = torch.nn.Linear(3, 3)
+    layer.base_layer.weight.requires_grad_(False)
+    layer.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(3, 2, bias=False)})
+    layer.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 3, bias=False)})
+    return torch.nn.ModuleDict({"layer": layer, "score": torch.nn.Linear(3, 1)})
+
+
+def rates_and_decays(module: torch.nn.Module, **settings: float) -> dict[str, tuple[float, float]]:
+    engine_settings = EngineSettings(learning_rate=RATE, weight_decay=DECAY, **settings)
+    groups = _optimizer(module, engine_settings, torch.device("cpu")).param_groups
+    of = {id(weight): (group["lr"], group["weight_decay"]) for group in groups for weight in group["params"]}
+    return {name: of[id(weight)] for name, weight in module.named_parameters() if id(weight) in of}
+
+
+def test_adapters_train_at_their_own_rate(module):
+    adapters = ("layer.lora_A.default.weight", "layer.lora_B.default.weight")
+    others = {"layer.base_layer.bias": (RATE, 0.0), "score.weight": (RATE, DECAY), "score.bias": (RATE, 0.0)}
+    assert rates_and_decays(module, lora_learning_rate=ADAPTER_RATE) == {
+        **dict.fromkeys(adapters, (ADAPTER_RATE, DECAY)),
+        **others,
+    }
+    assert rates_and_decays(module) == {**dict.fromkeys(adapters, (RATE, DECAY)), **others}
+
+
+def test_a_model_without_adapters_has_no_group_for_them():
+    settings = EngineSettings(learning_rate=RATE, lora_learning_rate=ADAPTER_RATE)
+    groups = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu")).param_groups
+    assert [group["lr"] for group in groups] == [RATE, RATE]
