@@ -26,7 +26,8 @@ from training.utils.run.run_arguments import RunArguments
 def names_of(critic: str = "c", reward: str = "model:1.0", **ppo):
     roles = RolesArguments(actor_model_name_or_path="a", critic_model_name_or_path=critic)
     algorithm = AlgorithmArguments(advantage=ppo.pop("advantage", "gae"))
-    return checked_names(roles, PpoArguments(num_samples_per_prompt=2, **ppo), algorithm, RewardArguments(reward=reward))
+    flags = PpoArguments(num_samples_per_prompt=2, **ppo)
+    return checked_names(roles, flags, algorithm, RewardArguments(reward=reward))
 
 
 def test_names_stand_for_parts():
@@ -53,7 +54,7 @@ def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_t
 
 
 def test_a_scale_without_the_reward_model():
-    with pytest.raises(ThreestepError, match="--normalize_reward_scores is of the reward model's scores, and --reward h"):
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores is of the reward model's scores, and --reward"):
         names_of(reward="gsm8k", normalize_reward_scores=True)
 
 

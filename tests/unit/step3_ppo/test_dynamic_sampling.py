@@ -27,7 +27,7 @@ def samples(outcomes: list[list[float]], first: int, prompt_width: int, width: i
         ended_B=numbers_B % 2 == 0,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
-    flat_B = torch.tensor(outcomes).flatten()
+    flat_B = torch.tensor(outcomes).flatten().float()
     # Each batch has a value of its own beside the one that all have.
     scored = Scored(flat_B + 10, flat_B, {"rule": flat_B + 20, f"rule/{first}": flat_B})
     return Samples(rows, rollout, lambda: scored)
