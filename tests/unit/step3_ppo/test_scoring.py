@@ -88,7 +88,7 @@ def test_the_function_works_while_the_forwards_go_on(model):
     forwards, waited = [threading.Event(), threading.Event()], []
 
     def slow(prompts, responses, **columns):
-        waited.append(all(forward.wait(30) for forward in forwards))
+        waited.append(all(forward.wait(10) for forward in forwards))
         return [float(len(response)) for response in responses]
 
     def forward(event, rows, *_):
