@@ -14,6 +14,7 @@ from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.learning import LearningSettings
 from training.step3_ppo.losses import POLICY_LOSSES, PolicyLoss, PolicyLossSettings
 from training.step3_ppo.losses.aggregation import AGGREGATIONS
+from training.step3_ppo.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale
 from training.utils.run.errors import Mistakes, nearest_names
@@ -72,7 +73,12 @@ def checked_algorithm(flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mi
 
 
 def experience_settings(
-    algorithm: Algorithm, ppo: PpoArguments, scale: ScoreScale | None, plan: PlanSettings, pad_token_id: int
+    algorithm: Algorithm,
+    ppo: PpoArguments,
+    scale: ScoreScale | None,
+    plan: PlanSettings,
+    pad_token_id: int,
+    rewards: Rewards = MODEL_ALONE,
 ) -> ExperienceSettings:
     """Of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
@@ -108,6 +114,7 @@ def experience_settings(
         reads_old_logprobs=_reads_old_logprobs(algorithm, ppo),
         plan=plan,
         pad_token_id=pad_token_id,
+        rewards=rewards,
     )
 
 

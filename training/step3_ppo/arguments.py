@@ -18,7 +18,9 @@ class RolesArguments:
     """The four models: actor (and reference, its start), critic (and reward model, its start)."""
 
     actor_model_name_or_path: str = field(default="", metadata={"help": "Step 1's model: actor and reference."})
-    critic_model_name_or_path: str = field(default="", metadata={"help": "Step 2's model: critic and reward model."})
+    critic_model_name_or_path: str = field(
+        default="", metadata={"help": "Step 2's model: critic and reward model; needless where there is neither."}
+    )
     pad_token: str | None = field(
         default=None, metadata={"help": "A token of the tokenizer to pad with, where it names none itself."}
     )
@@ -72,8 +74,10 @@ class RolesArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
-        for flag in ("actor_model_name_or_path", "critic_model_name_or_path"):
-            mistakes.require(bool(getattr(self, flag)), f"--{flag} expects a model folder or hub name, got nothing")
+        mistakes.require(
+            bool(self.actor_model_name_or_path),
+            "--actor_model_name_or_path expects a model folder or hub name, got nothing",
+        )  # whether there has to be a critic's too, --reward and --advantage say
         for flag in ("actor_learning_rate", "critic_learning_rate"):
             got = getattr(self, flag)
             mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
@@ -195,7 +199,7 @@ class PpoArguments:
             "reward model's configuration."
         },
     )
-    clip_reward: float = field(default=5.0, metadata={"help": "Scores are clipped to +- this."})
+    clip_reward: float = field(default=5.0, metadata={"help": "The reward model's scores are clipped to +- this."})
     unsup_coef: float = field(default=27.8, metadata={"help": "Weight of the pretraining loss, where text is given."})
     eval_interval: int = field(
         default=0, metadata={"help": "Evaluate every so many rollouts; always before and after training."}
@@ -206,7 +210,7 @@ class PpoArguments:
     checker: str | None = field(
         default=None,
         metadata={
-            "help": "A rule that scores held-out responses and trains nothing: embedded, gsm8k, or one of yours as "
+            "help": "A rule that scores held-out responses and trains nothing: one of --reward's, or one of yours as "
             "FILE.py:NAME."
         },
     )

@@ -13,8 +13,9 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.evaluation import Evaluator, standard_error_of_gain
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
-from training.step3_ppo.rewards import RULES
+from training.step3_ppo.reward_arguments import RewardArguments
 from training.step3_ppo.rewards.calling import Rule
+from training.step3_ppo.rewards.weighted import Reward, Rewards, found_rule, named_rewards, reads_model
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.rollout import ENGINES, make_engine
 from training.step3_ppo.rollout.bad_words import tokens_of_words
@@ -39,7 +40,6 @@ from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
-from training.utils.run.user_files import is_address, load_function
 
 
 class Names(NamedTuple):
@@ -48,6 +48,16 @@ class Names(NamedTuple):
     rollout_engine: Callable[[Decode | None], RolloutEngine]
     checker: Rule | None
     algorithm: Algorithm
+    rewards: tuple[Reward, ...]
+
+    @property
+    def with_reward_model(self) -> bool:
+        return reads_model(self.rewards)
+
+    @property
+    def with_critic_tokenizer(self) -> bool:
+        """Whether anything starts from --critic_model_name_or_path."""
+        return self.with_reward_model or self.algorithm.estimator.needs_critic
 
 
 @dataclass(frozen=True)
@@ -65,28 +75,52 @@ class Inputs:
     ranks: Ranks
 
 
-def checked_names(ppo: PpoArguments, algorithm_flags: AlgorithmArguments) -> Names:
+def checked_names(
+    roles: RolesArguments, ppo: PpoArguments, algorithm_flags: AlgorithmArguments, reward_flags: RewardArguments
+) -> Names:
     """Look every name up before a model loads; ThreestepError with near names for those that nothing has, and for what
     does not go together."""
     mistakes = Mistakes()
-    for flag, name, table in (
-        ("--rollout_engine", ppo.rollout_engine, ENGINES),
-        ("--checker", ppo.checker, RULES),
-    ):
-        if name is not None and name not in table and not (table is RULES and is_address(name)):
-            mistakes.add(f"{flag} expects one of {', '.join(table)}, got '{name}'{nearest_names(name, table)}")
-    checker = RULES.get(ppo.checker or "")
-    if ppo.checker and is_address(ppo.checker):
-        checker = mistakes.note(load_function, ppo.checker, "--checker")
+    engine = ppo.rollout_engine
+    mistakes.require(
+        engine in ENGINES,
+        f"--rollout_engine expects one of {', '.join(ENGINES)}, got '{engine}'{nearest_names(engine, ENGINES)}",
+    )
+    checker = None
+    if ppo.checker:
+        checker = mistakes.note(found_rule, ppo.checker, reward_flags, "--checker")
+    rewards = named_rewards(reward_flags, mistakes)
     algorithm = checked_algorithm(algorithm_flags, ppo, mistakes)
+    if algorithm is not None:
+        _check_critic_path(roles, ppo, algorithm, rewards, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None  # where a name was unknown, a mistake was noted
-    return Names(ENGINES[ppo.rollout_engine], checker, algorithm)
+    return Names(ENGINES[engine], checker, algorithm, rewards)
 
 
-def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
-    """Load both; ThreestepError where actor and reward model would read different texts from the same ids."""
+def _check_critic_path(
+    roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
+) -> None:
+    wanted_by = "the reward 'model'" if reads_model(rewards) else ""
+    if algorithm.estimator.needs_critic:
+        wanted_by = f"the critic of --advantage {algorithm.flags.advantage}"
+    mistakes.require(
+        bool(roles.critic_model_name_or_path) or not wanted_by,
+        f"--critic_model_name_or_path expects a model folder or hub name for {wanted_by}, got nothing; give step 2's "
+        "model, or take --reward without model and an --advantage without critic",
+    )
+    mistakes.require(
+        reads_model(rewards) or not ppo.normalize_reward_scores,
+        "--normalize_reward_scores is of the reward model's scores, and --reward has no model; leave it out",
+    )
+
+
+def load_tokenizers(roles: RolesArguments, data: DataArguments, with_critic: bool = True) -> Tokenizers:
+    """Load both; ThreestepError where actor and reward model would read different texts from the same ids.
+    with_critic: False where nothing is loaded from the critic's path."""
     actor = use_chat_template(load_tokenizer(roles.actor_model_name_or_path, roles.pad_token), data)
+    if not with_critic:
+        return Tokenizers(actor, None)
     critic = use_chat_template(load_tokenizer(roles.critic_model_name_or_path, roles.pad_token), data)
     if not same_tokenizer(actor, critic):
         raise ThreestepError(
@@ -161,20 +195,24 @@ def make_parts(
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
+    reward_flags: RewardArguments,
     metrics: MetricsWriter,
     folder: RunFolder,
     say: Callable[..., None],
 ) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
     """Return what the trainer works with besides the models and the data."""
     longest = data.max_prompt_seq_len + ppo.max_answer_seq_len
-    for model in (roles.actor_model, roles.scorer):
+    read = [(roles.actor_model, lambda rows: roles.actor(rows).logprobs_M)]
+    if roles.scorer is not None and roles.reward_model is not None:
+        read.append((roles.scorer, roles.reward_model))
+    elif roles.critic_model is not None and roles.critic is not None:
+        critic = roles.critic
+        read.append((roles.critic_model, lambda rows: critic(rows, at="targets")))
+    for model, _ in read:
         check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
-    packed = (
-        may_pack(ppo.padded, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, longest, say)
-        and may_pack(ppo.padded, roles.scorer, roles.actor, roles.reward_model, longest, say)
-    )  # fmt: skip
+    packed = all(may_pack(ppo.padded, model, roles.actor, own, longest, say) for model, own in read)
     plan = _plan(ppo, longest, roles.actor_model, packed)
-    settings = _settings(inputs, tokenizer, scale, run, data, ppo, names.algorithm, plan)
+    settings = _settings(inputs, tokenizer, scale, run, data, ppo, reward_flags, names, plan)
     engine = make_engine(
         names.rollout_engine,
         lambda ids: str(tokenizer.decode(list(ids))),
@@ -219,9 +257,11 @@ def _settings(
     run: RunArguments,
     data: DataArguments,
     ppo: PpoArguments,
-    algorithm: Algorithm,
+    reward_flags: RewardArguments,
+    names: Names,
     plan: PlanSettings,
 ) -> PpoSettings:
+    algorithm = names.algorithm
     end_token_id = end_of_conversation_id(tokenizer, conversation_end(data, tokenizer))
     sampling = Sampling(
         max_new_tokens=ppo.max_answer_seq_len,
@@ -234,6 +274,12 @@ def _settings(
         bad_words=tokens_of_words(ppo.bad_words, tokenizer, end_token_id),
         stop=tuple(ppo.stop),
     )
+    rewards = Rewards(
+        named=names.rewards,
+        timeout_seconds=reward_flags.reward_timeout,
+        columns=tuple(inputs.columns),
+        texts_of=lambda rollout: rollout.texts(tokenizer.decode, end_token_id),
+    )
     return PpoSettings(
         total_rollouts=inputs.total_rollouts,
         prompts_per_batch=ppo.per_device_generation_batch_size,
@@ -245,7 +291,7 @@ def _settings(
         eval_interval=ppo.eval_interval,
         seed=run.seed,
         sampling=sampling,
-        experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id),
+        experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards),
         learning=learning_settings(algorithm, ppo),
     )
 
@@ -260,7 +306,7 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
     ):
         if name == "model_ema" and roles.average is not None:
             roles.average.put_in_place()
-        if engine is not None and model is not None:
+        if engine is not None and model is not None and tokenizer is not None:
             tensors = engine.full_state(model)
             if engine.ranks.is_main:
                 save_model(folder.path / name, model, tensors, tokenizer)

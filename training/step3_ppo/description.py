@@ -5,6 +5,7 @@ B sequences, R response tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,7 @@ from training.step3_ppo.dynamic_sampling import equal_groups
 from training.step3_ppo.experience import ExperienceSettings, outcome_scores
 from training.step3_ppo.mismatch import clipped_tokens, mismatch_sums
 from training.step3_ppo.records import Experience
-from training.utils.engine.collectives import summed_numbers
+from training.utils.engine.collectives import gathered, summed_numbers
 
 
 def described(
@@ -34,7 +35,25 @@ def described(
     if settings.samples_per_prompt > 1:
         figures["rollout/equal_groups"] = equal * settings.samples_per_prompt / responses
     figures |= {name: value / responses for name, value in total.items() if name in _A_RESPONSE}
-    return figures | {name: value / tokens for name, value in total.items() if name not in _A_RESPONSE}
+    figures |= {name: value / tokens for name, value in total.items() if name not in _A_RESPONSE}
+    return figures | reward_means(experiences)
+
+
+def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Return `reward/NAME`, the mean of each reward and of each value that a function gave, over the responses of all
+    ranks that have it. A collective; ranks need not have the same names."""
+    found: dict[str, list[float]] = {}
+    for experience in experiences:
+        for name, part_B in experience.reward_parts.items():
+            found.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
+    own = {name: (sum(values), len(values)) for name, values in found.items()}
+    everyone = gathered(own)
+    means = {}
+    for name in sorted({name for part in everyone for name in part}):
+        parts = [part[name] for part in everyone if name in part]
+        if count := sum(count for _, count in parts):
+            means[f"reward/{name}"] = sum(total for total, _ in parts) / count
+    return means
 
 
 # The other figures are means over tokens.

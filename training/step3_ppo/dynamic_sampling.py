@@ -9,25 +9,13 @@ B sequences, G groups (prompts).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from training.step3_ppo.records import Rollout
-from training.utils.data.phases import PromptRow
+from training.step3_ppo.records import Rollout, Samples, Scored
 from training.utils.engine.collectives import largest
-
-
-@dataclass(frozen=True)
-class Samples:
-    """rows: the G prompts. rollout, scores_B: their samples, those of a prompt adjacent. outcomes_B: what is compared,
-    the scores with what lengths and ends take off."""
-
-    rows: tuple[PromptRow, ...]
-    rollout: Rollout
-    scores_B: torch.Tensor
-    outcomes_B: torch.Tensor
 
 
 def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:
@@ -44,14 +32,14 @@ def with_differing_groups(
     draw(attempt, prompts): so many further prompts with their samples; every rank asks for the same number at once,
     that of the rank that lacks most. Groups that a rank has too many are dropped.
     """
-    device = samples.scores_B.device
+    device = samples.rollout.response_lengths_B.device
     for attempt in range(tries):
-        equal = torch.nonzero(equal_groups(samples.outcomes_B, samples_per_prompt)).flatten().tolist()
+        equal = torch.nonzero(equal_groups(samples.scored.outcomes_B, samples_per_prompt)).flatten().tolist()
         wanted = largest(len(equal), device)
         if wanted == 0:
             break
         fresh = draw(attempt, wanted)
-        usable = torch.nonzero(~equal_groups(fresh.outcomes_B, samples_per_prompt)).flatten().tolist()
+        usable = torch.nonzero(~equal_groups(fresh.scored.outcomes_B, samples_per_prompt)).flatten().tolist()
         groups = list(range(len(samples.rows)))
         for place, found in zip(equal, usable, strict=False):  # the shorter of the two ends it
             groups[place] = len(samples.rows) + found
@@ -64,13 +52,23 @@ def _chosen(first: Samples, second: Samples, groups: list[int], samples_per_prom
     rows = (*first.rows, *second.rows)
     taken = torch.tensor(
         [group * samples_per_prompt + sample for group in groups for sample in range(samples_per_prompt)],
-        device=first.scores_B.device,
+        device=first.rollout.response_lengths_B.device,
+    )
+    one, two = first.scored, second.scored
+
+    def part(name: str) -> torch.Tensor:
+        none_B = [torch.full_like(scored.scores_B, float("nan")) for scored in (one, two)]
+        return torch.cat([one.parts.get(name, none_B[0]), two.parts.get(name, none_B[1])])[taken]
+
+    scored = Scored(
+        scores_B=torch.cat([one.scores_B, two.scores_B])[taken],
+        outcomes_B=torch.cat([one.outcomes_B, two.outcomes_B])[taken],
+        parts={name: part(name) for name in {**one.parts, **two.parts}},
     )
     return Samples(
         rows=tuple(rows[group] for group in groups),
         rollout=_joined(first.rollout, second.rollout, taken, pad_token_id),
-        scores_B=torch.cat([first.scores_B, second.scores_B])[taken],
-        outcomes_B=torch.cat([first.outcomes_B, second.outcomes_B])[taken],
+        collect=lambda: scored,
     )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from training.step3_ppo.experience import ExperienceSettings, score
-from training.step3_ppo.records import Rollout
-from training.step3_ppo.rewards.calling import Rule, call_rule, reward_columns
+from training.step3_ppo.experience import ExperienceSettings
+from training.step3_ppo.rewards.calling import Rule
 from training.step3_ppo.roles import Roles
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.scoring import start_rules, start_scoring
 from training.utils.data.collate import collate_prompts
 from training.utils.data.phases import PromptRow
 from training.utils.engine.collectives import gathered
@@ -85,8 +85,8 @@ class Evaluator:
                 rollout = self.rollout_engine.roll_out(
                     model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), self.sampling, seeds
                 )
-            scores = score(rollout, self.roles, self.experience).tolist()
-        responses = self._texts(rollout)
+            scored = start_scoring(rows, rollout, self.roles, self.experience).scored
+        responses = rollout.texts(self.tokenizer.decode, self.sampling.end_token_id)
         samples = [
             {
                 "prompt_index": index,
@@ -100,36 +100,41 @@ class Evaluator:
                 "columns": row.columns,
             }
             for index, row, response, reward, tokens, ended in zip(
-                indices, rows, responses, scores, rollout.response_lengths_B, rollout.ended_B, strict=True
+                indices,
+                rows,
+                responses,
+                scored.scores_B.tolist(),
+                rollout.response_lengths_B,
+                rollout.ended_B,
+                strict=True,
             )
         ]
+        for name, part_B in scored.parts.items():
+            for sample, value in zip(samples, part_B.tolist(), strict=True):
+                sample[f"reward/{name}"] = value
         if self.checker is not None:
-            prompts, columns = [row.prompt_text for row in rows], reward_columns(rows, self.columns)
-            checks, values = call_rule(self.checker, prompts, responses, columns)
+            seconds = self.experience.rewards.timeout_seconds
+            wait = start_rules({"--checker": self.checker}, rows, responses, self.columns, seconds, device)
+            checks, values = wait()["--checker"]
             for place, sample in enumerate(samples):
                 sample["check"] = checks[place]
                 sample |= {f"check/{name}": own[place] for name, own in values.items()}
         return samples
 
-    def _texts(self, rollout: Rollout) -> list[str]:
-        """The responses as text, without the end-of-conversation token."""
-        end = self.sampling.end_token_id
-        return [
-            str(self.tokenizer.decode(rollout.text_ids_of(index, end)))
-            for index in range(len(rollout.response_lengths_B))
-        ]
-
     def _record(self, step: int, samples: list[dict[str, Any]]) -> None:
         def mean(name: str) -> float:
-            return sum(float(sample[name]) for sample in samples) / len(samples)
+            values = [float(sample[name]) for sample in samples if name in sample]
+            return sum(values) / len(values)
 
         figures = {
             "eval/reward": mean("reward"),
             "eval/response_tokens": mean("response_tokens"),
             "eval/ended_share": mean("ended"),
         }
-        checked = [name for name in samples[0] if name == "check" or name.startswith("check/")]
-        figures |= {f"eval/{name}": mean(name) for name in checked}
+        # A value that a function gives with some batches only has a mean over those.
+        named = dict.fromkeys(name for sample in samples for name in sample)
+        told = [name for name in named if name == "check" or name.startswith(("check/", "reward/"))]
+        figures |= {f"eval/{name}": mean(name) for name in told}
         self.metrics.write(step, figures)
         self.folder.append_samples(samples)
 

@@ -15,8 +15,9 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.kl import AdaptiveKl, FixedKl
 from training.step3_ppo.mismatch import importance_weights
-from training.step3_ppo.records import Experience, Rollout
+from training.step3_ppo.records import Experience, Rollout, Samples
 from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment, shaped_rewards
+from training.step3_ppo.rewards.weighted import MODEL_ALONE, Rewards
 from training.step3_ppo.roles import Roles
 from training.utils.engine.collectives import largest, summed
 from training.utils.layout.documents import Document, TokenSequence, join, plain, shared_prompt
@@ -66,7 +67,8 @@ class MismatchSettings:
 class ExperienceSettings:
     """Of parts 3 to 6; see the flags of the same names. score_scale: of --normalize_reward_scores; None leaves scores
     as they are. samples_per_prompt: adjacent sequences of a rollout that are one group. reads_old_logprobs: False where
-    the update is exactly on-policy and nothing else reads them. mismatch: None does not correct."""
+    the update is exactly on-policy and nothing else reads them. mismatch: None does not correct. rewards: what is
+    summed to the score; score_scale and clip_reward are the reward model's."""
 
     temperature: float
     score_scale: ScoreScale | None
@@ -81,21 +83,22 @@ class ExperienceSettings:
     reads_old_logprobs: bool
     plan: PlanSettings
     pad_token_id: int
+    rewards: Rewards = MODEL_ALONE
 
 
 def make_experience(
-    rollout: Rollout,
-    scores_B: torch.Tensor,
-    greedy_scores_B: torch.Tensor | None,
+    samples: Samples,
+    greedy: Samples | None,
     roles: Roles,
     settings: ExperienceSettings,
     kl_coef: float,
 ) -> Experience:
     """Parts 4 to 6: log-probabilities and values, rewards of tokens, advantages. A collective: all ranks call.
 
-    scores_B: of the responses. greedy_scores_B: of the greedy response to each one's prompt, where the estimator needs
-    it.
+    greedy: one greedy response to each prompt, where the estimator needs it. Scores are collected after the forwards,
+    during which reward functions may be at work.
     """
+    rollout = samples.rollout
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
     critic, reference = roles.critic, roles.reference
     old_BR = ref_BR = values_BR = None
@@ -109,7 +112,11 @@ def make_experience(
     kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
     if not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
         kl_BR = settings.kl.estimate(old_BR, ref_BR)
-    rewards_BR = shaped_rewards(outcome_scores(rollout, scores_B, settings.length), kl_BR, lengths_B, kl_coef)
+    scored = samples.scored
+    greedy_scores_B = None
+    if greedy is not None:
+        greedy_scores_B = greedy.scored.outcomes_B.repeat_interleave(settings.samples_per_prompt)
+    rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef)
     group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
     inputs = AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR, greedy_scores_B, over_ranks=summed)
     advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
@@ -118,7 +125,7 @@ def make_experience(
     counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     return Experience(
         rollout=rollout,
-        scores_B=scores_B,
+        scores_B=scored.scores_B,
         counts_B=counts_B,
         rewards_BR=rewards_BR,
         advantages_BR=advantages_BR,
@@ -127,6 +134,7 @@ def make_experience(
         values_BR=values_BR,
         returns_BR=returns_BR,
         weights_BR=_weights(rollout, old_BR, settings.mismatch),
+        reward_parts=scored.parts,
     )
 
 
@@ -155,8 +163,9 @@ def _weights(
 
 @torch.no_grad()
 def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
-    """Return scores_B: the reward model at each response's last real token, on the scale that is asked for, clipped to
-    +- clip_reward."""
+    """Return float32 [B]: the reward model at each response's last real token, on the scale that is asked for, clipped
+    to +- clip_reward."""
+    assert roles.reward_model is not None  # loaded wherever --reward has the model
     sequences = sequences_of(rollout)
     scores_B = torch.zeros(len(sequences), device=rollout.response_ids_BR.device)
     for chosen, rows in laid_out(sequences, settings.plan, settings.pad_token_id, scores_B.device):

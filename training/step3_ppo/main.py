@@ -12,19 +12,20 @@ from collections.abc import Sequence
 
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
+from training.step3_ppo.reward_arguments import RewardArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments, AlgorithmArguments)
+GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments, AlgorithmArguments, RewardArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
-    run, data, roles_arguments, ppo, algorithm = groups
+    run, data, roles_arguments, ppo, algorithm, reward = groups
 
     from training.step3_ppo.assembly import (
         checked_names,
@@ -41,10 +42,10 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.engine.startup import started_process_group
     from training.utils.run.metrics import MetricsWriter, say
 
-    names = checked_names(ppo, algorithm)
+    names = checked_names(roles_arguments, ppo, algorithm, reward)
     with started_process_group() as ranks:
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizers = load_tokenizers(roles_arguments, data)
+        tokenizers = load_tokenizers(roles_arguments, data, names.with_critic_tokenizer)
         scale = chosen_scale(roles_arguments, ppo)
         inputs = load_prompts(run, data, ppo, algorithm.critic_warmup, tokenizers.actor, ranks, say)
         roles = load_roles(
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> None:
                 roles_arguments.critic_engine(),
                 with_critic=names.algorithm.estimator.needs_critic,
                 with_reference=names.algorithm.wants_reference,
+                with_reward_model=names.with_reward_model,
                 warmup_steps=inputs.warmup_steps,
                 offload_reference=roles_arguments.offload_reference_model,
                 offload_reward_model=roles_arguments.offload_reward_model,
@@ -66,7 +68,9 @@ def main(argv: Sequence[str]) -> None:
         )
         with MetricsWriter(folder.path, ranks.is_main) as metrics:
             folder.start_samples()
-            parts = make_parts(roles, names, inputs, tokenizers.actor, scale, run, data, ppo, metrics, folder, say)
+            parts = make_parts(
+                roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say
+            )
             rollout_engine, evaluator, settings = parts
             result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
 

@@ -12,10 +12,14 @@ Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
+
+from training.utils.data.phases import PromptRow
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,41 @@ class Rollout:
         ids_r = self.response_of(index)
         return ids_r[:-1] if ids_r[-1] == end_token_id else ids_r
 
+    def texts(self, decode: Callable[[torch.Tensor], Any], end_token_id: int) -> list[str]:
+        """The responses as text, without the end-of-conversation token."""
+        return [str(decode(self.text_ids_of(index, end_token_id))) for index in range(len(self.response_lengths_B))]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """float32 [B] each. scores_B: the weighted sum of the rewards. outcomes_B: what samples of a prompt compare, the
+    scores with what lengths and ends take off. parts: each reward by its name, and what else a function gave as
+    NAME/KEY; NaN where it gave none."""
+
+    scores_B: torch.Tensor
+    outcomes_B: torch.Tensor
+    parts: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """rows: the prompts. rollout: their samples, those of a prompt adjacent. collect: waits for reward functions that
+    are still at work; it is called once, by the first who reads `scored`."""
+
+    rows: tuple[PromptRow, ...]
+    rollout: Rollout
+    collect: Callable[[], Scored]
+
+    @cached_property
+    def scored(self) -> Scored:
+        return self.collect()
+
 
 @dataclass(frozen=True)
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32 and 0 outside the response.
 
-    scores_B: of the response, before what its length and end take off.
+    scores_B: of the response, before what its length and end take off; reward_parts: of what it is the sum (Scored).
     counts_B: bool, False where the response is left out of the loss.
     rewards_BR: score at the last token; minus KL at each, where the KL is in the reward.
     advantages_BR: whitened over all ranks, where the estimator asks for it.
@@ -85,3 +118,4 @@ class Experience:
     values_BR: torch.Tensor | None = None
     returns_BR: torch.Tensor | None = None
     weights_BR: torch.Tensor | None = None
+    reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -44,15 +44,16 @@ class Reference:
 class Roles:
     """actor_model, critic_model and scorer (the reward model's) are the transformers models inside; `whole_actor` lends
     the actor's whole weights to a rollout. critic: None where advantages need no values; reference: None where no KL is
-    wanted; average: of the actor's weights, None where it is not asked for."""
+    wanted; reward_model and scorer: None where functions alone reward; average: of the actor's weights, None where it
+    is not asked for."""
 
     actor: TrainingEngine
     actor_model: PreTrainedModel
     critic: TrainingEngine | None
     critic_model: PreTrainedModel | None
     reference: Reference | None
-    reward_model: FrozenModel
-    scorer: PreTrainedModel
+    reward_model: FrozenModel | None
+    scorer: PreTrainedModel | None
     whole_actor: WholeModel
     average: WeightAverage | None = None
 
@@ -70,10 +71,10 @@ class Roles:
 
 
 class Tokenizers(NamedTuple):
-    """One vocabulary; only the pad tokens may differ."""
+    """One vocabulary; only the pad tokens may differ. critic: None where neither critic nor reward model is loaded."""
 
     actor: PreTrainedTokenizerBase
-    critic: PreTrainedTokenizerBase
+    critic: PreTrainedTokenizerBase | None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class RoleSettings:
     critic_engine: EngineSettings
     with_critic: bool = True
     with_reference: bool = True
+    with_reward_model: bool = True
     warmup_steps: int = 0
     offload_reference: bool = False
     offload_reward_model: bool = False
@@ -102,15 +104,19 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
         )
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
+        tokenizer = tokenizers.critic
+        assert tokenizer is not None  # loaded wherever a scalar model is
         return load_under(
             settings.critic_engine,
             ranks,
-            lambda dtype: load_scalar_model(model, dtype, tokenizers.critic, must_have_head=True),
+            lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True),
         )
 
-    scorer = scalar_model(ModelSettings(settings.critic_model.name_or_path))
-    offloads = settings.critic_engine.offload or settings.offload_reward_model
-    reward_model = FrozenModel(ScalarModel(scorer), replace(settings.critic_engine, offload=offloads), ranks)
+    scorer = reward_model = None
+    if settings.with_reward_model:
+        scorer = scalar_model(ModelSettings(settings.critic_model.name_or_path))
+        offloads = settings.critic_engine.offload or settings.offload_reward_model
+        reward_model = FrozenModel(ScalarModel(scorer), replace(settings.critic_engine, offload=offloads), ranks)
     adapter_is_all = settings.actor_model.lora_dim > 0 and settings.actor_model.only_optimize_lora
     frozen_actor = None
     if settings.with_reference and not adapter_is_all:

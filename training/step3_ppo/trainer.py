@@ -14,14 +14,15 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from training.step3_ppo.description import described
-from training.step3_ppo.dynamic_sampling import Samples, with_differing_groups
+from training.step3_ppo.dynamic_sampling import with_differing_groups
 from training.step3_ppo.evaluation import Evaluator
-from training.step3_ppo.experience import make_experience, outcome_scores, score
+from training.step3_ppo.experience import make_experience
 from training.step3_ppo.learning import learn_minibatch, make_minibatch, pieces_of, text_sequence
 from training.step3_ppo.prompt_source import PromptSource
-from training.step3_ppo.records import Experience, Rollout
+from training.step3_ppo.records import Experience, Rollout, Samples
 from training.step3_ppo.roles import Roles
 from training.step3_ppo.rollout.base import RolloutEngine
+from training.step3_ppo.scoring import start_scoring
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import TextBlock
@@ -104,10 +105,8 @@ class PpoTrainer:
         return self._drawn(prompts, count, sample_seeds, self.settings.sampling.temperature)
 
     def score(self, prompts: PromptBatch, rollout: Rollout) -> Samples:
-        """Part 3: the reward model's scores, and what the responses' ends and lengths take off."""
-        how = self.settings.experience
-        scores_B = score(rollout, self.roles, how)
-        return Samples(prompts.rows, rollout, scores_B, outcome_scores(rollout, scores_B, how.length))
+        """Part 3: the reward model's scores; reward functions go on working until the scores are read, in part 5."""
+        return start_scoring(prompts.rows, rollout, self.roles, self.settings.experience)
 
     def replace_equal_groups(self, samples: Samples, iteration: int, batch: int) -> Samples:
         """Parts 1 to 3 for further prompts, where all samples of a prompt score the same."""
@@ -135,14 +134,11 @@ class PpoTrainer:
     def experience_of(self, samples: Samples) -> Experience:
         """Parts 4 to 6; where the estimator asks for it, after a greedy response to each prompt was scored."""
         settings = self.settings.experience
-        greedy_scores_B = None
+        greedy = None
         if settings.estimator.needs_greedy:
             prompts = collate_prompts(samples.rows, self.settings.sampling.pad_token_id)
-            greedy = self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0)
-            greedy_scores_B = self.score(prompts, greedy).outcomes_B.repeat_interleave(settings.samples_per_prompt)
-        return make_experience(
-            samples.rollout, samples.scores_B, greedy_scores_B, self.roles, settings, self.kl_control.coefficient
-        )
+            greedy = self.score(prompts, self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0))
+        return make_experience(samples, greedy, self.roles, settings, self.kl_control.coefficient)
 
     def learn(self, experiences: Sequence[Experience], iteration: int) -> dict[str, float]:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic."""

@@ -12,6 +12,7 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.assembly import _plan, checked_names, chosen_scale, load_prompts, load_tokenizers, summary_of
 from training.step3_ppo.evaluation import Evaluation
+from training.step3_ppo.reward_arguments import RewardArguments
 from training.step3_ppo.rewards import RULES
 from training.step3_ppo.rollout.hf import TransformersRollout
 from training.step3_ppo.settings import PpoResult
@@ -22,17 +23,46 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
 
+def names_of(critic: str = "c", reward: str = "model:1.0", **ppo):
+    roles = RolesArguments(actor_model_name_or_path="a", critic_model_name_or_path=critic)
+    algorithm = AlgorithmArguments(advantage=ppo.pop("advantage", "gae"))
+    flags = PpoArguments(num_samples_per_prompt=2, **ppo)
+    return checked_names(roles, flags, algorithm, RewardArguments(reward=reward))
+
+
 def test_names_stand_for_parts():
-    names = checked_names(PpoArguments(checker="gsm8k"), AlgorithmArguments())
+    names = names_of(checker="gsm8k", reward="gsm8k,model:0.5")
     assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"]
-    assert checked_names(PpoArguments(), AlgorithmArguments()).checker is None
+    assert [(reward.name, reward.weight) for reward in names.rewards] == [("gsm8k", 1.0), ("model", 0.5)]
+    assert names_of().checker is None
+
+
+@pytest.mark.parametrize(
+    ("reward", "advantage", "with_model", "with_tokenizer"),
+    [("model", "gae", True, True), ("gsm8k", "gae", False, True), ("model", "rloo", True, True),
+     ("gsm8k", "rloo", False, False)],
+)  # fmt: skip
+def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_tokenizer):
+    names = names_of(reward=reward, advantage=advantage)
+    assert (names.with_reward_model, names.with_critic_tokenizer) == (with_model, with_tokenizer)
+    if not with_tokenizer:
+        names_of("", reward, advantage=advantage)
+        return
+    wanted = "the reward 'model'" if advantage == "rloo" else "the critic of --advantage gae"
+    with pytest.raises(ThreestepError, match=f"--critic_model_name_or_path expects .* name for {wanted}, got nothing"):
+        names_of("", reward, advantage=advantage)
+
+
+def test_a_scale_without_the_reward_model():
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores is of the reward model's scores, and --reward"):
+        names_of(reward="gsm8k", normalize_reward_scores=True)
 
 
 def test_names_that_nothing_has_are_told_together_with_near_ones():
     with pytest.raises(ThreestepError) as caught:
-        checked_names(PpoArguments(rollout_engine="hff", checker="gsm8"), AlgorithmArguments(advantage="gea"))
+        names_of(rollout_engine="hff", checker="gsm8", advantage="gea", reward="modle")
     said = str(caught.value)
-    assert said.startswith("3 mistakes in the configuration:")
+    assert said.startswith("4 mistakes in the configuration:") and "got 'modle'; did you mean 'model'" in said
     for part in ("--advantage expects one of gae, grpo", "got 'gea'; did you mean 'gae'", "'hff'", "'gsm8k'"):
         assert part in said
 
@@ -50,6 +80,8 @@ def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
 
     tokenizers = load("same")
     assert tokenizers.actor.get_vocab() == tokenizers.critic.get_vocab()
+    roles = RolesArguments(actor_model_name_or_path=str(tmp_path / "actor"))
+    assert load_tokenizers(roles, DataArguments(), with_critic=False).critic is None
     with pytest.raises(ThreestepError, match=r"the tokenizers of --actor_model_name_or_path .* differ: the reward"):
         load("other")
 

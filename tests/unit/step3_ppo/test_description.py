@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
+from training.step3_ppo import description
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
-from training.step3_ppo.description import described
+from training.step3_ppo.description import described, reward_means
 from training.step3_ppo.experience import ExperienceSettings, KlSettings, LengthSettings, MismatchSettings
 from training.step3_ppo.kl import k1
 from training.step3_ppo.records import Experience, Rollout
@@ -87,3 +88,17 @@ def test_what_is_missing_has_no_figure():
 def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():
     sampled = described([dataclasses.replace(made(), old_logprobs_BR=None)], SETTINGS, CPU)
     assert sampled["rollout/kl"] == pytest.approx((1.0 + 0.5 - 1.0) / 2)
+
+
+def test_rewards_are_means_over_those_that_have_them(monkeypatch):
+    nan = float("nan")
+    first = dataclasses.replace(made(), reward_parts={"gsm8k": torch.tensor([1.0, 0.0])})
+    both = {"gsm8k": torch.tensor([1.0, 1.0]), "gsm8k/n": torch.tensor([nan, 3.0]), "none": torch.tensor([nan, nan])}
+    second = dataclasses.replace(made(), reward_parts=both)
+    assert reward_means([first, second]) == {"reward/gsm8k": 3 / 4, "reward/gsm8k/n": 3.0}
+    assert described([first, second], SETTINGS, CPU)["reward/gsm8k"] == 3 / 4
+    # Another rank has one response of each, and a value that this one lacks.
+    other = {"gsm8k": (0.0, 1), "gsm8k/n": (1.0, 1), "gsm8k/m": (5.0, 1)}
+    monkeypatch.setattr(description, "gathered", lambda own: [own, other])
+    means = {"reward/gsm8k": 3 / 5, "reward/gsm8k/n": 2.0, "reward/gsm8k/m": 5.0}
+    assert reward_means([first, second]) == means

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from training.step3_ppo.dynamic_sampling import Samples, equal_groups, with_differing_groups
-from training.step3_ppo.records import Rollout
+from training.step3_ppo.dynamic_sampling import equal_groups, with_differing_groups
+from training.step3_ppo.records import Rollout, Samples, Scored
 from training.utils.data.phases import PromptRow
 
 PAD = 9
@@ -27,8 +27,10 @@ def samples(outcomes: list[list[float]], first: int, prompt_width: int, width: i
         ended_B=numbers_B % 2 == 0,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
-    flat_B = torch.tensor(outcomes).flatten()
-    return Samples(rows, rollout, flat_B + 10, flat_B)
+    flat_B = torch.tensor(outcomes).flatten().float()
+    # Each batch has a value of its own beside the one that all have.
+    scored = Scored(flat_B + 10, flat_B, {"rule": flat_B + 20, f"rule/{first}": flat_B})
+    return Samples(rows, rollout, lambda: scored)
 
 
 def test_equal_groups():
@@ -48,7 +50,9 @@ def check(found: Samples, prompts: list[int]) -> None:
         length = int(rollout.response_lengths_B[index])
         assert rollout.sampled_logprobs_BR[index, :length].tolist() == [-number] * length
         assert (rollout.response_ids_BR[index, length:] == PAD).all()
-    assert torch.equal(found.scores_B, found.outcomes_B + 10)
+    scored = found.scored
+    assert torch.equal(scored.scores_B, scored.outcomes_B + 10)
+    assert torch.equal(scored.parts["rule"], scored.outcomes_B + 20)
 
 
 def test_replacements_take_the_places_of_equal_groups():
@@ -63,7 +67,10 @@ def test_replacements_take_the_places_of_equal_groups():
     found = with_differing_groups(first, draw, tries=5, samples_per_prompt=2, pad_token_id=PAD)
     assert asked == [(0, 2), (1, 1)]  # and no further, since nothing is equal any more
     check(found, [11, 1, 20])
-    assert found.outcomes_B.tolist() == [0, 5, 0, 1, 3, 4]
+    assert found.scored.outcomes_B.tolist() == [0, 5, 0, 1, 3, 4]
+    parts = found.scored.parts
+    assert parts["rule/0"].nan_to_num(-1).tolist() == [-1, -1, 0, 1, -1, -1]
+    assert parts["rule/10"].nan_to_num(-1).tolist() == [0, 5, -1, -1, -1, -1]
 
 
 def test_after_the_last_try_what_is_left_stays():

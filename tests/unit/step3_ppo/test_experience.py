@@ -25,7 +25,7 @@ from training.step3_ppo.experience import (
 )
 from training.step3_ppo.kl import k1, k2
 from training.step3_ppo.mismatch import importance_weights
-from training.step3_ppo.records import Rollout
+from training.step3_ppo.records import Rollout, Samples, Scored
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -83,7 +83,12 @@ def how(**changes) -> ExperienceSettings:
 
 
 def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scores_B=None):
-    return make_experience(rollout, score(rollout, roles, settings), greedy_scores_B, roles, settings, kl_coef=0.1)
+    def samples(scores_B) -> Samples:
+        scored = Scored(scores_B, outcome_scores(rollout, scores_B, settings.length), {"model": scores_B})
+        return Samples((), rollout, lambda: scored)
+
+    greedy = None if greedy_scores_B is None else samples(greedy_scores_B)
+    return make_experience(samples(score(rollout, roles, settings)), greedy, roles, settings, kl_coef=0.1)
 
 
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:

@@ -85,7 +85,7 @@ def test_samples_of_a_prompt_are_adjacent_with_seeds_of_their_own():
     assert call.prompts[0::2] == call.prompts[1::2] == [10 + row.row_id for row in prompts.rows]
     assert call.seeds == [seed for first in seeds for seed in (first, derived_seed(first, "sample", 1))]
     assert len(set(call.seeds)) == 8 and call.temperature == 0.9
-    assert trainer.score(prompts, rollout).scores_B.tolist() == [6.0] * 8
+    assert trainer.score(prompts, rollout).scored.scores_B.tolist() == [6.0] * 8
 
 
 def test_the_greedy_baseline_is_one_response_a_prompt(monkeypatch):
@@ -95,8 +95,8 @@ def test_the_greedy_baseline_is_one_response_a_prompt(monkeypatch):
     prompts, seeds = trainer.next_prompts(1, 0)
     trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
     assert engine.calls[1].prompts == engine.calls[0].prompts[::2] and engine.calls[1].temperature == 0.0
-    _, scores_B, greedy_B, _, settings, kl_coef = given["parts"]
-    assert scores_B.tolist() == [6.0] * 8 and greedy_B.tolist() == [5.0] * 8
+    samples, greedy, _, settings, kl_coef = given["parts"]
+    assert samples.scored.scores_B.tolist() == [6.0] * 8 and greedy.scored.outcomes_B.tolist() == [5.0] * 4
     assert settings.estimator is ESTIMATORS["remax"] and kl_coef == 0.1
 
 

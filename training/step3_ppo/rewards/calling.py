@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -12,6 +14,7 @@ from training.utils.run.errors import ThreestepError
 
 # fn(prompts, responses, **columns) -> one number a response, or (those, {name: one number a response}).
 Rule = Callable[..., Any]
+SHOWN_CHARACTERS = 80  # of a prompt or a response, in an error
 
 
 def reward_columns(rows: Sequence[PromptRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
@@ -25,29 +28,80 @@ def reward_columns(rows: Sequence[PromptRow], names: Iterable[str] = ()) -> dict
     return {"ground_truth": [row.reference for row in rows], **carried}
 
 
-def call_rule(
-    rule: Rule, prompts: Sequence[str], responses: Sequence[str], columns: dict[str, list[Any]]
-) -> tuple[list[float], dict[str, list[float]]]:
+@dataclass(frozen=True)
+class RuleBatch:
+    """What a rule is called with, one entry a response in each list; and the uids that errors name."""
+
+    uids: list[str]
+    prompts: list[str]
+    responses: list[str]
+    columns: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def called(self, rule: Rule) -> Any:
+        return rule(list(self.prompts), list(self.responses), **self.columns)
+
+    def only(self, index: int) -> RuleBatch:
+        """The batch of that one sample."""
+        columns = {name: [values[index]] for name, values in self.columns.items()}
+        return RuleBatch([self.uids[index]], [self.prompts[index]], [self.responses[index]], columns)
+
+    def sample(self, index: int) -> str:
+        """A sample as errors name it."""
+        prompt, response = self.prompts[index][:SHOWN_CHARACTERS], self.responses[index][:SHOWN_CHARACTERS]
+        return f"uid {self.uids[index]}, prompt {prompt!r}, response {response!r}"
+
+
+def rule_batch(rows: Sequence[PromptRow], responses: Sequence[str], names: Iterable[str] = ()) -> RuleBatch:
+    """rows: one a response. names: see `reward_columns`."""
+    prompts = [row.prompt_text for row in rows]
+    return RuleBatch([row.uid for row in rows], prompts, list(responses), reward_columns(rows, names))
+
+
+def call_rule(name: str, rule: Rule, batch: RuleBatch) -> tuple[list[float], dict[str, list[float]]]:
     """Return the scores, and the values to log by name (none where the rule gives scores alone).
 
-    Raises ThreestepError, which names the rule, for anything but one finite number a response.
+    Raises ThreestepError, which names the rule and, where one is to blame, the sample, for anything but one finite
+    number a response. What the rule itself raises goes through: see `raised`.
     """
-    answer = rule(list(prompts), list(responses), **columns)
+    answer = batch.called(rule)
     scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
-    name = getattr(rule, "__name__", str(rule))
     return (
-        _numbers(scores, f"reward function '{name}'", responses),
-        {key: _numbers(own, f"reward function '{name}', value '{key}'", responses) for key, own in values.items()},
+        _numbers(scores, f"reward function '{name}'", batch),
+        {key: _numbers(own, f"reward function '{name}', value '{key}'", batch) for key, own in values.items()},
     )
 
 
-def _numbers(given: Any, who: str, responses: Sequence[str]) -> list[float]:
+def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, look: bool = True) -> ThreestepError:
+    """Return the error that says what `rule` raised, where, and for which sample.
+
+    A rule is called with a whole batch, so the sample is looked for: the first for which the rule, called with it
+    alone, raises the same.
+    """
+    guilty = f"{len(batch)} samples at once, the first of them {batch.sample(0)}"
+    for index in range(len(batch) if look else 0):
+        try:
+            batch.only(index).called(rule)
+        except BaseException as own:  # noqa: BLE001 - as the first time, also SystemExit
+            if type(own) is type(problem):
+                guilty = batch.sample(index)
+                break
+    place = traceback.extract_tb(problem.__traceback__)[-1]
+    return ThreestepError(
+        f"reward function '{name}' raised {type(problem).__name__}: {problem} ({place.filename}, line {place.lineno}) "
+        f"for {guilty}"
+    )
+
+
+def _numbers(given: Any, who: str, batch: RuleBatch) -> list[float]:
     if not isinstance(given, Iterable) or isinstance(given, (str, dict)):
-        raise ThreestepError(f"{who}: expected a list of {len(responses)} numbers, got {type(given).__name__}")
+        raise ThreestepError(f"{who}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
     numbers = list(given)
-    if len(numbers) != len(responses):
-        raise ThreestepError(f"{who}: expected {len(responses)} numbers, one a response, got {len(numbers)}")
-    for number, response in zip(numbers, responses, strict=True):
+    if len(numbers) != len(batch):
+        raise ThreestepError(f"{who}: expected {len(batch)} numbers, one a response, got {len(numbers)}")
+    for index, number in enumerate(numbers):
         if not isinstance(number, Real) or not math.isfinite(number):
-            raise ThreestepError(f"{who}: expected a finite number, got {number!r} for the response {response[:80]!r}")
+            raise ThreestepError(f"{who}: expected a finite number, got {number!r} for {batch.sample(index)}")
     return [float(number) for number in numbers]
