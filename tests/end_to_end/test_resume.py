@@ -19,7 +19,13 @@ from tests.end_to_end.conftest import MODULES, SHARED, run_step, save_start
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 PROGRAM = ROOT / "tests" / "end_to_end" / "resume_program.py"
 TIMES = ("seconds", "time/", "train/tokens_per_second", "train/pairs_per_second", "train/mfu", "reference/")
-BATCH = "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false --max_train_steps 3"
+BATCH = "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false --max_train_steps 3 --eval_interval 2"
+
+PPO = (
+    "--max_train_steps 3 --per_device_generation_batch_size 2 --per_device_training_batch_size 2 --eval_interval 2 "
+    "--max_answer_seq_len 8 --kl_control adaptive --kl_target 0.1 --kl_horizon 100 --actor_learning_rate 1e-3 "
+    "--critic_learning_rate 1e-3"
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +67,47 @@ def same(unbroken: Path, resumed: Path, models: tuple[str, ...] = ("model",)) ->
         assert all(mine[name].equal(other[name]) for name in mine), model
 
 
-RANKS = {"alone": (1, 0), "together": (2, 2)}
+@pytest.fixture(scope="module")
+def scorer(place: Path, start: Path) -> Path:
+    """A reward model of random weights."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
+
+    torch.manual_seed(1)
+    LlamaForSequenceClassification(AutoConfig.from_pretrained(start, num_labels=1)).save_pretrained(place / "scorer")
+    AutoTokenizer.from_pretrained(start).save_pretrained(place / "scorer")
+    return place / "scorer"
 
 
-@pytest.mark.parametrize("name", RANKS)
-def test_stopped_after_each_step_and_resumed(place: Path, start: Path, pairs_file: Path, name: str):
-    world_size, stage = RANKS[name]
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_stopped_and_resumed(place: Path, start: Path, scorer: Path, pairs_file: Path, text_file: Path, world_size: int):
+    """bf16 without ZeRO on one rank; float32 with ZeRO 2 on two, with a sampler of prompts that has a state."""
     root = place / f"resume_{world_size}"
     root.mkdir()
+    dtype = ["--dtype", "bf16" if world_size == 1 else "fp32"]
+    stage = 0 if world_size == 1 else 2
     data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "resume_cache"]
-    trained = [*data, *BATCH.split(), "--zero_stage", stage, "--dtype", "fp32" if world_size == 2 else "bf16", "--eval_interval", 2]
-    flags = {
-        1: ["--model_name_or_path", start, *trained, "--neftune_alpha", 5],
-        2: ["--model_name_or_path", start, *trained],
-        "dpo": ["--model_name_or_path", start, *trained],
-    }
-    runs: list[tuple[str, list[object], Path]] = []
+    trained = ["--model_name_or_path", start, *data, *dtype, *BATCH.split(), "--zero_stage", stage]
+    flags: dict[int | str, list[object]] = {1: [*trained, "--neftune_alpha", 5]}
+    if world_size == 1:
+        flags[2] = trained
+    else:
+        flags["dpo"] = trained
+    flags[3] = [
+        "--actor_model_name_or_path", start, "--critic_model_name_or_path", scorer, *data, *dtype, *PPO.split(),
+        "--actor_zero_stage", stage, "--critic_zero_stage", stage, "--unsupervised_dataset_name", f"jsonl:{text_file}",
+    ]  # fmt: skip
+    if world_size == 2:
+        flags[3] += ["--prompt_sampler", f"{ROOT}/examples/curriculum.py:WorstAgain"]
+    runs = []
     for step, own in flags.items():
-        unbroken, stopped = root / f"{step}_unbroken", root / f"{step}_stopped"
-        runs.append((MODULES[step], own, unbroken))
-        # Time is always short: each run ends after its first step, but for the last.
-        runs += [(MODULES[step], [*own, "--resume", "--stop_before", 1], stopped)] * 3
-    ended = run_program(root, "runs", world_size, runs)
-    assert ended == ["done", "exit 0", "exit 0", "done"] * len(flags)
+        runs.append((MODULES[step], own, root / f"{step}_unbroken"))
+        # Time is always short: the run ends after its first step.
+        runs.append((MODULES[step], [*own, "--stop_before", "1s"], root / f"{step}_stopped"))
+        runs.append((MODULES[step], [*own, "--resume"], root / f"{step}_stopped"))
+    assert run_program(root, "runs", world_size, runs) == ["done", "exit 0", "done"] * len(flags)
     for step in flags:
-        models = ("model", "critic") if step == 3 else ("model",)
-        same(root / f"{step}_unbroken", root / f"{step}_stopped", models)
-        kept = sorted(path.name for path in (root / f"{step}_stopped" / "checkpoints").iterdir())
-        assert kept == ["latest", "step_000001", "step_000002"]
+        unbroken, stopped = root / f"{step}_unbroken", root / f"{step}_stopped"
+        same(unbroken, stopped, ("model", "critic") if step == 3 else ("model",))
+        assert (stopped / "checkpoints" / "latest").read_text() == "step_000001\n"
+    assert figures(root / "3_unbroken", "samples.jsonl") == figures(root / "3_stopped", "samples.jsonl")

@@ -35,6 +35,7 @@ from training.utils.models.attention import long_rows_are_free
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
 from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
@@ -63,6 +64,7 @@ class Inputs:
     optimizer_steps: int
     warmup_steps: int
     ranks: Ranks
+    data_fingerprint: str
 
 
 def checked_names(ppo: PpoArguments, algorithm_flags: AlgorithmArguments) -> Names:
@@ -82,6 +84,16 @@ def checked_names(ppo: PpoArguments, algorithm_flags: AlgorithmArguments) -> Nam
     mistakes.raise_if_any()
     assert algorithm is not None  # where a name was unknown, a mistake was noted
     return Names(ENGINES[ppo.rollout_engine], checker, algorithm)
+
+
+def check_resumable(saving: CheckpointArguments, ppo: PpoArguments) -> None:
+    """ThreestepError where a run would go on whose rollouts are numbered from its beginning."""
+    for flag in ("rollout_dump", "rollout_replay"):
+        if saving.resume is not None and getattr(ppo, flag) is not None:
+            raise ThreestepError(
+                f"--resume does not go together with --{flag}, whose files are numbered from the run's beginning; "
+                "leave one of them out"
+            )
 
 
 def load_tokenizers(roles: RolesArguments, data: DataArguments) -> Tokenizers:
@@ -147,8 +159,9 @@ def load_prompts(
         ranks,
     )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
+    data_is = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
     return Inputs(
-        source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks
+        source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks, data_is
     )
 
 

@@ -161,8 +161,7 @@ def kept_run(
         manifest = read_manifest(plan.found)
         _check_settings(plan.found, manifest["settings"], settings)
         told = json.loads((plan.found / _TRAINER_FILE).read_text(encoding="utf-8"))
-        barrier()
-        run.cut_logs(told["log_sizes"])
+    run.cut_logs(told.get("log_sizes", {}))  # an earlier run's, where this one begins
     present = {name: engine for name, engine in engines.items() if engine is not None}
     with (
         MetricsWriter(run.path, ranks.is_main, told.get("step", 0), told.get("seconds", 0.0)) as metrics,
