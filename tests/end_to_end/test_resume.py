@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed.launch import ROOT, run_ranks
-from tests.end_to_end.conftest import MODULES, SHARED, run_step, save_start
+from tests.end_to_end.conftest import MODULES, SHARED, save_start
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 PROGRAM = ROOT / "tests" / "end_to_end" / "resume_program.py"
@@ -80,7 +80,9 @@ def scorer(place: Path, start: Path) -> Path:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_stopped_and_resumed(place: Path, start: Path, scorer: Path, pairs_file: Path, text_file: Path, world_size: int):
+def test_stopped_and_resumed(
+    place: Path, start: Path, scorer: Path, pairs_file: Path, text_file: Path, world_size: int
+) -> None:
     """bf16 without ZeRO on one rank; float32 with ZeRO 2 on two, with a sampler of prompts that has a state."""
     root = place / f"resume_{world_size}"
     root.mkdir()
@@ -111,3 +113,36 @@ def test_stopped_and_resumed(place: Path, start: Path, scorer: Path, pairs_file:
         same(unbroken, stopped, ("model", "critic") if step == 3 else ("model",))
         assert (stopped / "checkpoints" / "latest").read_text() == "step_000001\n"
     assert figures(root / "3_unbroken", "samples.jsonl") == figures(root / "3_stopped", "samples.jsonl")
+
+
+def test_sigterm_ends_two_ranks_with_a_checkpoint_and_the_command_to_go_on(place: Path, start: Path, pairs_file: Path):
+    """Through DeepSpeed's launcher, which passes no signal on."""
+    folder = place / "resume_sigterm"
+    flags = ["--model_name_or_path", start, "--data_path", f"jsonl:{pairs_file}", "--output_dir", folder]
+    flags += ["--data_output_path", place / "resume_cache", *SHARED.split(), *BATCH.split(), "--num_train_epochs", 1000]
+    flags[flags.index("--max_train_steps") + 1] = 4000
+    command = [sys.executable, "-m", "training.utils.run.launch", MODULES[1], *(str(flag) for flag in flags)]
+    variables = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "THREESTEP_RANKS": "2"}
+    log = open(place / "sigterm.txt", "w+")  # noqa: SIM115
+    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 300
+        metrics = folder / "metrics.jsonl"
+        while not (metrics.exists() and "train/loss" in metrics.read_text()) and time.monotonic() < deadline:
+            assert process.poll() is None, (place / "sigterm.txt").read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=300)
+    finally:
+        process.kill()
+        log.close()
+    said = (place / "sigterm.txt").read_text()
+    assert code == 0, said
+    (line,) = [line for line in said.splitlines() if line.startswith("stopped after step ")]
+    done = int(line.split()[3])
+    assert line.endswith(
+        f"(SIGTERM); to go on: THREESTEP_RANKS=2 python -m training.utils.run.launch training.step1_sft.main --config "
+        f"{folder}/config.yaml --resume"
+    )
+    assert (folder / "checkpoints" / "latest").read_text() == f"step_{done:06d}\n"
+    assert figures(folder)[-1]["step"] == done and not (folder / "model").exists()

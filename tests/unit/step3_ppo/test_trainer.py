@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,3 +148,13 @@ def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
     for iteration in (1, 2, 3):
         trainer.learn([], iteration)
     assert told == [False, False, True]
+
+
+def test_the_trainers_own_state_comes_back():
+    trainer, other = (made_trainer(Engine(), kl_control="adaptive") for _ in range(2))
+    trainer.kl_control.update(100.0, 64)
+    trainer.texts_taken = 5
+    state = json.loads(json.dumps(trainer.state_dict()))
+    assert state["kl_control"]["coefficient"] != other.kl_control.coefficient
+    other.load_state_dict(state)
+    assert other.state_dict() == state and other.texts_taken == 5

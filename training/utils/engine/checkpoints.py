@@ -153,8 +153,8 @@ def kept_run(
     data_fingerprint: str,
     ranks: Ranks,
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
-    """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines`. Inside, signals
-    wait for the end of a step."""
+    """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines`. Inside,
+    signals wait for the end of a step. ThreestepError where the checkpoint is of other data."""
     settings = {**plan.settings, "data": data_fingerprint}
     told: dict[str, Any] = {}
     if plan.found is not None:
@@ -171,7 +171,7 @@ def kept_run(
 
 
 class KeptCheckpoints(Checkpoints):
-    """Those of a run by its command line. `told`: what _TRAINER_FILE of the checkpoint holds; empty at the beginning."""
+    """Those of a run by its command line. told: what _TRAINER_FILE of the checkpoint holds; empty at the beginning."""
 
     def __init__(
         self,

@@ -78,8 +78,8 @@ class MetricsWriter:
 def progress_bar(
     total: int, name: str, is_main_rank: bool, unit: str = "step", on_terminal_only: bool = False, done: int = 0
 ) -> tqdm:
-    """A bar on rank 0's stderr; silent elsewhere. done: where a resumed run goes on. Where stderr is no terminal it is drawn every 10 seconds, or not at
-    all (`on_terminal_only`).
+    """A bar on rank 0's stderr; silent elsewhere. Where stderr is no terminal it is drawn every 10 seconds, or not at
+    all (`on_terminal_only`). done: where a resumed run goes on.
     """
     return tqdm(
         total=total,
