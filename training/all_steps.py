@@ -176,6 +176,7 @@ def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
     seconds = {}
     for step in STEPS:
         seconds[step] = _run(step, f"training.{step}.main", ["--config", str(config_files[step])], plan.ranks)
+        _end_where_stopped(step, plan.output_dir / step)
     return seconds
 
 
@@ -316,6 +317,13 @@ def _run(name: str, module: str, flags: Sequence[str], ranks: int | None) -> flo
         )
         sys.exit(code)
     return seconds
+
+
+def _end_where_stopped(step: str, folder: Path) -> None:
+    """A step that a signal stopped ends well too, with a checkpoint in place of its figures."""
+    if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
+        print(f"{TITLES[step]} was stopped and wrote a checkpoint; nothing after it was started", flush=True)
+        sys.exit(0)
 
 
 if __name__ == "__main__":

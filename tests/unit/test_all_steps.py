@@ -198,6 +198,18 @@ def test_an_old_figure_is_never_taken_for_new(steps, tmp_path, monkeypatch):
         all_steps.main(["--config", "run.yaml"])
 
 
+def test_nothing_is_started_after_a_step_that_was_stopped(steps, tmp_path, monkeypatch, capsys):
+    calls = []
+    folder = tmp_path / "runs/x/step1_sft/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "latest").write_text("step_000001")
+    monkeypatch.setattr(all_steps, "launch", lambda module, *_: calls.append(module) or 0)
+    with pytest.raises(SystemExit) as end:
+        all_steps.main(["--config", "run.yaml"])
+    assert end.value.code == 0 and calls == ["training.new_model", "training.step1_sft.main"]
+    assert "was stopped and wrote a checkpoint; nothing after it was started" in capsys.readouterr().out
+
+
 def test_the_file_is_looked_for_here_and_in_the_work_dir(steps, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

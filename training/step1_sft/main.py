@@ -15,30 +15,33 @@ from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, SftArguments)
+GROUPS = (RunArguments, CheckpointArguments, DataArguments, ModelArguments, EngineArguments, SftArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.SFT)
-    run, data, model, engine, sft = groups
+    run, saving, data, model, engine, sft = groups
 
     from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import use_chat_template
+    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer
     from training.utils.models.saving import save_model
     from training.utils.models.token_model import PolicyModel
-    from training.utils.run.metrics import MetricsWriter, say
+    from training.utils.run.metrics import say
 
     settings = engine.settings(sft.learning_rate)
     with started_process_group() as ranks:
+        plan = plan_checkpoints(saving, run.output_dir, "training.step1_sft.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
         added = add_tokens(tokenizer, data.tokens_in_need)
@@ -64,8 +67,10 @@ def main(argv: Sequence[str]) -> None:
             engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed
         )
 
-        with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            result = SftTrainer(trained, phase.train, phase.eval, loop, metrics, sft.settings()).train()
+        data_is = phase.train.manifest["fingerprint"]
+        with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):
+            trainer = SftTrainer(trained, phase.train, phase.eval, loop, metrics, sft.settings(), checkpoints)
+            result = trainer.train()
 
         tensors = trained.full_state(causal_lm)
         if ranks.is_main:

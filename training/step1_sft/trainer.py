@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.settings import SftSettings
 from training.utils.data.documents import sentence_document
 from training.utils.data.phases import SentenceRow
+from training.utils.engine.checkpoints import Checkpoints
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
@@ -69,6 +70,7 @@ class SftTrainer:
         settings: LoopSettings,
         metrics: MetricsWriter,
         sft: SftSettings,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
@@ -76,6 +78,7 @@ class SftTrainer:
         self.settings = settings
         self.metrics = metrics
         self.sft = sft
+        self.checkpoints = checkpoints or Checkpoints()
         self.ranks = engine.ranks
 
     def train(self) -> SftResult:
@@ -83,9 +86,13 @@ class SftTrainer:
         settings = self.settings
         started = time.monotonic()
         stream = ShuffledStream(len(self.train_rows), settings.seed)
-        before = after = self.evaluate(step=0)
-        with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main) as bar:
-            for step in range(1, settings.total_steps + 1):
+        done, saved = self.checkpoints.restore()
+        if saved:
+            before, after = (Evaluation(**saved[name]) for name in ("before", "after"))
+        else:
+            before = after = self.evaluate(step=0)
+        with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main, done=done) as bar:
+            for step in range(done + 1, settings.total_steps + 1):
                 first = (step - 1) * settings.items_per_step
                 taken = stream.take(first, settings.items_per_step)
                 figures = self._optimizer_step([self.train_rows[row] for row in taken], first)
@@ -93,6 +100,8 @@ class SftTrainer:
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)
+                if self.checkpoints.due(step, settings.total_steps):
+                    self.checkpoints.save(step, {"before": asdict(before), "after": asdict(after)})
         return SftResult(before, after, time.monotonic() - started)
 
     def evaluate(self, step: int) -> Evaluation:

@@ -15,16 +15,17 @@ from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, DpoArguments)
+GROUPS = (RunArguments, CheckpointArguments, DataArguments, ModelArguments, EngineArguments, DpoArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, read the reference, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
-    run, data, model, engine, dpo = groups
+    run, saving, data, model, engine, dpo = groups
     dpo.check_reference(model)
 
     from training.step2_dpo.loss import Objective
@@ -33,16 +34,18 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import use_chat_template
+    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer
     from training.utils.models.saving import save_model
     from training.utils.models.token_model import PolicyModel
-    from training.utils.run.metrics import MetricsWriter, say
+    from training.utils.run.metrics import say
 
     settings = engine.settings(dpo.learning_rate)
     with started_process_group() as ranks:
+        plan = plan_checkpoints(saving, run.output_dir, "training.step2_dpo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
         added = add_tokens(tokenizer, data.tokens_in_need)
@@ -67,7 +70,8 @@ def main(argv: Sequence[str]) -> None:
             engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed
         )
 
-        with MetricsWriter(folder.path, ranks.is_main) as metrics:
+        data_is = phase.train.manifest["fingerprint"]
+        with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):
             if dpo.reference == "adapter_off":
                 references = adapter_off_references(trained, causal_lm)
             else:
@@ -76,7 +80,8 @@ def main(argv: Sequence[str]) -> None:
                     file = reference_file(name, phase, data, engine.dtype, packed)
                 references = known_references(trained, phase.train, phase.eval, loop, file, metrics, say)
             objective = Objective(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.sft_coef)
-            result = DpoTrainer(trained, phase.train, phase.eval, references, objective, loop, metrics).train()
+            rows = (phase.train, phase.eval)
+            result = DpoTrainer(trained, *rows, references, objective, loop, metrics, checkpoints).train()
 
         tensors = trained.full_state(causal_lm)
         if ranks.is_main:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import torch
 
@@ -19,6 +19,7 @@ from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, p
 from training.step2_dpo.reference import References
 from training.utils.data.documents import responses_document
 from training.utils.data.phases import ResponsesRow
+from training.utils.engine.checkpoints import Checkpoints
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
@@ -83,6 +84,7 @@ class DpoTrainer:
         objective: Objective,
         settings: LoopSettings,
         metrics: MetricsWriter,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
@@ -91,6 +93,7 @@ class DpoTrainer:
         self.objective = objective
         self.settings = settings
         self.metrics = metrics
+        self.checkpoints = checkpoints or Checkpoints()
         self.ranks = engine.ranks
 
     def train(self) -> DpoResult:
@@ -98,15 +101,21 @@ class DpoTrainer:
         settings = self.settings
         started = time.monotonic()
         stream = ShuffledStream(len(self.train_rows), settings.seed)
-        before = after = self.evaluate(step=0)
-        with progress_bar(settings.total_steps, "step 2, DPO", self.ranks.is_main) as bar:
-            for step in range(1, settings.total_steps + 1):
+        done, saved = self.checkpoints.restore()
+        if saved:
+            before, after = (saved[name] and Evaluation(**saved[name]) for name in ("before", "after"))
+        else:
+            before = after = self.evaluate(step=0)
+        with progress_bar(settings.total_steps, "step 2, DPO", self.ranks.is_main, done=done) as bar:
+            for step in range(done + 1, settings.total_steps + 1):
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step(taken)
                 self.metrics.write(step, figures)
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)
+                if self.checkpoints.due(step, settings.total_steps):
+                    self.checkpoints.save(step, {"before": before and asdict(before), "after": after and asdict(after)})
         return DpoResult(before, after, time.monotonic() - started)
 
     def evaluate(self, step: int) -> Evaluation | None:

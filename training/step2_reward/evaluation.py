@@ -7,6 +7,7 @@ there is nothing to take one of, it is None and never NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +102,24 @@ class Evaluation:
                 own = {"mean": spread.mean, "std": spread.std, **spread.percentiles}
                 numbers |= {f"{name}_{figure}": value for figure, value in own.items()}
         return numbers
+
+
+def evaluation_from(plain: dict[str, Any]) -> Evaluation:
+    """The Evaluation of which dataclasses.asdict made `plain`, also after a way through JSON."""
+
+    def spread_or_none(name: str) -> Spread | None:
+        return None if plain[name] is None else Spread(**plain[name])
+
+    return Evaluation(
+        **{
+            **plain,
+            "chosen": spread_or_none("chosen"),
+            "rejected": spread_or_none("rejected"),
+            "by_length": [LengthBucket(**bucket) for bucket in plain["by_length"]],
+            "calibration": [CalibrationBin(**each) for each in plain["calibration"]],
+            "histogram": Histogram(**plain["histogram"]),
+        }
+    )
 
 
 def evaluate(scored: ScoredResponses) -> Evaluation:

@@ -17,16 +17,17 @@ from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, ModelArguments, EngineArguments, RewardArguments)
+GROUPS = (RunArguments, CheckpointArguments, DataArguments, ModelArguments, EngineArguments, RewardArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
-    run, data, model, engine, reward = groups
+    run, saving, data, model, engine, reward = groups
 
     from training.step2_reward.batches import check_margins
     from training.step2_reward.loss import LossOptions
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import conversation_end, use_chat_template
+    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
@@ -47,10 +49,11 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.models.saving import save_model
     from training.utils.models.score_scale import ScoreScale, set_score_scale
     from training.utils.models.token_model import ScalarModel
-    from training.utils.run.metrics import MetricsWriter, say
+    from training.utils.run.metrics import say
 
     settings = engine.settings(reward.learning_rate)
     with started_process_group() as ranks:
+        plan = plan_checkpoints(saving, run.output_dir, "training.step2_reward.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
         added = add_tokens(tokenizer, data.tokens_in_need)
@@ -71,9 +74,10 @@ def main(argv: Sequence[str]) -> None:
             engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run.seed
         )
 
-        with MetricsWriter(folder.path, ranks.is_main) as metrics:
+        data_is = phase.train.manifest["fingerprint"]
+        with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):
             options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
-            trainer = RewardTrainer(trained, phase.train, phase.eval, loop, metrics, options)
+            trainer = RewardTrainer(trained, phase.train, phase.eval, loop, metrics, options, checkpoints)
             result = trainer.train()
             chosen = trainer.chosen_scores(reward.normalization_rows)
 

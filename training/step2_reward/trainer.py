@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 from training.step2_reward.batches import RankedBatch, computed_tokens, ranked_batches
-from training.step2_reward.evaluation import Evaluation, Spread, evaluate, spread
+from training.step2_reward.evaluation import Evaluation, Spread, evaluate, evaluation_from, spread
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.scoring import chosen_alone, score_responses
 from training.utils.data.documents import responses_document
 from training.utils.data.phases import ResponsesRow
+from training.utils.engine.checkpoints import Checkpoints
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
@@ -45,12 +46,14 @@ class RewardTrainer:
         settings: LoopSettings,
         metrics: MetricsWriter,
         options: LossOptions = LossOptions(),  # noqa: B008 (frozen, and the plain loss)
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
         self.eval_rows = eval_rows
         self.settings = settings
         self.metrics = metrics
+        self.checkpoints = checkpoints or Checkpoints()
         self.options = options
         self.ranks = engine.ranks
 
@@ -59,15 +62,21 @@ class RewardTrainer:
         settings = self.settings
         started = time.monotonic()
         stream = ShuffledStream(len(self.train_rows), settings.seed)
-        before = after = self.evaluate(step=0)
-        with progress_bar(settings.total_steps, "step 2, reward model", self.ranks.is_main) as bar:
-            for step in range(1, settings.total_steps + 1):
+        done, saved = self.checkpoints.restore()
+        if saved:
+            before, after = (evaluation_from(saved[name]) for name in ("before", "after"))
+        else:
+            before = after = self.evaluate(step=0)
+        with progress_bar(settings.total_steps, "step 2, reward model", self.ranks.is_main, done=done) as bar:
+            for step in range(done + 1, settings.total_steps + 1):
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step([self.train_rows[row] for row in taken])
                 self.metrics.write(step, figures)
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)
+                if self.checkpoints.due(step, settings.total_steps):
+                    self.checkpoints.save(step, {"before": asdict(before), "after": asdict(after)})
         return RewardResult(before, after, time.monotonic() - started)
 
     def evaluate(self, step: int) -> Evaluation:

@@ -36,6 +36,7 @@ from training.utils.models.attention import long_rows_are_free
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
 from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
@@ -73,6 +74,7 @@ class Inputs:
     optimizer_steps: int
     warmup_steps: int
     ranks: Ranks
+    data_fingerprint: str
 
 
 def checked_names(
@@ -113,6 +115,16 @@ def _check_critic_path(
         reads_model(rewards) or not ppo.normalize_reward_scores,
         "--normalize_reward_scores is of the reward model's scores, and --reward has no model; leave it out",
     )
+
+
+def check_resumable(saving: CheckpointArguments, ppo: PpoArguments) -> None:
+    """ThreestepError where a run would go on whose rollouts are numbered from its beginning."""
+    for flag in ("rollout_dump", "rollout_replay"):
+        if saving.resume is not None and getattr(ppo, flag) is not None:
+            raise ThreestepError(
+                f"--resume does not go together with --{flag}, whose files are numbered from the run's beginning; "
+                "leave one of them out"
+            )
 
 
 def load_tokenizers(roles: RolesArguments, data: DataArguments, with_critic: bool = True) -> Tokenizers:
@@ -181,8 +193,9 @@ def load_prompts(
         ranks,
     )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
+    data_is = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
     return Inputs(
-        source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks
+        source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks, data_is
     )
 
 

@@ -16,18 +16,28 @@ from training.step3_ppo.reward_arguments import RewardArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, DataArguments, RolesArguments, PpoArguments, AlgorithmArguments, RewardArguments)
+GROUPS = (
+    RunArguments,
+    CheckpointArguments,
+    DataArguments,
+    RolesArguments,
+    PpoArguments,
+    AlgorithmArguments,
+    RewardArguments,
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
-    run, data, roles_arguments, ppo, algorithm, reward = groups
+    run, saving, data, roles_arguments, ppo, algorithm, reward = groups
 
     from training.step3_ppo.assembly import (
+        check_resumable,
         checked_names,
         chosen_scale,
         load_prompts,
@@ -38,12 +48,15 @@ def main(argv: Sequence[str]) -> None:
     )
     from training.step3_ppo.roles import RoleSettings, load_roles
     from training.step3_ppo.trainer import PpoTrainer
+    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
-    from training.utils.run.metrics import MetricsWriter, say
+    from training.utils.run.metrics import say
 
     names = checked_names(roles_arguments, ppo, algorithm, reward)
+    check_resumable(saving, ppo)
     with started_process_group() as ranks:
+        plan = plan_checkpoints(saving, run.output_dir, "training.step3_ppo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         tokenizers = load_tokenizers(roles_arguments, data, names.with_critic_tokenizer)
         scale = chosen_scale(roles_arguments, ppo)
@@ -66,13 +79,14 @@ def main(argv: Sequence[str]) -> None:
             ranks,
             total_steps=inputs.optimizer_steps,
         )
-        with MetricsWriter(folder.path, ranks.is_main) as metrics:
-            folder.start_samples()
+        engines = {"actor": roles.actor, "critic": roles.critic}
+        with kept_run(plan, folder, engines, inputs.data_fingerprint, ranks) as (metrics, checkpoints):
             parts = make_parts(
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say
             )
             rollout_engine, evaluator, settings = parts
-            result = PpoTrainer(roles, rollout_engine, inputs.train, inputs.texts, evaluator, settings, metrics).train()
+            rows = (inputs.train, inputs.texts)
+            result = PpoTrainer(roles, rollout_engine, *rows, evaluator, settings, metrics, checkpoints).train()
 
         save_roles(roles, tokenizers, folder)
         summary = summary_of(result)

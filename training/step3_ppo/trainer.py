@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from tqdm import tqdm
 
 from training.step3_ppo.description import described
 from training.step3_ppo.dynamic_sampling import with_differing_groups
-from training.step3_ppo.evaluation import Evaluator
+from training.step3_ppo.evaluation import Evaluation, Evaluator
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.learning import learn_minibatch, make_minibatch, pieces_of, text_sequence
 from training.step3_ppo.prompt_source import PromptSource
@@ -26,6 +27,7 @@ from training.step3_ppo.scoring import start_scoring
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import TextBlock
+from training.utils.engine.checkpoints import Checkpoints
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -44,6 +46,7 @@ class PpoTrainer:
         evaluator: Evaluator,
         settings: PpoSettings,
         metrics: MetricsWriter,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.roles = roles
         self.rollout_engine = rollout_engine
@@ -51,6 +54,7 @@ class PpoTrainer:
         self.evaluator = evaluator
         self.settings = settings
         self.metrics = metrics
+        self.checkpoints = checkpoints or Checkpoints()
         self.ranks = roles.actor.ranks
         self.texts = texts
         self.text_stream = ShuffledStream(len(texts), settings.seed) if texts is not None else None
@@ -61,9 +65,14 @@ class PpoTrainer:
         """Run every rollout with its updates; return the evaluations on held-out prompts."""
         settings = self.settings
         started = time.monotonic()
-        before = after = self.evaluator.evaluate(step=0)
-        with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main) as bar:
-            for iteration in range(1, settings.total_rollouts + 1):
+        done, saved = self.checkpoints.restore()
+        if saved:
+            before, after = (Evaluation(**saved[name]) for name in ("before", "after"))
+            self.load_state_dict(saved["trainer"])
+        else:
+            before = after = self.evaluator.evaluate(step=0)
+        with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main, done=done) as bar:
+            for iteration in range(done + 1, settings.total_rollouts + 1):
                 times = [time.monotonic()]
                 experiences = []
                 for batch in range(settings.generation_batches):
@@ -83,6 +92,9 @@ class PpoTrainer:
                 due = settings.eval_interval and iteration % settings.eval_interval == 0
                 if due or iteration == settings.total_rollouts:
                     after = self.evaluator.evaluate(iteration)
+                if self.checkpoints.due(iteration, settings.total_rollouts):
+                    state = {"before": asdict(before), "after": asdict(after), "trainer": self.state_dict()}
+                    self.checkpoints.save(iteration, state)
         return PpoResult(before, after, time.monotonic() - started)
 
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
@@ -182,6 +194,20 @@ class PpoTrainer:
         sequences = sum(len(experience.scores_B) for experience in experiences) * self.ranks.world_size
         if self.roles.reference is not None:
             self.kl_control.update(figures["rollout/kl"], sequences)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What iterations change beside the models, as JSON holds it. A collective."""
+        return {
+            "kl_control": self.kl_control.state_dict(),
+            "texts_taken": self.texts_taken,
+            "prompt_source": self.prompt_source.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave. A collective."""
+        self.kl_control.load_state_dict(state["kl_control"])
+        self.texts_taken = state["texts_taken"]
+        self.prompt_source.load_state_dict(state["prompt_source"])
 
     def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
         device = self.ranks.device

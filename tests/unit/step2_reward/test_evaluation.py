@@ -16,6 +16,7 @@ from training.step2_reward.evaluation import (
     calibration_bins,
     calibration_error,
     evaluate,
+    evaluation_from,
     pairs_of,
     spread,
 )
@@ -154,3 +155,12 @@ def test_the_weights_of_a_prompt_add_to_one():
     better_Q, worse_Q, weight_Q = pairs_of(np.array([0, 0, 0, 4, 4]))
     assert better_Q.tolist() == [0, 0, 1, 3] and worse_Q.tolist() == [1, 2, 2, 4]
     assert weight_Q.tolist() == pytest.approx([1 / 3] * 3 + [1])
+
+
+def test_an_evaluation_comes_back_from_json():
+    for scored in (
+        ScoredResponses(np.array([0, 0, 1, 1]), np.array([0.1, 0.3, 2.0, -1.0]), np.array([3, 4, 40, 2])),
+        ScoredResponses(np.array([], np.int64), np.array([]), np.array([], np.int64)),
+    ):
+        result = evaluate(scored)
+        assert evaluation_from(json.loads(json.dumps(asdict(result)))) == result

@@ -10,7 +10,15 @@ from tests.conftest import SENTENCES, train_tokenizer
 from tests.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
-from training.step3_ppo.assembly import _plan, checked_names, chosen_scale, load_prompts, load_tokenizers, summary_of
+from training.step3_ppo.assembly import (
+    _plan,
+    check_resumable,
+    checked_names,
+    chosen_scale,
+    load_prompts,
+    load_tokenizers,
+    summary_of,
+)
 from training.step3_ppo.evaluation import Evaluation
 from training.step3_ppo.reward_arguments import RewardArguments
 from training.step3_ppo.rewards import RULES
@@ -19,6 +27,7 @@ from training.step3_ppo.settings import PpoResult
 from training.utils.data.arguments import DataArguments
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale, set_score_scale
+from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
@@ -101,9 +110,12 @@ def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
 
 
 def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
+    class Rows(list):
+        manifest = {"fingerprint": "rows"}  # noqa: RUF012
+
     nothing = SimpleNamespace(columns={})
     phase = SimpleNamespace(
-        train=range(80), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing)
+        train=Rows(range(80)), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing)
     )
     monkeypatch.setattr("training.step3_ppo.assembly.build_phase", lambda *given: phase)
     ppo = PpoArguments(per_device_training_batch_size=8, num_train_epochs=1.0, ppo_epochs=3)  # five rollouts of 16
@@ -137,3 +149,11 @@ def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
     ppo = PpoArguments(per_device_training_batch_size=3, max_tokens_per_micro_batch=bound)
     plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed)  # hidden size 32
     assert plan == PlanSettings(1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0)
+
+
+def test_a_run_whose_rollouts_are_numbered_is_not_resumed():
+    check_resumable(CheckpointArguments(), PpoArguments(rollout_dump="x"))
+    check_resumable(CheckpointArguments(resume="latest"), PpoArguments())
+    for flag in ("rollout_dump", "rollout_replay"):
+        with pytest.raises(ThreestepError, match=f"--resume does not go together with --{flag}, whose files are"):
+            check_resumable(CheckpointArguments(resume="latest"), PpoArguments(**{flag: "x"}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -162,3 +163,13 @@ def test_the_moving_average_counts_every_step_of_the_actor(monkeypatch):
     assert told == ["step"] * 4  # two epochs of two minibatches; the critic alone
     trainer.learn([], 2)
     assert told[4:] == ["step", "average"] * 4
+
+
+def test_the_trainers_own_state_comes_back():
+    trainer, other = (made_trainer(Engine(), kl_control="adaptive") for _ in range(2))
+    trainer.kl_control.update(100.0, 64)
+    trainer.texts_taken = 5
+    state = json.loads(json.dumps(trainer.state_dict()))
+    assert state["kl_control"]["coefficient"] != other.kl_control.coefficient
+    other.load_state_dict(state)
+    assert other.state_dict() == state and other.texts_taken == 5

@@ -114,23 +114,27 @@ def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None
 def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run `command` and return its exit code (128 + the signal's number where a signal ended it).
 
-    SIGTERM and SIGUSR1 sent to this process reach every process below the command, and a command ended so
-    leaves none behind: DeepSpeed's launcher passes no signal on, and its ranks would go on in the background.
-    SIGINT is only waited out, because a terminal sends Ctrl-C to the ranks as well.
+    SIGTERM, SIGINT and SIGUSR1 sent to this process reach the ranks below the command, or where it has none every
+    process below it, and a command that fails after one leaves none behind. DeepSpeed's launcher itself must not get
+    them: it would kill the ranks, which have a checkpoint to write. So it stands in a session of its own, which a
+    terminal's Ctrl-C does not reach.
     """
     import psutil
 
-    process = subprocess.Popen(list(command), env=None if environment is None else dict(environment))
+    own = None if environment is None else dict(environment)
+    process = subprocess.Popen(list(command), env=own, start_new_session=True)
     signalled: list[psutil.Process] = []
 
     def pass_on(number: int, _frame: object) -> None:
-        for member in _tree(process.pid):
+        for member in _receivers(process.pid):
             signalled.append(member)
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.send_signal(number)
 
-    handlers = {signal.SIGTERM: pass_on, signal.SIGUSR1: pass_on, signal.SIGINT: lambda *_: None}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         code = process.wait()
     finally:
@@ -157,14 +161,27 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(launch(argv[0], argv[1:]))
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def _receivers(pid: int) -> list[psutil.Process]:
+    """The ranks below a process, which a launcher gave RANK and which no rank started; where there are none, all."""
     import psutil
 
     try:
         root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
+        members = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+    in_ranks = {member.pid for member in members if _has_rank(member)}
+    tops = [member for member in members if member.pid in in_ranks and member.ppid() not in in_ranks]
+    return tops or members
+
+
+def _has_rank(member: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return "RANK" in member.environ()
+    except psutil.Error:
+        return False
 
 
 def _deepspeed_program() -> str:

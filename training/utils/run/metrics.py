@@ -16,30 +16,46 @@ from tqdm import tqdm
 class MetricsWriter:
     """Writes one JSON object a step to metrics.jsonl and the same numbers to TensorBoard.
 
-    A metric's name is the same in both, e.g. `train/loss`. A context manager: closing flushes both.
+    A metric's name is the same in both, e.g. `train/loss`. A context manager: closing flushes both. done_steps,
+    done_seconds: where a resumed run goes on; its metrics.jsonl ends with that step.
     """
 
-    def __init__(self, output_dir: str | Path, is_main_rank: bool) -> None:
+    def __init__(
+        self, output_dir: str | Path, is_main_rank: bool, done_steps: int = 0, done_seconds: float = 0.0
+    ) -> None:
         self._file = None
         self._board = None
+        self._started = time.monotonic() - done_seconds
         if not is_main_rank:
             return
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         from torch.utils.tensorboard import SummaryWriter
 
-        for stale in (folder / "tensorboard").glob("events.out.tfevents.*"):
-            stale.unlink()  # this run's curves replace those of an earlier run in the same folder
-        self._file = open(folder / "metrics.jsonl", "w", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"))
-        self._started = time.monotonic()
+        if not done_steps:
+            for stale in (folder / "tensorboard").glob("events.out.tfevents.*"):
+                stale.unlink()  # this run's curves replace those of an earlier run in the same folder
+        self._file = open(folder / "metrics.jsonl", "a" if done_steps else "w", encoding="utf-8")
+        # TensorBoard hides what the earlier part of the run told of steps from purge_step on.
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=done_steps + 1 if done_steps else None)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has gone on, in all its parts."""
+        return time.monotonic() - self._started
+
+    def flush(self) -> None:
+        """Put everything on disk."""
+        if self._file is not None and self._board is not None:
+            self._file.flush()
+            self._board.flush()
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Record `metrics` (plain numbers) at optimizer step `step`."""
         if self._file is None or self._board is None:
             return
         plain = {name: float(value) for name, value in metrics.items()}
-        line: dict[str, Any] = {"step": step, "seconds": round(time.monotonic() - self._started, 3)}
+        line: dict[str, Any] = {"step": step, "seconds": round(self.seconds, 3)}
         # JSON has no NaN: a number that is none is written as null, so that every line stays readable.
         line.update({name: value if math.isfinite(value) else None for name, value in plain.items()})
         self._file.write(json.dumps(line) + "\n")
@@ -60,13 +76,14 @@ class MetricsWriter:
 
 
 def progress_bar(
-    total: int, name: str, is_main_rank: bool, unit: str = "step", on_terminal_only: bool = False
+    total: int, name: str, is_main_rank: bool, unit: str = "step", on_terminal_only: bool = False, done: int = 0
 ) -> tqdm:
     """A bar on rank 0's stderr; silent elsewhere. Where stderr is no terminal it is drawn every 10 seconds, or not at
-    all (`on_terminal_only`).
+    all (`on_terminal_only`). done: where a resumed run goes on.
     """
     return tqdm(
         total=total,
+        initial=done,
         desc=name,
         unit=unit,
         disable=not is_main_rank or (on_terminal_only and not sys.stderr.isatty()),

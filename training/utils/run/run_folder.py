@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+LOGS = ("metrics.jsonl", "samples.jsonl")
+
 
 class RunFolder:
     """Paths inside OUTPUT_DIR, and the small files in it. Only rank 0 writes."""
@@ -43,10 +45,20 @@ class RunFolder:
             for sample in samples:
                 file.write(json.dumps(sample, ensure_ascii=False) + "\n")
 
-    def start_samples(self) -> None:
-        """Begin samples.jsonl anew: this run's samples replace an earlier run's."""
-        if self.is_main_rank:
-            (self.path / "samples.jsonl").unlink(missing_ok=True)
+    def log_sizes(self) -> dict[str, int]:
+        """The bytes of each file that grows as the run goes on."""
+        paths = [self.path / name for name in LOGS]
+        return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+    def cut_logs(self, sizes: dict[str, int]) -> None:
+        """Cut the files that grow back to what `log_sizes` gave; one that it does not name is removed."""
+        if not self.is_main_rank:
+            return
+        for path in (self.path / name for name in LOGS):
+            if path.name not in sizes:
+                path.unlink(missing_ok=True)
+            elif path.exists() and path.stat().st_size > sizes[path.name]:
+                os.truncate(path, sizes[path.name])
 
     def _replace(self, name: str, text: str) -> None:
         if not self.is_main_rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import Any
 
 
 def derived_seed(seed: int, *names: object) -> int:
@@ -21,3 +22,34 @@ def seed_everything(seed: int, rank: int) -> None:
     random.seed(value)
     numpy.random.seed(value % 2**32)
     torch.manual_seed(value)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's, NumPy's and torch's generators in this process, as values that JSON holds."""
+    import numpy
+    import torch
+
+    version, words, gauss = random.getstate()
+    numpy_state: Any = numpy.random.get_state(legacy=False)
+    state = numpy_state["state"]
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": {**numpy_state, "state": {"key": state["key"].tolist(), "pos": int(state["pos"])}},
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "cuda": bytes(torch.cuda.get_rng_state().tolist()).hex() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Take up what `random_state` gave."""
+    import numpy
+    import torch
+
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    own = state["numpy"]["state"]
+    key = numpy.array(own["key"], dtype=numpy.uint32)
+    numpy.random.set_state({**state["numpy"], "state": {"key": key, "pos": own["pos"]}})
+    torch.set_rng_state(torch.tensor(list(bytes.fromhex(state["torch"])), dtype=torch.uint8))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(list(bytes.fromhex(state["cuda"])), dtype=torch.uint8))

@@ -149,3 +149,38 @@ def test_a_terminated_launch_leaves_nothing_behind(tmp_path):
             os.kill(pid, 0)
     finally:
         launcher.kill()
+
+
+def test_ranks_get_the_signal_and_their_launcher_does_not(tmp_path):
+    """The launcher would die of SIGUSR1; a process that a rank started is the rank's own affair."""
+    helper = "import time; time.sleep(60)"
+    rank = (
+        "import pathlib, signal, subprocess, sys\n"
+        f"helper = subprocess.Popen([sys.executable, '-c', {helper!r}])\n"
+        "got = []\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))\n"
+        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "signal.pause()\n"
+        "was_running = helper.poll() is None\n"
+        "helper.kill()\n"
+        "sys.exit(0 if was_running and got else 9)\n"
+    )
+    launcher = (
+        "import os, subprocess, sys\n"
+        f"sys.exit(subprocess.run([sys.executable, '-c', {rank!r}], env={{**os.environ, 'RANK': '0'}}).returncode)"
+    )
+    program = (
+        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
+        f"sys.exit(run_and_wait([sys.executable, '-c', {launcher!r}]))"
+    )
+    root = Path(launch.__file__).parents[3]
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    started = subprocess.Popen([sys.executable, "-c", program], cwd=root, env=environment)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(timeout=30) == 0
+    finally:
+        started.kill()

@@ -73,3 +73,22 @@ def test_only_rank_0_speaks(capsys):
     say("one")
     say("two", is_main_rank=False)
     assert capsys.readouterr().out == "one\n"
+
+
+def test_a_resumed_run_goes_on_in_both(tmp_path):
+    with MetricsWriter(tmp_path, is_main_rank=True) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(step, {"a": float(step)})
+            if step == 2:
+                metrics.flush()
+                size = (tmp_path / "metrics.jsonl").stat().st_size
+    with open(tmp_path / "metrics.jsonl", "r+") as file:  # as a resumed run's folder does
+        file.truncate(size)
+    with MetricsWriter(tmp_path, is_main_rank=True, done_steps=2, done_seconds=100.0) as metrics:
+        metrics.write(3, {"a": 30.0})
+        metrics.write(4, {"a": 40.0})
+    lines = lines_of(tmp_path)
+    assert [(line["step"], line["a"]) for line in lines] == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
+    assert lines[1]["seconds"] < 100.0 <= lines[2]["seconds"]
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("a")] == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]

@@ -23,22 +23,28 @@ def test_settings_and_summary(tmp_path):
     assert folder.model == tmp_path / "a" / "b" / "model"
 
 
-def test_samples_are_appended_and_begun_anew(tmp_path):
+def test_logs_are_appended_cut_back_and_begun_anew(tmp_path):
     folder = RunFolder(tmp_path, is_main_rank=True)
-    folder.start_samples()
     folder.append_samples([{"prompt": "größer\n", "reward": 1.0}])
+    sizes = folder.log_sizes()
+    assert sizes == {"samples.jsonl": (tmp_path / "samples.jsonl").stat().st_size}
     folder.append_samples([{"prompt": "b"}, {"prompt": "c"}])
     lines = (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["größer\n", "b", "c"]
     assert "größer" in lines[0]
-    folder.start_samples()
-    assert not (tmp_path / "samples.jsonl").exists()
+    (tmp_path / "metrics.jsonl").write_text("begun after the sizes were taken")
+    folder.cut_logs(sizes)
+    folder.cut_logs({"samples.jsonl": 10**6})  # one that is shorter stays as it is
+    assert (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines() == lines[:1]
+    assert not (tmp_path / "metrics.jsonl").exists()
+    folder.cut_logs({})
+    assert folder.log_sizes() == {}
 
 
 def test_other_ranks_write_nothing(tmp_path):
     folder = RunFolder(tmp_path / "out", is_main_rank=False)
     folder.write_config({}, "")
     folder.write_summary({})
-    folder.start_samples()
+    folder.cut_logs({})
     folder.append_samples([{}])
     assert not (tmp_path / "out").exists()

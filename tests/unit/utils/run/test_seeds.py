@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy
 import torch
 
-from training.utils.run.seeds import derived_seed, seed_everything
+from training.utils.run.seeds import derived_seed, random_state, seed_everything, set_random_state
 
 
 def test_a_stream_is_its_name():
@@ -32,3 +33,17 @@ def test_everything_is_seeded_and_ranks_differ():
     assert draw(1, 0) == draw(1, 0)
     for other in (draw(1, 1), draw(2, 0)):
         assert all(one != two for one, two in zip(draw(1, 0), other, strict=True))
+
+
+def test_random_numbers_go_on_from_a_state_that_went_through_json():
+    seed_everything(5, rank=0)
+
+    def draws():
+        return random.random(), random.gauss(0, 1), numpy.random.rand(), numpy.random.randn(), torch.rand(3).tolist()
+
+    draws()
+    state = json.loads(json.dumps(random_state()))
+    expected = draws()
+    assert draws() != expected
+    set_random_state(state)
+    assert draws() == expected

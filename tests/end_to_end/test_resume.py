@@ -1,0 +1,148 @@
+"""Runs that were stopped after each step and resumed end as those that were never stopped, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.distributed.launch import ROOT, run_ranks
+from tests.end_to_end.conftest import MODULES, SHARED, save_start
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+PROGRAM = ROOT / "tests" / "end_to_end" / "resume_program.py"
+TIMES = ("seconds", "time/", "train/tokens_per_second", "train/pairs_per_second", "train/mfu", "reference/")
+BATCH = "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false --max_train_steps 3 --eval_interval 2"
+
+PPO = (
+    "--max_train_steps 3 --per_device_generation_batch_size 2 --per_device_training_batch_size 2 --eval_interval 2 "
+    "--max_answer_seq_len 8 --kl_control adaptive --kl_target 0.1 --kl_horizon 100 --actor_learning_rate 1e-3 "
+    "--critic_learning_rate 1e-3"
+)
+
+
+@pytest.fixture(scope="module")
+def start(place: Path) -> Path:
+    """A tiny model with dropout, so that a run draws random numbers as it trains."""
+    folder = save_start(place / "start_resume")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
+    return folder
+
+
+def run_program(place: Path, name: str, world_size: int, runs: list[tuple[str, list[object], Path]]) -> list[str]:
+    """Run (module, flags, folder) one after the other on every rank; return how each ended on rank 0."""
+    note = place / f"{name}_rank_"
+    wanted = {
+        "runs": [
+            {"module": module, "flags": [str(flag) for flag in [*flags, "--output_dir", folder]], "note": str(note)}
+            for module, flags, folder in runs
+        ]
+    }
+    (place / f"{name}.json").write_text(json.dumps(wanted))
+    environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    run_ranks(PROGRAM, world_size, [place / f"{name}.json"], 600, environment)
+    return Path(f"{note}0").read_text().splitlines()
+
+
+def figures(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
+    """What a run told, without what a clock gave."""
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    plain = [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]
+    return [line for line in plain if len(line) > 1]  # more than a step
+
+
+def same(unbroken: Path, resumed: Path, models: tuple[str, ...] = ("model",)) -> None:
+    assert figures(unbroken) == figures(resumed)
+    for model in models:
+        mine, other = (load_file(folder / model / "model.safetensors") for folder in (unbroken, resumed))
+        assert mine.keys() == other.keys()
+        assert all(mine[name].equal(other[name]) for name in mine), model
+
+
+@pytest.fixture(scope="module")
+def scorer(place: Path, start: Path) -> Path:
+    """A reward model of random weights."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
+
+    torch.manual_seed(1)
+    LlamaForSequenceClassification(AutoConfig.from_pretrained(start, num_labels=1)).save_pretrained(place / "scorer")
+    AutoTokenizer.from_pretrained(start).save_pretrained(place / "scorer")
+    return place / "scorer"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_stopped_and_resumed(
+    place: Path, start: Path, scorer: Path, pairs_file: Path, text_file: Path, world_size: int
+) -> None:
+    """bf16 without ZeRO on one rank; float32 with ZeRO 2 on two, with a sampler of prompts that has a state."""
+    root = place / f"resume_{world_size}"
+    root.mkdir()
+    dtype = ["--dtype", "bf16" if world_size == 1 else "fp32"]
+    stage = 0 if world_size == 1 else 2
+    data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "resume_cache"]
+    trained = ["--model_name_or_path", start, *data, *dtype, *BATCH.split(), "--zero_stage", stage]
+    flags: dict[int | str, list[object]] = {1: [*trained, "--neftune_alpha", 5]}
+    if world_size == 1:
+        flags[2] = trained
+    else:
+        flags["dpo"] = trained
+    flags[3] = [
+        "--actor_model_name_or_path", start, "--critic_model_name_or_path", scorer, *data, *dtype, *PPO.split(),
+        "--actor_zero_stage", stage, "--critic_zero_stage", stage, "--unsupervised_dataset_name", f"jsonl:{text_file}",
+    ]  # fmt: skip
+    if world_size == 2:
+        flags[3] += ["--prompt_sampler", f"{ROOT}/examples/curriculum.py:WorstAgain"]
+    runs = []
+    for step, own in flags.items():
+        runs.append((MODULES[step], own, root / f"{step}_unbroken"))
+        # Time is always short: the run ends after its first step.
+        runs.append((MODULES[step], [*own, "--stop_before", "1s"], root / f"{step}_stopped"))
+        runs.append((MODULES[step], [*own, "--resume"], root / f"{step}_stopped"))
+    assert run_program(root, "runs", world_size, runs) == ["done", "exit 0", "done"] * len(flags)
+    for step in flags:
+        unbroken, stopped = root / f"{step}_unbroken", root / f"{step}_stopped"
+        same(unbroken, stopped, ("model", "critic") if step == 3 else ("model",))
+        assert (stopped / "checkpoints" / "latest").read_text() == "step_000001\n"
+    assert figures(root / "3_unbroken", "samples.jsonl") == figures(root / "3_stopped", "samples.jsonl")
+
+
+def test_sigterm_ends_two_ranks_with_a_checkpoint_and_the_command_to_go_on(place: Path, start: Path, pairs_file: Path):
+    """Through DeepSpeed's launcher, which passes no signal on."""
+    folder = place / "resume_sigterm"
+    flags = ["--model_name_or_path", start, "--data_path", f"jsonl:{pairs_file}", "--output_dir", folder]
+    flags += ["--data_output_path", place / "resume_cache", *SHARED.split(), *BATCH.split(), "--num_train_epochs", 1000]
+    flags[flags.index("--max_train_steps") + 1] = 4000
+    command = [sys.executable, "-m", "training.utils.run.launch", MODULES[1], *(str(flag) for flag in flags)]
+    variables = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "THREESTEP_RANKS": "2"}
+    log = open(place / "sigterm.txt", "w+")  # noqa: SIM115
+    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 300
+        metrics = folder / "metrics.jsonl"
+        while not (metrics.exists() and "train/loss" in metrics.read_text()) and time.monotonic() < deadline:
+            assert process.poll() is None, (place / "sigterm.txt").read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=300)
+    finally:
+        process.kill()
+        log.close()
+    said = (place / "sigterm.txt").read_text()
+    assert code == 0, said
+    (line,) = [line for line in said.splitlines() if line.startswith("stopped after step ")]
+    done = int(line.split()[3])
+    assert line.endswith(
+        f"(SIGTERM); to go on: THREESTEP_RANKS=2 python -m training.utils.run.launch training.step1_sft.main --config "
+        f"{folder}/config.yaml --resume"
+    )
+    assert (folder / "checkpoints" / "latest").read_text() == f"step_{done:06d}\n"
+    assert figures(folder)[-1]["step"] == done and not (folder / "model").exists()

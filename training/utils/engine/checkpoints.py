@@ -1,0 +1,291 @@
+"""Checkpoints of a run on all ranks: which one it goes on from, when one is due, what is written and loaded.
+
+A loop asks three things (`Checkpoints`). DeepSpeed writes and loads its engines' files, which are pickles: they are
+loaded from the run's own folder alone, and after every byte was compared with the manifest. All else is JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.utils.engine.collectives import barrier, from_main, largest
+from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.run.checkpoint_arguments import LATEST, MAY_CHANGE, CheckpointArguments
+from training.utils.run.checkpoints import CheckpointFolder, damage, read_manifest
+from training.utils.run.errors import ThreestepError
+from training.utils.run.interrupts import SIGNALS, Interrupts, seconds_since_start
+from training.utils.run.metrics import MetricsWriter, say
+from training.utils.run.run_folder import RunFolder
+from training.utils.run.seeds import random_state, set_random_state
+
+_TRAINER_FILE = "trainer.json"
+_TIME_IS_SHORT = len(SIGNALS) + 1
+
+
+class Checkpoints:
+    """What a loop asks. This one keeps nothing: a loop by itself, as in tests."""
+
+    def restore(self) -> tuple[int, dict[str, Any]]:
+        """Load what the run goes on from. Return how many steps are done, and what the loop gave to `save` then; 0 and
+        nothing where the run begins. A collective."""
+        return 0, {}
+
+    def due(self, step: int, total_steps: int) -> bool:
+        """Whether the loop is to call `save` after `step`: the same answer on every rank. A collective."""
+        return False
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint after `step`; where the run was asked to end, end the program with code 0. `state` is the
+        loop's own, the same on every rank, as JSON holds it. A collective."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """What the flags ask for. found: the checkpoint to go on from, undamaged; None where the run begins."""
+
+    flags: CheckpointArguments
+    folder: CheckpointFolder
+    program: str
+    settings: dict[str, Any]
+    found: Path | None
+
+
+def plan_checkpoints(
+    flags: CheckpointArguments, output_dir: str, program: str, settings: dict[str, Any], ranks: Ranks
+) -> CheckpointPlan:
+    """Find the checkpoint to go on from, before anything is written to the run's folder. program: the module, as
+    `python -m` calls it. A collective.
+
+    ThreestepError where the run would begin over an earlier one's checkpoints, where none of them is whole, and where
+    they are of other settings, which are named.
+    """
+    folder = CheckpointFolder(output_dir)
+    told = {**settings, "program": program, "ranks": ranks.world_size}
+    # Every rank hears of the same mistake, which one of them says.
+    found, mistake = from_main(_found_on_main(flags, folder, told) if ranks.is_main else None)
+    if mistake is not None:
+        raise ThreestepError(mistake)
+    return CheckpointPlan(flags, folder, program, told, found and Path(found))
+
+
+def _found_on_main(
+    flags: CheckpointArguments, folder: CheckpointFolder, settings: dict[str, Any]
+) -> tuple[str | None, str | None]:
+    try:
+        found = _chosen(flags, folder)
+        if found is not None:
+            _check_settings(found, read_manifest(found)["settings"], settings)
+            folder.point_to(found)
+    except ThreestepError as mistake:
+        return None, str(mistake)
+    return None if found is None else str(found), None
+
+
+def _chosen(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
+    steps = folder.steps()
+    if flags.resume is None:
+        if steps:
+            raise ThreestepError(
+                f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}: give --resume to go on "
+                "from them, or another --output_dir, or remove that folder"
+            )
+        return None
+    if flags.resume != LATEST:
+        return _named(Path(flags.resume), folder)
+    if not steps:
+        say(f"--resume: no checkpoint in {folder.path} yet, the run begins")
+        return None
+    problems = []
+    for path in folder.latest_first():
+        problem = damage(path)
+        if problem is None:
+            return path
+        problems.append(f"{path.name}: {problem}")
+        say(f"warning: --resume passes over {path}: {problem}")
+    raise ThreestepError(
+        f"--resume: no checkpoint in {folder.path} is whole ({'; '.join(problems)}); to begin anew, remove that folder"
+    )
+
+
+def _named(path: Path, folder: CheckpointFolder) -> Path:
+    if path.resolve().parent != folder.path.resolve() or not path.resolve().name.startswith("step_"):
+        raise ThreestepError(
+            f"--resume expects a checkpoint in {folder.path} (DeepSpeed's files are loaded from the run's own folder "
+            f"alone), got {path}; to go on elsewhere, copy the whole run and give its --output_dir"
+        )
+    problem = damage(path) if path.is_dir() else "there is no such folder"
+    if problem is not None:
+        raise ThreestepError(f"--resume {path}: {problem}; --resume without a path takes the latest that is whole")
+    return folder.path / path.resolve().name
+
+
+def _check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    differ = [
+        f"{_spelled(name)} was {saved[name]} and is {mine[name]}"
+        for name in sorted(saved.keys() & mine.keys() - MAY_CHANGE)
+        if saved[name] != mine[name]
+    ]
+    if differ:
+        raise ThreestepError(
+            f"--resume: {found} was written with other settings: {'; '.join(differ)}; give those that it had, or "
+            "begin anew in another --output_dir"
+        )
+
+
+def _spelled(name: str) -> str:
+    plain = {"ranks": "the number of ranks", "program": "the program", "data": "the data's fingerprint"}
+    return plain.get(name, f"--{name}")
+
+
+@contextlib.contextmanager
+def kept_run(
+    plan: CheckpointPlan,
+    run: RunFolder,
+    engines: Mapping[str, TrainingEngine | None],
+    data_fingerprint: str,
+    ranks: Ranks,
+) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
+    """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines`. Inside,
+    signals wait for the end of a step. ThreestepError where the checkpoint is of other data."""
+    settings = {**plan.settings, "data": data_fingerprint}
+    told: dict[str, Any] = {}
+    if plan.found is not None:
+        manifest = read_manifest(plan.found)
+        _check_settings(plan.found, manifest["settings"], settings)
+        told = json.loads((plan.found / _TRAINER_FILE).read_text(encoding="utf-8"))
+    run.cut_logs(told.get("log_sizes", {}))  # an earlier run's, where this one begins
+    present = {name: engine for name, engine in engines.items() if engine is not None}
+    with (
+        MetricsWriter(run.path, ranks.is_main, told.get("step", 0), told.get("seconds", 0.0)) as metrics,
+        Interrupts() as interrupts,
+    ):
+        yield metrics, KeptCheckpoints(plan, run, present, settings, metrics, interrupts, told, ranks)
+
+
+class KeptCheckpoints(Checkpoints):
+    """Those of a run by its command line. told: what _TRAINER_FILE of the checkpoint holds; empty at the beginning."""
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        run: RunFolder,
+        engines: Mapping[str, TrainingEngine],
+        settings: dict[str, Any],
+        metrics: MetricsWriter,
+        interrupts: Interrupts,
+        told: dict[str, Any],
+        ranks: Ranks,
+    ) -> None:
+        self._plan = plan
+        self._run = run
+        self._engines = engines
+        self._settings = settings
+        self._metrics = metrics
+        self._interrupts = interrupts
+        self._told = told
+        self._ranks = ranks
+        self._stop = 0
+        self._step_began = time.monotonic()
+        self._longest_step_seconds = 0.0
+        self._save_seconds: float | None = None
+
+    def restore(self) -> tuple[int, dict[str, Any]]:
+        found = self._plan.found
+        if found is None:
+            return 0, {}
+        for name, engine in self._engines.items():
+            _load_engine(engine, found, name)
+        set_random_state(json.loads(_random_file(found, self._ranks.rank).read_text(encoding="utf-8")))
+        say(f"goes on after step {self._told['step']}, from {found}", self._ranks.is_main)
+        self._step_began = time.monotonic()
+        return self._told["step"], self._told["state"]
+
+    def due(self, step: int, total_steps: int) -> bool:
+        flags = self._plan.flags
+        self._stop = largest(self._asked_to_stop(), self._ranks.device)
+        if step >= total_steps:
+            self._stop = 0  # the run ends now anyway, with its model
+            return flags.save_at_end
+        return self._stop > 0 or (flags.save_every > 0 and step % flags.save_every == 0)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        started = time.monotonic()
+        folder, ranks = self._plan.folder, self._ranks
+        partial = folder.partial(step)
+        if ranks.is_main:
+            folder.begin(step)
+        barrier()
+        for name, engine in self._engines.items():
+            _save_engine(engine, partial, name)
+        _random_file(partial, ranks.rank).write_text(json.dumps(random_state()), encoding="utf-8")
+        barrier()
+        if ranks.is_main:
+            self._publish(step, state)
+        barrier()
+        self._step_began = time.monotonic()
+        self._save_seconds = self._step_began - started
+        if self._stop:
+            say(self._farewell(step), ranks.is_main)
+            raise SystemExit(0)
+
+    def _publish(self, step: int, state: Mapping[str, Any]) -> None:
+        self._metrics.flush()
+        told = {
+            "step": step,
+            "seconds": self._metrics.seconds,
+            "log_sizes": self._run.log_sizes(),
+            "state": dict(state),
+        }
+        folder = self._plan.folder
+        (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(told), encoding="utf-8")
+        folder.publish(step, {"settings": self._settings})
+        folder.prune(step, self._plan.flags.keep_last)
+
+    def _asked_to_stop(self) -> int:
+        """0, or why this rank is to stop: the signal's place in SIGNALS from 1 on, or the time."""
+        now = time.monotonic()
+        self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
+        self._step_began = now
+        for place, number in enumerate(SIGNALS, start=1):
+            if self._interrupts.reason == number.name:
+                return place
+        limit = self._plan.flags.limit_seconds()
+        if limit is None:
+            return 0
+        # One more step, and a checkpoint after it, each as long as the longest so far; a first checkpoint is a guess.
+        save_seconds = self._longest_step_seconds if self._save_seconds is None else self._save_seconds
+        needed = 1.5 * (self._longest_step_seconds + save_seconds)
+        return _TIME_IS_SHORT if seconds_since_start() + needed > limit else 0
+
+    def _farewell(self, step: int) -> str:
+        reason = f"--stop_before {self._plan.flags.stop_before}"
+        if self._stop != _TIME_IS_SHORT:
+            reason = SIGNALS[self._stop - 1].name
+        ranks = f"THREESTEP_RANKS={self._ranks.world_size} "
+        config = shlex.quote(str(self._run.path / "config.yaml"))
+        return (
+            f"stopped after step {step} ({reason}); to go on: {ranks}python -m training.utils.run.launch "
+            f"{self._plan.program} --config {config} --resume"
+        )
+
+
+def _random_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"random_{rank}.json"
+
+
+def _save_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
+    engine.engine.save_checkpoint(str(folder), tag=name, save_latest=False)
+
+
+def _load_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
+    loaded, _ = engine.engine.load_checkpoint(str(folder), tag=name)
+    if loaded is None:
+        raise ThreestepError(f"--resume: DeepSpeed finds no state of '{name}' in {folder}")

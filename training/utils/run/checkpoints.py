@@ -1,0 +1,157 @@
+"""Checkpoints on disk: written beside, checksummed, published last.
+
+    OUTPUT_DIR/checkpoints/step_000100/      any files; manifest.json has the size and sha256 of each, and of itself
+    OUTPUT_DIR/checkpoints/step_000200.partial/   being written, or what a run that was killed left of one
+    OUTPUT_DIR/checkpoints/latest            a name, replaced as a whole
+
+Every byte is hashed, when written and when read: at half a gigabyte a second or more, that is little beside writing
+it. Knows nothing of engines and ranks: one process calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from training.utils.run.checkpoint_arguments import LATEST
+
+MANIFEST = "manifest.json"
+_PARTIAL = ".partial"
+_OLD = ".old"
+
+
+class CheckpointFolder:
+    """OUTPUT_DIR/checkpoints."""
+
+    def __init__(self, output_dir: str | Path) -> None:
+        self.path = Path(output_dir) / "checkpoints"
+
+    def of(self, step: int) -> Path:
+        return self.path / f"step_{step:06d}"
+
+    def partial(self, step: int) -> Path:
+        """Where the checkpoint of `step` is written."""
+        return self.path / f"step_{step:06d}{_PARTIAL}"
+
+    def begin(self, step: int) -> None:
+        """Make an empty folder to write to, and clear away what runs that were killed left behind."""
+        for path in self.path.glob("step_*"):
+            if path.name.endswith((_PARTIAL, _OLD)):
+                shutil.rmtree(path)
+        self.partial(step).mkdir(parents=True)
+
+    def publish(self, step: int, description: dict[str, Any]) -> Path:
+        """Make what was written for `step` the latest checkpoint; `description` is kept in its manifest."""
+        partial, final = self.partial(step), self.of(step)
+        _write_manifest(partial, {"step": step, **description})
+        old = final.with_name(final.name + _OLD)
+        if final.exists():  # of a line of the run that was left by resuming from before it
+            os.rename(final, old)
+        os.rename(partial, final)
+        _flush(self.path)
+        self.point_to(final)
+        if old.exists():
+            shutil.rmtree(old)
+        return final
+
+    def point_to(self, checkpoint: Path) -> None:
+        """`latest` names this one from now on."""
+        beside = self.path / f".{LATEST}.{os.getpid()}"
+        beside.write_text(checkpoint.name + "\n", encoding="utf-8")
+        _flush(beside)
+        os.replace(beside, self.path / LATEST)
+        _flush(self.path)
+
+    def steps(self) -> list[int]:
+        """Those published, in ascending order, damaged ones too."""
+        found = (re.fullmatch(r"step_(\d+)", path.name) for path in self.path.glob("step_*"))
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    def latest_first(self) -> list[Path]:
+        """The one that `latest` names and those before it, newest first; all, where it names none."""
+        steps = self.steps()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            named = (self.path / LATEST).read_text(encoding="utf-8").strip()
+            match = re.fullmatch(r"step_(\d+)", named)
+            if match is not None:
+                steps = [step for step in steps if step <= int(match[1])]
+        return [self.of(step) for step in reversed(steps)]
+
+    def prune(self, newest: int, keep_last: int) -> None:
+        """Remove all but `keep_last` (0: none) up to step `newest`, and those after it: of a line that was left."""
+        steps = self.steps()
+        kept = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
+        for step in steps:
+            if step not in kept or step > newest:
+                shutil.rmtree(self.of(step))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a published checkpoint, every byte read; None where it is whole."""
+    try:
+        content = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        files, own = content["files"], content.pop("sha256")
+    except OSError as problem:
+        return f"{MANIFEST} cannot be read ({problem.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is damaged"
+    if own != _digest_of(content):
+        return f"{MANIFEST} is damaged"
+    for name, entry in files.items():
+        try:
+            if (checkpoint / name).stat().st_size != entry["size_bytes"]:
+                return f"{name} has another size than was written"
+            if sha256_of(checkpoint / name) != entry["sha256"]:
+                return f"{name} has another content than was written"
+        except OSError as problem:
+            return f"{name} cannot be read ({problem.strerror})"
+    return None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint that has no damage."""
+    return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_manifest(folder: Path, description: dict[str, Any]) -> None:
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        _flush(path)
+        files[path.relative_to(folder).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    content = {**description, "files": files}
+    text = json.dumps({**content, "sha256": _digest_of(content)}, indent=1)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    _flush(folder / MANIFEST)
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _flush(path)
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """fsync; some file systems cannot flush a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if path.is_dir():
+            with contextlib.suppress(OSError):
+                os.fsync(handle)
+        else:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
