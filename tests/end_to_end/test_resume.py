@@ -98,6 +98,7 @@ def test_stopped_and_resumed(
     flags[3] = [
         "--actor_model_name_or_path", start, "--critic_model_name_or_path", scorer, *data, *dtype, *PPO.split(),
         "--actor_zero_stage", stage, "--critic_zero_stage", stage, "--unsupervised_dataset_name", f"jsonl:{text_file}",
+        "--enable_ema", "--ema_decay", 0.5,
     ]  # fmt: skip
     if world_size == 2:
         flags[3] += ["--prompt_sampler", f"{ROOT}/examples/curriculum.py:WorstAgain"]
@@ -110,7 +111,7 @@ def test_stopped_and_resumed(
     assert run_program(root, "runs", world_size, runs) == ["done", "exit 0", "done"] * len(flags)
     for step in flags:
         unbroken, stopped = root / f"{step}_unbroken", root / f"{step}_stopped"
-        same(unbroken, stopped, ("model", "critic") if step == 3 else ("model",))
+        same(unbroken, stopped, ("model", "critic", "model_ema") if step == 3 else ("model",))
         assert (stopped / "checkpoints" / "latest").read_text() == "step_000001\n"
     assert figures(root / "3_unbroken", "samples.jsonl") == figures(root / "3_stopped", "samples.jsonl")
 

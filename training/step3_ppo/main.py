@@ -80,7 +80,8 @@ def main(argv: Sequence[str]) -> None:
             total_steps=inputs.optimizer_steps,
         )
         engines = {"actor": roles.actor, "critic": roles.critic}
-        with kept_run(plan, folder, engines, inputs.data_fingerprint, ranks) as (metrics, checkpoints):
+        kept = kept_run(plan, folder, engines, inputs.data_fingerprint, ranks, roles.average)
+        with kept as (metrics, checkpoints):
             parts = make_parts(
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say
             )

@@ -18,6 +18,7 @@ from typing import Any
 from training.utils.engine.collectives import barrier, from_main, largest
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.weight_average import WeightAverage
 from training.utils.run.checkpoint_arguments import LATEST, MAY_CHANGE, CheckpointArguments
 from training.utils.run.checkpoints import CheckpointFolder, damage, read_manifest
 from training.utils.run.errors import ThreestepError
@@ -152,9 +153,10 @@ def kept_run(
     engines: Mapping[str, TrainingEngine | None],
     data_fingerprint: str,
     ranks: Ranks,
+    average: WeightAverage | None = None,
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
-    """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines`. Inside,
-    signals wait for the end of a step. ThreestepError where the checkpoint is of other data."""
+    """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines` (and keeps
+    `average`). Inside, signals wait for the end of a step. ThreestepError where the checkpoint is of other data."""
     settings = {**plan.settings, "data": data_fingerprint}
     told: dict[str, Any] = {}
     if plan.found is not None:
@@ -167,7 +169,7 @@ def kept_run(
         MetricsWriter(run.path, ranks.is_main, told.get("step", 0), told.get("seconds", 0.0)) as metrics,
         Interrupts() as interrupts,
     ):
-        yield metrics, KeptCheckpoints(plan, run, present, settings, metrics, interrupts, told, ranks)
+        yield metrics, KeptCheckpoints(plan, run, present, settings, metrics, interrupts, told, ranks, average)
 
 
 class KeptCheckpoints(Checkpoints):
@@ -183,6 +185,7 @@ class KeptCheckpoints(Checkpoints):
         interrupts: Interrupts,
         told: dict[str, Any],
         ranks: Ranks,
+        average: WeightAverage | None = None,
     ) -> None:
         self._plan = plan
         self._run = run
@@ -192,6 +195,7 @@ class KeptCheckpoints(Checkpoints):
         self._interrupts = interrupts
         self._told = told
         self._ranks = ranks
+        self._average = average
         self._stop = 0
         self._step_began = time.monotonic()
         self._longest_step_seconds = 0.0
@@ -203,6 +207,8 @@ class KeptCheckpoints(Checkpoints):
             return 0, {}
         for name, engine in self._engines.items():
             _load_engine(engine, found, name)
+        if self._average is not None:
+            _load_average(self._average, _average_file(found, self._ranks.rank))
         set_random_state(json.loads(_random_file(found, self._ranks.rank).read_text(encoding="utf-8")))
         say(f"goes on after step {self._told['step']}, from {found}", self._ranks.is_main)
         self._step_began = time.monotonic()
@@ -225,6 +231,8 @@ class KeptCheckpoints(Checkpoints):
         barrier()
         for name, engine in self._engines.items():
             _save_engine(engine, partial, name)
+        if self._average is not None:
+            _save_average(self._average, _average_file(partial, ranks.rank))
         _random_file(partial, ranks.rank).write_text(json.dumps(random_state()), encoding="utf-8")
         barrier()
         if ranks.is_main:
@@ -279,6 +287,23 @@ class KeptCheckpoints(Checkpoints):
 
 def _random_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"random_{rank}.json"
+
+
+def _average_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"average_{rank}.safetensors"
+
+
+def _save_average(average: WeightAverage, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({str(index): share.contiguous() for index, share in enumerate(average.state())}, path)
+
+
+def _load_average(average: WeightAverage, path: Path) -> None:
+    from safetensors.torch import load_file
+
+    shares = load_file(path)
+    average.load_state([shares[str(index)] for index in range(len(shares))])
 
 
 def _save_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
