@@ -33,7 +33,7 @@ INSTALL_REQUIRES = [
     "ninja",
     "pyyaml",
 ]
-TEST_REQUIRES = ["pytest", "pytest-timeout", "hypothesis", "ruff"]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff"]
 DEV_REQUIRES = [*TEST_REQUIRES, "mypy"]
 
 setup(
