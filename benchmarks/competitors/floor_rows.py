@@ -18,10 +18,12 @@ from benchmarks.competitions import SFT_ACCUMULATION, SFT_FORWARD
 from benchmarks.competitors.floor_sft import tokens_of
 from benchmarks.workload import Workload
 from training.step1_sft.loss import sft_loss
+from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import forward_overhead_tokens, forward_plan, plan_step
 from training.utils.layout.rows import packed_rows
+from training.utils.models.attention import long_rows_are_free
 from training.utils.models.loading import load_causal_lm
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     arguments = parser.parse_args()
     workload = Workload(Path(arguments.workload))
+    keep_freed_memory()  # as Threestep does
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     causal_lm = load_causal_lm(ModelSettings(str(workload.model)), dtype, 0).train().to(device)
@@ -49,6 +52,7 @@ def main() -> None:
         causal_lm.config.hidden_size,
         packed=True,
         ranks=1,
+        long_rows_are_free=long_rows_are_free(causal_lm.config._attn_implementation),
         forward_tokens=forward_overhead_tokens(weights, on_gpu=device.type == "cuda"),
     )
     documents = _documents(workload)
