@@ -46,9 +46,12 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["training", "training.*"]),
-    package_data={"training": ["configs/*.yaml"], "training.step1_sft": ["configs/*.yaml", "README.md"],
-                  "training.step2_reward": ["configs/*.yaml", "README.md"],
-                  "training.step3_ppo": ["configs/*.yaml", "README.md"]},
+    package_data={
+        "training": ["configs/*.yaml"],
+        "training.step1_sft": ["configs/*.yaml", "README.md"],
+        "training.step2_reward": ["configs/*.yaml", "README.md"],
+        "training.step3_ppo": ["configs/*.yaml", "README.md"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "test": TEST_REQUIRES,

@@ -44,8 +44,7 @@ class Gsm8k(PromptRawDataset):
                 path = os.path.join(self._folder, name)
                 if not os.path.isfile(path):
                     raise ThreestepError(
-                        f"gsm8k: there is no file '{path}'; dataset_dir is the folder that holds "
-                        f"{', '.join(FILES)}"
+                        f"gsm8k: there is no file '{path}'; dataset_dir is the folder that holds {', '.join(FILES)}"
                     )
         return None
 
@@ -118,9 +117,7 @@ def _pairs(row: dict[str, Any]) -> list[dict[str, Any]]:
             )
     truth = _with_hashes(row["ground_truth"])
     wrong = dict.fromkeys(row[model]["solution"] for model in MODELS if not row[model]["is_correct"])
-    return [
-        {"question": row["question"], "answer": truth, "wrong": _with_hashes(solution)} for solution in wrong
-    ]
+    return [{"question": row["question"], "answer": truth, "wrong": _with_hashes(solution)} for solution in wrong]
 
 
 def _with_hashes(solution: str) -> str:

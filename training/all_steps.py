@@ -89,18 +89,14 @@ def main(argv: Sequence[str]) -> None:
     print(f"\n{format_table(summary)}\n\nwritten to {path}", flush=True)
 
 
-def read_plan(
-    values: Mapping[str, Any], origin: str, output_dir: str | None = None, seed: int | None = None
-) -> Plan:
+def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = None, seed: int | None = None) -> Plan:
     """Return the plan in `values`, the YAML file `origin`'s content; `output_dir` and `seed` override it.
 
     Raises ThreestepError with every mistake found: unknown names, a value of the wrong kind, no model.
     """
     mistakes = Mistakes()
     for name in values:
-        mistakes.require(
-            name in TOP_LEVEL, f"{origin}: unknown section '{name}'{nearest_names(str(name), TOP_LEVEL)}"
-        )
+        mistakes.require(name in TOP_LEVEL, f"{origin}: unknown section '{name}'{nearest_names(str(name), TOP_LEVEL)}")
     sections = {name: _section(values, name, origin, mistakes) for name in ("shared", *STEPS)}
     new_model = _section(values, "new_model", origin, mistakes) if "new_model" in values else None
     out = output_dir if output_dir is not None else values.get("output_dir")
@@ -189,9 +185,7 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
             summaries[step] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as problem:
             raise ThreestepError(f"{step} ended well, but left no figures in {path}: {problem}") from problem
-    summary: dict[str, float | None] = {
-        key: summaries[step].get(name) for key, (step, name) in SUMMARY_KEYS.items()
-    }
+    summary: dict[str, float | None] = {key: summaries[step].get(name) for key, (step, name) in SUMMARY_KEYS.items()}
     summary.update({SECONDS_KEYS[step]: round(seconds[step], 1) for step in STEPS})
     return summary
 

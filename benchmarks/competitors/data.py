@@ -1,6 +1,6 @@
 """Tokenizing GSM8K for phase 1: the Rust tokenizer alone on the rendered texts, or Threestep's whole build.
 
-    python -m benchmarks.competitors.data --workload DIR --how encode_batch|threestep --threads 2 --steps 5
+python -m benchmarks.competitors.data --workload DIR --how encode_batch|threestep --threads 2 --steps 5
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Threestep itself, by its own program: runs a step's main and prints what metrics.jsonl says of each step.
 
-    python -m benchmarks.competitors.threestep --step step1_sft --unit tokens --output_dir DIR -- FLAGS OF THE STEP
+python -m benchmarks.competitors.threestep --step step1_sft --unit tokens --output_dir DIR -- FLAGS OF THE STEP
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """TRL's trainers on the workload, in TRL's own environment (this file imports nothing of Threestep).
 
-    python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
-    python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
-    python trl_peer.py --trainer sft --prepare_only --processes 2 --workload DIR --steps 10
+python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
+python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
+python trl_peer.py --trainer sft --prepare_only --processes 2 --workload DIR --steps 10
 """
 
 from __future__ import annotations

@@ -89,9 +89,7 @@ def test_grpo_equals_plain_pytorch(launched, section, models, world_size: int, l
     want = plain_ppo.grpo(
         first_weights(models, "actor"), first_weights(models, "critic"), joined("pairs"), ended, epochs
     )
-    for iteration, got_scores, scores, figures in zip(
-        told, joined("scores"), want.scores, want.figures, strict=True
-    ):
+    for iteration, got_scores, scores, figures in zip(told, joined("scores"), want.scores, want.figures, strict=True):
         assert got_scores == pytest.approx(scores, abs=1e-5)
         assert {name: iteration["figures"][name] for name in figures} == pytest.approx(figures, rel=1e-4, abs=1e-5)
         assert not any(name.startswith("critic/") for name in iteration["figures"])

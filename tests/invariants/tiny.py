@@ -158,8 +158,7 @@ def with_margins(rows: list[ResponsesRow]) -> list[ResponsesRow]:
     random = np.random.default_rng(9)
     drawn = [random.uniform(0, 2, len(row.response_ids) - 1).astype(np.float32) for row in rows]
     return [
-        row if row.row_id % 4 == 3 else replace(row, margins=margins)
-        for row, margins in zip(rows, drawn, strict=True)
+        row if row.row_id % 4 == 3 else replace(row, margins=margins) for row, margins in zip(rows, drawn, strict=True)
     ]
 
 

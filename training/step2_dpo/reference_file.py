@@ -21,6 +21,7 @@ from training.utils.data.arguments import DataArguments
 from training.utils.data.build import PhaseData
 from training.utils.data.fingerprint import digest_files, hash_parts
 from training.utils.models.loading import model_files
+from training.utils.run.storage import flush_to_disk
 
 FORMAT = "1"
 
@@ -90,8 +91,7 @@ class ReferenceFile:
             tensors[f"{split}.logprobs"] = np.ascontiguousarray(known.logprobs_RK)
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         save_file(tensors, beside, metadata={"parts": json.dumps(self.parts), "sha256": _sha256(tensors)})
-        with open(beside, "rb") as written:
-            os.fsync(written.fileno())
+        flush_to_disk(beside)
         os.replace(beside, self.path)
 
     def _why_not_found(self) -> str:
@@ -107,9 +107,7 @@ class ReferenceFile:
         return "changed since the last one: " + ", ".join(sorted(changes, key=lambda names: len(names))[0])
 
 
-def reference_file(
-    name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, packed: bool
-) -> ReferenceFile:
+def reference_file(name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, packed: bool) -> ReferenceFile:
     """The file for the model `name_or_path` as it starts and the rows of `phase`. On one rank: it hashes the weights.
 
     Which ranks and micro-batches read the rows is rounding, and does not count.

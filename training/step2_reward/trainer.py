@@ -95,9 +95,7 @@ class RewardTrainer:
         settings = self.settings
         drawn = ShuffledStream(len(self.train_rows), settings.seed).take(0, min(most_rows, len(self.train_rows)))
         rows = chosen_alone([self.train_rows[row] for row in drawn])
-        return spread(
-            score_responses(self.engine, rows, settings.eval_plan, settings.pad_token_id, self.ranks).score_R
-        )
+        return spread(score_responses(self.engine, rows, settings.eval_plan, settings.pad_token_id, self.ranks).score_R)
 
     def _optimizer_step(self, rows: Sequence[ResponsesRow]) -> dict[str, float]:
         started = time.monotonic()

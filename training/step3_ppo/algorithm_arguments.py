@@ -33,9 +33,7 @@ class AlgorithmArguments:
         default=True,
         metadata={"help": "grpo and grpo_passk: divide by the group's standard deviation; false: Dr. GRPO."},
     )
-    kl_coef: float = field(
-        default=0.1, metadata={"help": "Weight of the KL to the reference; 0 loads no reference."}
-    )
+    kl_coef: float = field(default=0.1, metadata={"help": "Weight of the KL to the reference; 0 loads no reference."})
     kl_in: str = field(default="reward", metadata={"help": "Where the KL goes: reward or loss."})
     kl_estimator: str | None = field(
         default=None,

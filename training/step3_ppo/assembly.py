@@ -194,9 +194,7 @@ def load_prompts(
     )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
     data_is = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
-    return Inputs(
-        source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks, data_is
-    )
+    return Inputs(source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks, data_is)
 
 
 def make_parts(

@@ -62,7 +62,7 @@ def test_a_workload_without_data(tmp_path):
 
 def test_a_run_gives_the_steady_steps_and_the_peak_memory():
     held = 300 * 2**20
-    lines = "\n".join(f"print('{{\"units\": {units}, \"seconds\": 2.0}}')" for units in (1, 2, 30, 40))
+    lines = "\n".join(f'print(\'{{"units": {units}, "seconds": 2.0}}\')' for units in (1, 2, 30, 40))
     idle, holding = (
         program._run([sys.executable, "-c", f"kept = b'1' * {size}\nprint({{'other': 1}})\n{lines}"], threads=1)
         for size in (1, held)

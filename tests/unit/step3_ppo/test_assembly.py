@@ -114,9 +114,7 @@ def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
         manifest = {"fingerprint": "rows"}  # noqa: RUF012
 
     nothing = SimpleNamespace(columns={})
-    phase = SimpleNamespace(
-        train=Rows(range(80)), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing)
-    )
+    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing))
     monkeypatch.setattr("training.step3_ppo.assembly.build_phase", lambda *given: phase)
     ppo = PpoArguments(per_device_training_batch_size=8, num_train_epochs=1.0, ppo_epochs=3)  # five rollouts of 16
     ranks = SimpleNamespace(world_size=1, is_main=True)

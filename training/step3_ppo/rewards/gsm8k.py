@@ -18,9 +18,7 @@ def gsm8k_reward(
     The answer is the first number after the last "####"; a response without the mark has none
     (Cobbe et al. 2021: solutions end with "#### ANSWER").
     """
-    return [
-        float(_equal(_answer(response), truth)) for response, truth in zip(responses, ground_truth, strict=True)
-    ]
+    return [float(_equal(_answer(response), truth)) for response, truth in zip(responses, ground_truth, strict=True)]
 
 
 def _answer(response: str) -> str | None:

@@ -290,8 +290,7 @@ class DataArguments:
             mistakes.note(load_dataset_module, path)
         mistakes.require(
             bool(self.data_path or self.sft_only_data_path),
-            "data_path: expected at least one dataset, got none; for the built-in task write "
-            "--data_path embedded",
+            "data_path: expected at least one dataset, got none; for the built-in task write --data_path embedded",
         )
         for name in [*self.data_path, *self.sft_only_data_path]:
             mistakes.note(find_dataset, name)
@@ -314,8 +313,7 @@ class DataArguments:
             got = getattr(self, flag)
             mistakes.require(
                 got in choices,
-                f"{flag}: expected one of {', '.join(choices)}, got "
-                f"'{got}'{nearest_names(str(got), choices)}",
+                f"{flag}: expected one of {', '.join(choices)}, got '{got}'{nearest_names(str(got), choices)}",
             )
         mistakes.require(
             bool(self.end_of_conversation_token) or not self.add_end_of_conversation_token,

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.data.fingerprint import hash_parts
 from training.utils.data.shard_files import drop_shards, keep_finished_shards
-from training.utils.data.storage import flush_to_disk, read_json_object, sha256_of, try_lock, write_json
 from training.utils.data.workers import BuildStopped
+from training.utils.run.storage import flush_to_disk, read_json_object, sha256_of, try_lock, write_json
 
 if TYPE_CHECKING:
     from training.utils.data.dataset import CachedSplit

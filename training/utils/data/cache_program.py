@@ -24,8 +24,8 @@ from typing import Any
 
 from training.utils.data.arguments import DataArguments
 from training.utils.data.cache import BUILDING, LOCK, OLD, read_manifest
-from training.utils.data.storage import sha256_of, try_lock, try_to_own
 from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import sha256_of, try_lock, try_to_own
 
 _DAY_SECONDS = 86400.0
 _GIGABYTE = 10**9

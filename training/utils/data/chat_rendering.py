@@ -98,9 +98,7 @@ def _literals_asked_for(template: str) -> frozenset[str]:
         tree = jinja2.Environment(extensions=[Marks, ext.loopcontrols]).parse(template)
     except jinja2.TemplateSyntaxError as error:
         raise ThreestepError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from error
-    looked_at: list[nodes.Node] = [
-        compare for compare in tree.find_all(nodes.Compare) if not _is_role(compare.expr)
-    ]
+    looked_at: list[nodes.Node] = [compare for compare in tree.find_all(nodes.Compare) if not _is_role(compare.expr)]
     for asking in [*tree.find_all(nodes.Filter), *tree.find_all(nodes.Test)]:
         looked_at += asking.args
     for call in tree.find_all(nodes.Call):

@@ -265,9 +265,7 @@ class ChatRowMaker:
         on_request = columns_on_request(self._data, cut, read.raw_chat, _text_of(read.pieces))
         columns = {**read.carried.columns, **on_request}
         self._counts.columns.update(columns.keys())
-        return PromptRow(
-            read.row_id, np.array(cut[::-1], np.int32), read.prompt_text, read.carried.reference, columns
-        )
+        return PromptRow(read.row_id, np.array(cut[::-1], np.int32), read.prompt_text, read.carried.reference, columns)
 
     def _too_long(self, read: _Read, long: TooLong) -> ThreestepError:
         return too_long(self._source, read.row_id, long, self._data)

@@ -53,6 +53,4 @@ def collate_prompts(rows: Sequence[PromptRow], pad_token_id: int | None) -> Prom
         length = len(row.flipped_prompt_ids)
         flipped_ids_BP[index, :length] = torch.tensor(row.flipped_prompt_ids, dtype=torch.int64)
         flipped_mask_BP[index, :length] = True
-    return PromptBatch(
-        prompt_ids_BP=flipped_ids_BP.flip(1), prompt_mask_BP=flipped_mask_BP.flip(1), rows=tuple(rows)
-    )
+    return PromptBatch(prompt_ids_BP=flipped_ids_BP.flip(1), prompt_mask_BP=flipped_mask_BP.flip(1), rows=tuple(rows))

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.utils.data.phases import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
-from training.utils.data.storage import HashedFile, share
+from training.utils.run.storage import HashedFile, share
 
 ROWS_PER_BATCH = 2048
 
@@ -207,9 +207,7 @@ class _Ragged:
 
     def __init__(self, column: pa.ListArray) -> None:
         self._offsets = _view(column.offsets)
-        self._values: Any = (
-            _Ragged(column.values) if pa.types.is_list(column.type.value_type) else _view(column.values)
-        )
+        self._values: Any = _Ragged(column.values) if pa.types.is_list(column.type.value_type) else _view(column.values)
 
     def bounds(self, index: int) -> tuple[int, int]:
         return int(self._offsets[index]), int(self._offsets[index + 1])

@@ -74,8 +74,7 @@ def nothing_left(phase: int, data: DataArguments, sources: Sequence[str], offere
     start = f"phase {phase} ({PHASE_NAMES[phase]}) has no training rows: "
     if offered == 0:
         return start + (
-            f"data_split {data.data_split} gives it none of the rows of {names}; raise its share or use "
-            "more data"
+            f"data_split {data.data_split} gives it none of the rows of {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hint = ""

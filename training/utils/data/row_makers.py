@@ -188,9 +188,7 @@ def fit_prompt(ids: Ids, source: Source, row_id: int, data: DataArguments) -> Id
 class RowMaker:
     """Turns the raw rows of one source into records of one phase, a few hundred texts at a time."""
 
-    def __init__(
-        self, phase: int, data: DataArguments, texts: TextTokenizer, source: Source, counts: Counts
-    ) -> None:
+    def __init__(self, phase: int, data: DataArguments, texts: TextTokenizer, source: Source, counts: Counts) -> None:
         self._data = data
         self._texts = texts
         self._source = source

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
-from training.utils.data.storage import read_json_object, sha256_of, write_json
+from training.utils.run.storage import read_json_object, sha256_of, write_json
 
 _FOLDER = "shards"
 

@@ -87,9 +87,7 @@ def shard_ranges(raw_rows: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + length, raw_rows)) for begin in range(0, raw_rows, length)]
 
 
-def build_shards(
-    folder: str, plans: Sequence[SplitPlan], num_workers: int | None, say: Say
-) -> dict[str, BuiltShards]:
+def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | None, say: Say) -> dict[str, BuiltShards]:
     """Make every shard of every split that `folder` does not have yet, in as many processes as
     `workers.worker_count` says. A bar is drawn on a terminal.
     """

@@ -33,8 +33,7 @@ def parse_data_split(data_split: str) -> tuple[Fraction, Fraction, Fraction]:
         )
     if sum(weights) == 0:
         raise ThreestepError(
-            f"data_split: expected at least one share above 0, got '{data_split}', which gives no phase "
-            "any row"
+            f"data_split: expected at least one share above 0, got '{data_split}', which gives no phase any row"
         )
     return weights  # type: ignore[return-value]
 

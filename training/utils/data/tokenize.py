@@ -64,12 +64,8 @@ class TextTokenizer:
             encoded = self._encode_behind(prompts, prompt_ids, responses)
         return [ids if ids and ids[-1] == self.end_id else [*ids, self.end_id] for ids in encoded]
 
-    def _encode_behind(
-        self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]
-    ) -> list[Ids]:
-        sentences = self._encode(
-            [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-        )
+    def _encode_behind(self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]) -> list[Ids]:
+        sentences = self._encode([prompt + response for prompt, response in zip(prompts, responses, strict=True)])
         skip = len(self.prefix_ids)
         encoded: list[Ids | None] = []
         for ids, sentence in zip(prompt_ids, sentences, strict=True):

@@ -46,9 +46,7 @@ def build_unsupervised(
     say = log if log is not None and is_main_rank else silent
     name = data.unsupervised_dataset_name
     if name is None:
-        raise ThreestepError(
-            "unsupervised_dataset_name: no dataset is named; name one, or a file as jsonl:PATH"
-        )
+        raise ThreestepError("unsupervised_dataset_name: no dataset is named; name one, or a file as jsonl:PATH")
     texts = TextTokenizer(tokenizer, data.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
     column = data.unsupervised_text_column

@@ -211,9 +211,7 @@ def cells_of(text: str) -> int:
     """Cells that `text` takes on a terminal: Chinese and Japanese signs take two, accents that combine none."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(sign) else 1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text
-    )
+    return sum(0 if unicodedata.combining(sign) else 1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
 def printable(text: str) -> str:

@@ -138,9 +138,7 @@ def _receive(channel: Connection, process: ForkProcess) -> dict[str, Any]:
     return answer["done"]
 
 
-def _serve(
-    channel: Connection, others: list[Connection], work: Callable[[int], dict[str, Any]], parent: int
-) -> None:
+def _serve(channel: Connection, others: list[Connection], work: Callable[[int], dict[str, Any]], parent: int) -> None:
     """A child's life: one job after another until the parent hangs up, or is gone. `others`: the parent's ends, which
     nobody may keep open but the parent.
     """

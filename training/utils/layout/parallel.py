@@ -130,9 +130,7 @@ def _what_is_wrong(
     return None if paths else "a block has no paths"
 
 
-def parallel_document(
-    sequence: TokenSequence, tags: ParallelTags, is_written: torch.Tensor | None = None
-) -> Document:
+def parallel_document(sequence: TokenSequence, tags: ParallelTags, is_written: torch.Tensor | None = None) -> Document:
     """One sequence whose blocks are laid out side by side; without blocks it is `plain(sequence)`.
 
     is_written: see `find_blocks`. A sequence that ends inside a block, as truncation leaves it, is laid out as the
@@ -153,9 +151,7 @@ def shared_prompt_in_parallel(
     segments, owners, ends = [Segment(prompt)], [0], []
     for number, response in enumerate(responses):
         blocks = find_blocks(response.input_ids, tags, cut=True)
-        own = _segments(
-            response, blocks, seen=(0,), position=len(prompt), predecessor=0, segments_before=len(segments)
-        )
+        own = _segments(response, blocks, seen=(0,), position=len(prompt), predecessor=0, segments_before=len(segments))
         segments += own
         owners += [number] * len(own)
         ends.append(len(segments) - 1)

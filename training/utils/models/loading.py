@@ -97,9 +97,7 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
     return ours == theirs and one.eos_token_id == other.eos_token_id
 
 
-def load_causal_lm(
-    settings: ModelSettings, dtype: Any, tokenizer_size: int, added_tokens: int = 0
-) -> PreTrainedModel:
+def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, added_tokens: int = 0) -> PreTrainedModel:
     """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype).
 
     added_tokens: ids that the model's own tokenizer has just gained (`add_tokens`). The embeddings grow to them where

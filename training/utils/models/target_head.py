@@ -49,9 +49,7 @@ class TargetHead(nn.Module):
     ) -> TokenLogprobs:
         vocabulary = getattr(self.weight, "ds_shape", self.weight.shape)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
-        read = _TargetLogprobs.apply(
-            hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk
-        )
+        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M = read
         return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, entropies_M if with_entropy else None)
 
@@ -138,9 +136,7 @@ class _TargetLogprobs(torch.autograd.Function):
 class _HeadGradients:
     """Adds up the gradients of the head's weight and bias over chunks: in float32 where there are several in half."""
 
-    def __init__(
-        self, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, of_weight: bool, of_bias: bool
-    ) -> None:
+    def __init__(self, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, of_weight: bool, of_bias: bool) -> None:
         self._dtypes = (weight_VH.dtype, None if bias_V is None else bias_V.dtype)
         self._wanted = (of_weight, of_bias)
         self._sums: list[torch.Tensor | None] = [None, None]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.run.checkpoint_arguments import LATEST
+from training.utils.run.storage import flush_to_disk, sha256_of
 
 MANIFEST = "manifest.json"
 _PARTIAL = ".partial"
@@ -54,7 +55,7 @@ class CheckpointFolder:
         if final.exists():  # of a line of the run that was left by resuming from before it
             os.rename(final, old)
         os.rename(partial, final)
-        _flush(self.path)
+        flush_to_disk(self.path)
         self.point_to(final)
         if old.exists():
             shutil.rmtree(old)
@@ -64,9 +65,9 @@ class CheckpointFolder:
         """`latest` names this one from now on."""
         beside = self.path / f".{LATEST}.{os.getpid()}"
         beside.write_text(checkpoint.name + "\n", encoding="utf-8")
-        _flush(beside)
+        flush_to_disk(beside)
         os.replace(beside, self.path / LATEST)
-        _flush(self.path)
+        flush_to_disk(self.path)
 
     def steps(self) -> list[int]:
         """Those published, in ascending order, damaged ones too."""
@@ -119,39 +120,18 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
 
 
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _write_manifest(folder: Path, description: dict[str, Any]) -> None:
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        _flush(path)
+        flush_to_disk(path)
         files[path.relative_to(folder).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
     content = {**description, "files": files}
     text = json.dumps({**content, "sha256": _digest_of(content)}, indent=1)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
-    _flush(folder / MANIFEST)
+    flush_to_disk(folder / MANIFEST)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _flush(path)
+        flush_to_disk(path)
 
 
 def _digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """fsync; some file systems cannot flush a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        if path.is_dir():
-            with contextlib.suppress(OSError):
-                os.fsync(handle)
-        else:
-            os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -69,9 +69,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     return [str(index) for index in range(_installed_gpus())]
 
 
-def launch_command(
-    module: str, ranks: int, arguments: Sequence[str] = (), gpu_names: Sequence[str] = ()
-) -> list[str]:
+def launch_command(module: str, ranks: int, arguments: Sequence[str] = (), gpu_names: Sequence[str] = ()) -> list[str]:
     """Return the command that runs `python -m module arguments` on `ranks` ranks of this machine.
 
     With several ranks it goes through the `deepspeed` launcher, on a TCP port free by now (or MASTER_PORT).

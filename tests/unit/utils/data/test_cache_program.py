@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.utils.data import cache, storage
+from training.utils.data import cache
 from training.utils.data.cache import open_or_build
 from training.utils.data.cache_program import main
 from training.utils.data.dataset import SplitWriter
 from training.utils.data.phases import TextBlock
 from training.utils.data.shards import SplitPlan, build_shards
+from training.utils.run import storage
 from training.utils.run.errors import ThreestepError
 
 DAY_SECONDS = 86400

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from training.utils.data import dataset
 from training.utils.data.dataset import CachedSplit, SplitWriter, join_files, token_runs
 from training.utils.data.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
-from training.utils.data.storage import try_to_own
+from training.utils.run.storage import try_to_own
 
 
 def ids(*values: int) -> np.ndarray:

@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 
 from tests.unit.utils.data.conftest import pair_rows
-from training.utils.data import shards, storage
+from training.utils.data import shards
 from training.utils.data.build import build_phase
 from training.utils.data.cache import open_or_build
 from training.utils.data.phases import TextBlock
 from training.utils.data.shards import SplitPlan, build_shards, shard_ranges
 from training.utils.data.unsupervised import build_unsupervised
 from training.utils.data.workers import BuildStopped
+from training.utils.run import storage
 from training.utils.run.errors import ThreestepError
 
 RAW_ROWS = 5000
@@ -205,6 +206,7 @@ import numpy as np
 from training.utils.data import shards
 from training.utils.data.cache import open_or_build
 from training.utils.data.phases import TextBlock
+from training.utils.run import storage
 
 shards._LEAST_ROWS = 100
 RAW_ROWS = {RAW_ROWS}

@@ -47,9 +47,7 @@ def shared_documents() -> list[list[Document]]:
     generator = torch.Generator().manual_seed(1)
 
     def document(prompt: int, *responses: int) -> Document:
-        return shared_prompt(
-            sequence(prompt, generator, False), [sequence(length, generator) for length in responses]
-        )
+        return shared_prompt(sequence(prompt, generator, False), [sequence(length, generator) for length in responses])
 
     return [[document(4, 3, 5), document(2, 1, 2)], [document(3, 2, 2, 2)]]
 

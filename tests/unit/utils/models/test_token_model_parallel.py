@@ -123,9 +123,7 @@ def test_responses_with_blocks_score_as_behind_their_own_prompt(family):
     scorer = ScalarModel(tiny_scalar_model(family, torch.float64))
     prompt = TokenSequence(torch.tensor([7, 8, 9]), torch.zeros(3, dtype=torch.bool))
     texts_ = [two_blocks(), Text().trunk(10).block(Path([11]), Path([12, 13])).trunk(14), Text().trunk(15, 16)]
-    responses = [
-        TokenSequence(torch.tensor(text.ids), torch.zeros(len(text.ids), dtype=torch.bool)) for text in texts_
-    ]
+    responses = [TokenSequence(torch.tensor(text.ids), torch.zeros(len(text.ids), dtype=torch.bool)) for text in texts_]
     document: Document = shared_prompt_in_parallel(prompt, responses, TAGS)
     with torch.no_grad():
         shared_B = scorer(packed_rows([[document]], PAD))

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 
@@ -84,7 +85,7 @@ def read_json_object(path: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def sha256_of(path: str) -> str:
+def sha256_of(path: str | Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(2**20):
@@ -92,11 +93,11 @@ def sha256_of(path: str) -> str:
     return digest.hexdigest()
 
 
-def flush_to_disk(path: str) -> None:
+def flush_to_disk(path: str | Path) -> None:
     """fsync of a file or a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
+        with naming(str(path)):
             os.fsync(handle)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some file systems cannot flush a folder

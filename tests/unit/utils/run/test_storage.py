@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from training.utils.data.storage import (
+from training.utils.run.storage import (
     HashedFile,
     naming,
     read_json_object,
