@@ -6,5 +6,6 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
 "$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check --quiet .
 # A file's tests stay together: they share what is costly to set up.
 exec "$PYTHON" -m pytest -n "${THREESTEP_TEST_PROCESSES:-2}" --dist loadfile --durations=15 "$@"
