@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from training.step3_ppo.arguments import PpoArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -57,11 +57,7 @@ class PreviewArguments:
         """Note what is wrong with these settings."""
         mistakes.require(bool(self.tokenizer), "--tokenizer expects a folder or hub name, got nothing")
         for flag, choices in (("phase", PHASES), ("split", SPLITS)):
-            got = getattr(self, flag)
-            mistakes.require(
-                got in choices,
-                f"--{flag} expects one of {', '.join(choices)}, got '{got}'{nearest_names(got, choices)}",
-            )
+            mistakes.require_one_of(f"--{flag}", getattr(self, flag), choices)
         mistakes.require(
             self.phase != UNSUPERVISED or self.split == "train",
             "--split eval: unsupervised text has training rows alone; leave --split out",

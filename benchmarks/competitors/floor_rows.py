@@ -21,9 +21,9 @@ from training.step1_sft.loss import sft_loss
 from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import forward_overhead_tokens, forward_plan, plan_step
+from training.utils.layout.planner import forward_overhead_tokens, plan_step
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention import long_rows_are_free
+from training.utils.models.attention import plan_for
 from training.utils.models.loading import load_causal_lm
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
@@ -46,13 +46,12 @@ def main() -> None:
     policy = PolicyModel(causal_lm)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, fused=True)
     weights = sum(parameter.numel() for parameter in causal_lm.parameters())
-    plan = forward_plan(
+    plan = plan_for(
+        causal_lm,
         SFT_FORWARD,
         LONGEST,
-        causal_lm.config.hidden_size,
         packed=True,
         ranks=1,
-        long_rows_are_free=long_rows_are_free(causal_lm.config._attn_implementation),
         forward_tokens=forward_overhead_tokens(weights, on_gpu=device.type == "cuda"),
     )
     documents = _documents(workload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from training.utils.models.arguments import ModelArguments
-from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.errors import Mistakes, ThreestepError
 
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 REFERENCES = ("cached", "adapter_off")
@@ -51,9 +51,7 @@ class DpoArguments:
             got = getattr(self, flag)
             mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
         for flag, choices in (("loss_type", LOSS_TYPES), ("reference", REFERENCES)):
-            got = getattr(self, flag)
-            near = nearest_names(got, choices)
-            mistakes.require(got in choices, f"--{flag} expects one of {', '.join(choices)}, got '{got}'{near}")
+            mistakes.require_one_of(f"--{flag}", getattr(self, flag), choices)
         mistakes.require(self.sft_coef >= 0, f"--sft_coef expects 0 or more, got {self.sft_coef}")
         smoothing = self.label_smoothing
         mistakes.require(

@@ -66,7 +66,7 @@ class EvaluateArguments:
         mistakes.require(
             bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"
         )
-        mistakes.require(self.split in SPLITS, f"--split expects one of {', '.join(SPLITS)}, got '{self.split}'")
+        mistakes.require_one_of("--split", self.split, SPLITS)
         if self.score_file is not None and not os.path.isfile(self.score_file):
             mistakes.add(f"--score_file: there is no file '{self.score_file}'")
         mistakes.require(
@@ -127,7 +127,7 @@ def load_scorer(
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.settings import EngineSettings
     from training.utils.engine.setup import load_under
-    from training.utils.layout.planner import forward_plan
+    from training.utils.models.attention import plan_for
     from training.utils.models.layout_check import why_not_packed
     from training.utils.models.loading import check_positions, load_config, load_scalar_model
     from training.utils.models.settings import ModelSettings
@@ -146,10 +146,10 @@ def load_scorer(
     reason = None if how.padded else why_not_packed(model, read, data.max_seq_len, ranks.device)
     if reason is not None:
         say(f"warning: {type(model).__name__} is read on padded rows: {reason}", ranks.is_main)
-    plan = forward_plan(
+    plan = plan_for(
+        model,
         sequences=how.per_device_eval_batch_size,
         longest_tokens=data.max_seq_len,
-        hidden_size=model.config.get_text_config().hidden_size,
         packed=not how.padded and reason is None,
         ranks=ranks.world_size,
         max_tokens_per_micro_batch=how.max_tokens_per_micro_batch,

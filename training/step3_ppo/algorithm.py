@@ -17,7 +17,7 @@ from training.step3_ppo.losses.aggregation import AGGREGATIONS
 from training.step3_ppo.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale
-from training.utils.run.errors import Mistakes, nearest_names
+from training.utils.run.errors import Mistakes
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def checked_algorithm(flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mi
         ("--kl_estimator", flags.kl_estimator, KL_ESTIMATORS),
         ("--loss_aggregation", flags.loss_aggregation, AGGREGATIONS),
     ):
-        if name is not None and name not in table:
-            mistakes.add(f"{flag} expects one of {', '.join(table)}, got '{name}'{nearest_names(name, table)}")
-            known = False
+        if name is not None:
+            mistakes.require_one_of(flag, name, table)
+            known = known and name in table
     if not known:
         return None
     estimator = ESTIMATORS[flags.advantage]

@@ -97,8 +97,7 @@ class AlgorithmArguments:
             ("mismatch_correction", MISMATCH_CORRECTIONS),
             ("mismatch_level", MISMATCH_LEVELS),
         ):
-            got = getattr(self, flag)
-            mistakes.require(got in choices, f"--{flag} expects one of {', '.join(choices)}, got '{got}'")
+            mistakes.require_one_of(f"--{flag}", getattr(self, flag), choices)
         for flag in ("gamma", "lam"):
             got = getattr(self, flag)
             mistakes.require(0 <= got <= 1, f"--{flag} expects a number from 0 to 1, got {got}")

@@ -31,13 +31,13 @@ from training.utils.data.unsupervised import build_unsupervised
 from training.utils.engine.setup import may_pack
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
-from training.utils.layout.planner import PlanSettings, forward_plan
-from training.utils.models.attention import long_rows_are_free
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.attention import plan_for
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
 from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.checkpoint_arguments import CheckpointArguments
-from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
@@ -84,10 +84,7 @@ def checked_names(
     does not go together."""
     mistakes = Mistakes()
     engine = ppo.rollout_engine
-    mistakes.require(
-        engine in ENGINES,
-        f"--rollout_engine expects one of {', '.join(ENGINES)}, got '{engine}'{nearest_names(engine, ENGINES)}",
-    )
+    mistakes.require_one_of("--rollout_engine", engine, ENGINES)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, reward_flags, "--checker")
@@ -250,14 +247,13 @@ def make_parts(
 
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool) -> PlanSettings:
     """How one rank lays out its own sequences."""
-    return forward_plan(
+    return plan_for(
+        model,
         sequences=ppo.per_device_training_batch_size,
         longest_tokens=longest_tokens,
-        hidden_size=model.config.get_text_config().hidden_size,
         packed=packed,
         ranks=1,
         max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
-        long_rows_are_free=long_rows_are_free(model.config._attn_implementation),
     )
 
 

@@ -20,10 +20,12 @@ from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_p
 from training.step3_ppo.rewards.weighted import MODEL_ALONE, Rewards
 from training.step3_ppo.roles import Roles
 from training.utils.engine.collectives import largest, summed
-from training.utils.layout.documents import Document, TokenSequence, join, plain, shared_prompt
+from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.score_scale import ScoreScale
+
+MicroBatch = tuple[list[int], TokenRows]  # indices of sequences in the order of the rows, and the rows
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,14 @@ def make_experience(
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
     critic, reference = roles.critic, roles.reference
     old_BR = ref_BR = values_BR = None
+    batches = laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, mask_BR.device)
     with roles.reading(), torch.no_grad():
         if settings.reads_old_logprobs:
-            old_BR = _per_token(rollout, settings, lambda rows: roles.actor(rows, settings.temperature).logprobs_M)
+            old_BR = _per_token(mask_BR, batches, lambda rows: roles.actor(rows, settings.temperature).logprobs_M)
         if reference is not None:
-            ref_BR = _per_token(rollout, settings, lambda rows: reference(rows, settings.temperature).logprobs_M)
+            ref_BR = _per_token(mask_BR, batches, lambda rows: reference(rows, settings.temperature).logprobs_M)
         if critic is not None:
-            values_BR = _per_token(rollout, settings, lambda rows: critic(rows, at="targets"))
+            values_BR = _per_token(mask_BR, batches, lambda rows: critic(rows, at="targets"))
     kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
     if not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
         kl_BR = settings.kl.estimate(old_BR, ref_BR)
@@ -166,21 +169,12 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch
     """Return float32 [B]: the reward model at each response's last real token, on the scale that is asked for, clipped
     to +- clip_reward."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
-    sequences = sequences_of(rollout)
-    scores_B = torch.zeros(len(sequences), device=rollout.response_ids_BR.device)
-    for chosen, rows in laid_out(sequences, settings.plan, settings.pad_token_id, scores_B.device):
+    scores_B = torch.zeros(len(rollout.response_lengths_B), device=rollout.response_lengths_B.device)
+    for chosen, rows in laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, scores_B.device):
         scores_B[chosen] = roles.reward_model(rows)[: len(chosen)]
     if settings.score_scale is not None:
         scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
     return scores_B.clamp(-settings.clip_reward, settings.clip_reward)
-
-
-def sequences_of(rollout: Rollout) -> list[TokenSequence]:
-    """Prompt + response of each row, without padding, on the CPU; the response tokens are the targets."""
-    return [
-        join(rollout.prompt_of(index).cpu(), rollout.response_of(index).cpu())
-        for index in range(rollout.prompt_ids_BP.shape[0])
-    ]
 
 
 def laid_out(
@@ -189,8 +183,8 @@ def laid_out(
     pad_token_id: int,
     device: torch.device,
     sharing: bool = True,
-) -> list[tuple[list[int], TokenRows]]:
-    """This rank's own sequences as micro-batches: (indices in the order of the rows, rows). All ranks get the same
+) -> list[MicroBatch]:
+    """This rank's own sequences as micro-batches. All ranks get the same
     number of them. Where documents may share rows, and with `sharing`, the responses to one prompt share it.
 
     `plan.ranks` is not read: the sequences stay on the rank that rolled them out.
@@ -241,12 +235,11 @@ def _document(sequences: Sequence[TokenSequence]) -> Document:
 
 
 def _per_token(
-    rollout: Rollout, settings: ExperienceSettings, read: Callable[[TokenRows], torch.Tensor]
+    mask_BR: torch.Tensor, batches: Sequence[MicroBatch], read: Callable[[TokenRows], torch.Tensor]
 ) -> torch.Tensor:
     """Return float32 [B, R]: what `read` gives for the response tokens of each micro-batch, 0 elsewhere."""
-    mask_BR = rollout.response_mask_BR
     result_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-    for chosen, rows in laid_out(sequences_of(rollout), settings.plan, settings.pad_token_id, mask_BR.device):
+    for chosen, rows in batches:
         values_M = read(rows)
         part_bR = torch.zeros(len(chosen), mask_BR.shape[1], device=mask_BR.device)
         # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.

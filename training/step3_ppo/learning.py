@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.experience import ExperienceSettings, laid_out, sequences_of
+from training.step3_ppo.experience import ExperienceSettings, laid_out
 from training.step3_ppo.losses import PolicyLoss, PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.aggregation import StepTotals, token_weights
 from training.step3_ppo.losses.covariance import chosen, covariance_sums, covariances, largest_keys, tokens_to_choose
@@ -85,7 +85,7 @@ def pieces_of(experiences: Sequence[Experience], samples_per_prompt: int, rank: 
     pieces: list[Piece] = []
     for experience in experiences:
         lengths = experience.rollout.response_lengths_B.tolist()
-        for index, (sequence, length) in enumerate(zip(sequences_of(experience.rollout), lengths, strict=True)):
+        for index, (sequence, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
             prompt, sample = divmod(len(pieces), samples_per_prompt)
 
             def own(field_BR: torch.Tensor | None, row: int = index, tokens: int = length) -> torch.Tensor | None:

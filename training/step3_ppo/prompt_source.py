@@ -241,15 +241,11 @@ class ChosenPrompts(PromptSource):
         """Each prompt of this rank, with the text and score of each response."""
         rollout, scores = experience.rollout, experience.scores_B.tolist()
         each = len(scores) // len(rows)
-
-        def text_of(index: int) -> str:
-            ids = rollout.text_ids_of(index, self._end_token_id).tolist()
-            return self._decode(ids) if self._dataset is not None else ""
-
-        return [
-            (row, [(text_of(index), scores[index]) for index in range(place * each, (place + 1) * each)])
-            for place, row in enumerate(rows)
-        ]
+        texts = [""] * len(scores)
+        if self._dataset is not None:
+            texts = rollout.texts(lambda ids: self._decode(ids.tolist()), self._end_token_id)
+        told = list(zip(texts, scores, strict=True))
+        return [(row, told[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
 
     def _told(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
         rows, responses, scores = (list(column) for column in zip(*entries, strict=True))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from training.utils.data.phases import PromptRow
+from training.utils.layout.documents import TokenSequence, join
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,13 @@ class Rollout:
     def response_of(self, index: int) -> torch.Tensor:
         """int64 [response length], without padding."""
         return self.response_ids_BR[index, : int(self.response_lengths_B[index])]
+
+    def sequences(self) -> list[TokenSequence]:
+        """Prompt + response of each row, without padding, on the CPU; the response tokens are the targets."""
+        return [
+            join(self.prompt_of(index).cpu(), self.response_of(index).cpu())
+            for index in range(len(self.response_lengths_B))
+        ]
 
     def text_ids_of(self, index: int, end_token_id: int) -> torch.Tensor:
         """int64, what is decoded to the response's text: without the end-of-conversation token."""

@@ -46,8 +46,8 @@ def test_the_choices_are_those_of_the_parts():
         ({"overlong_penalty": -1.0}, "--overlong_penalty expects 0 or more, got -1.0"),
         ({"cov_share": 0.0}, "--cov_share expects a share between 0 and 1, got 0.0"),
         ({"clip_cov_low": 6.0}, "--clip_cov_low expects less than --clip_cov_high 5.0, got 6.0"),
-        ({"kl_in": "rewards"}, "--kl_in expects one of reward, loss, got 'rewards'"),
-        ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'"),
+        ({"kl_in": "rewards"}, "--kl_in expects one of reward, loss, got 'rewards'; did you mean 'reward'?"),
+        ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'; did you mean 'fixed'?"),
         (
             {"mismatch_correction": "clip"},
             "--mismatch_correction expects one of none, truncate, mask, got 'clip'",

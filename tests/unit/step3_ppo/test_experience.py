@@ -21,7 +21,6 @@ from training.step3_ppo.experience import (
     make_experience,
     outcome_scores,
     score,
-    sequences_of,
 )
 from training.step3_ppo.kl import k1, k2
 from training.step3_ppo.mismatch import importance_weights
@@ -156,7 +155,7 @@ def test_samples_share_their_prompt(rollout, roles, most):
     ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
     samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
-    tokens = sum(rows.real_tokens for _, rows in laid_out(sequences_of(samples), packed, PAD, torch.device("cpu")))
+    tokens = sum(rows.real_tokens for _, rows in laid_out(samples.sequences(), packed, PAD, torch.device("cpu")))
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
@@ -217,7 +216,7 @@ def vars_of(rollout: Rollout) -> dict:
 
 
 def test_sequences_are_prompt_and_response_without_padding(rollout):
-    for row, sequence in enumerate(sequences_of(rollout)):
+    for row, sequence in enumerate(rollout.sequences()):
         assert len(sequence) == PROMPTS[row] + RESPONSES[row]
         assert sequence.is_target.sum() == RESPONSES[row]
         assert sequence.input_ids[-1] == EOS and sequence.is_target[-1]
@@ -226,7 +225,7 @@ def test_sequences_are_prompt_and_response_without_padding(rollout):
 def test_a_rank_with_fewer_micro_batches_gets_rows_of_padding(rollout, monkeypatch):
     """Another rank has seven: this one goes along, with rows that carry nothing."""
     monkeypatch.setattr("training.step3_ppo.experience.largest", lambda number, _device: 7)
-    laid = laid_out(sequences_of(rollout), PlanSettings(1, max_rows_per_micro_batch=2), PAD, torch.device("cpu"))
+    laid = laid_out(rollout.sequences(), PlanSettings(1, max_rows_per_micro_batch=2), PAD, torch.device("cpu"))
     assert len(laid) == 7
     assert sorted(index for chosen, _ in laid for index in chosen) == [0, 1, 2, 3, 4]
     assert [len(chosen) for chosen, _ in laid] == [2, 2, 1, 0, 0, 0, 0]

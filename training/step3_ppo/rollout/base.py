@@ -39,6 +39,16 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
 
+def repeated(
+    prompt_ids_BP: torch.Tensor, prompt_mask_BP: torch.Tensor, samples_per_prompt: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row for each sample of a prompt: ids and mask."""
+    return (
+        prompt_ids_BP.repeat_interleave(samples_per_prompt, dim=0),
+        prompt_mask_BP.repeat_interleave(samples_per_prompt, dim=0),
+    )
+
+
 class RolloutEngine(ABC):
     """Draws responses from a model's present weights."""
 

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from training.step3_ppo.records import Rollout
 from training.step3_ppo.rollout.bad_words import BadWords
-from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling
+from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling, repeated
 from training.step3_ppo.rollout.cache import closed_up, leave, moves_when_leaving, reorder, roomy_cache
 from training.step3_ppo.rollout.sampling import draw
-from training.step3_ppo.rollout.stop_strings import StopStrings
+from training.step3_ppo.rollout.stop_strings import StopStrings, stop_strings
 
 
 class TransformersRollout(RolloutEngine):
@@ -45,10 +45,9 @@ class TransformersRollout(RolloutEngine):
         device, most = prompt_ids_BP.device, sampling.max_new_tokens
         decoding = _Decoding(model, prompt_ids_BP, prompt_mask_BP, most)
         logits_AV = decoding.prefill(samples_per_prompt)
-        prompt_ids_BP = prompt_ids_BP.repeat_interleave(samples_per_prompt, dim=0)
-        prompt_mask_BP = prompt_mask_BP.repeat_interleave(samples_per_prompt, dim=0)
+        prompt_ids_BP, prompt_mask_BP = repeated(prompt_ids_BP, prompt_mask_BP, samples_per_prompt)
         bad_words = BadWords(sampling.bad_words, prompt_ids_BP, prompt_mask_BP) if sampling.bad_words else None
-        stop = _stop_strings(sampling, self._decode)
+        stop = stop_strings(sampling, self._decode)
 
         count = len(prompt_ids_BP)
         uniform_BR = _uniform_streams(seeds, most, count).to(device)
@@ -143,13 +142,6 @@ class _Decoding:
         }
         output = self.model(**inputs, use_cache=True, logits_to_keep=1)
         return output.logits[:, -1].float()
-
-
-def _stop_strings(sampling: Sampling, decode: Decode | None) -> StopStrings | None:
-    if not sampling.stop:
-        return None
-    assert decode is not None, "stop strings need a tokenizer's decode"
-    return StopStrings(sampling.stop, decode)
 
 
 def _completed(

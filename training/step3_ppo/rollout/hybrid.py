@@ -21,9 +21,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from training.step3_ppo.records import Rollout
-from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling
-from training.step3_ppo.rollout.stop_strings import StopStrings, first_completed
-from training.utils.layout.documents import join
+from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling, repeated
+from training.step3_ppo.rollout.stop_strings import StopStrings, first_completed, stop_strings
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
@@ -60,9 +59,8 @@ class HybridRollout(RolloutEngine):
         assert not (sampling.min_p or sampling.bad_words), "refused by the flags"
         started = time.perf_counter()
         generated_BT = self._generated(model, prompt_ids_BP, prompt_mask_BP, sampling, seeds, samples_per_prompt)
-        prompt_ids_BP = prompt_ids_BP.repeat_interleave(samples_per_prompt, dim=0)
-        prompt_mask_BP = prompt_mask_BP.repeat_interleave(samples_per_prompt, dim=0)
-        stop = StopStrings(sampling.stop, self._decode) if sampling.stop and self._decode else None
+        prompt_ids_BP, prompt_mask_BP = repeated(prompt_ids_BP, prompt_mask_BP, samples_per_prompt)
+        stop = stop_strings(sampling, self._decode)
         cut = [_cut(row, sampling.end_token_id, stop) for row in generated_BT[:, prompt_ids_BP.shape[1] :].tolist()]
 
         device, width = prompt_ids_BP.device, max(length for length, _ in cut)
@@ -135,10 +133,7 @@ def _cut(response_ids: list[int], end_token_id: int, stop: StopStrings | None) -
 def _logprobs(model: PreTrainedModel, rollout: Rollout, sampling: Sampling) -> torch.Tensor:
     """Return float32 [M], of all response tokens one after the other, by the training forward."""
     policy, device = PolicyModel(model), rollout.prompt_ids_BP.device
-    sequences = [
-        join(rollout.prompt_of(index).cpu(), rollout.response_of(index).cpu())
-        for index in range(len(rollout.response_lengths_B))
-    ]
+    sequences = rollout.sequences()
     parts = []
     for start in range(0, len(sequences), _FORWARD_SEQUENCES):
         rows = padded_rows(sequences[start : start + _FORWARD_SEQUENCES], sampling.pad_token_id).to(device)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from training.step3_ppo.records import Rollout
-from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.rollout.base import RolloutEngine, Sampling, repeated
 from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
@@ -85,11 +85,8 @@ class ReplayRollout(RolloutEngine):
                 f"{path.name}; replay with the steps, evaluations and number of ranks of the run that dumped"
             )
         tensors, metadata = _read(path)
-        wanted = {
-            "prompt_ids_BP": prompt_ids_BP.repeat_interleave(samples_per_prompt, dim=0),
-            "prompt_mask_BP": prompt_mask_BP.repeat_interleave(samples_per_prompt, dim=0),
-            "seeds": torch.tensor(list(seeds)),
-        }
+        ids_BP, mask_BP = repeated(prompt_ids_BP, prompt_mask_BP, samples_per_prompt)
+        wanted = {"prompt_ids_BP": ids_BP, "prompt_mask_BP": mask_BP, "seeds": torch.tensor(list(seeds))}
         _check_drawn_alike(path, metadata, _metadata(sampling, samples_per_prompt))
         _check_same_prompts(path, tensors, {name: tensor.cpu() for name, tensor in wanted.items()})
         self._count += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.step3_ppo.rollout.base import Decode
+from training.step3_ppo.rollout.base import Decode, Sampling
 
 # What decoders write for bytes that are no whole character yet.
 _BROKEN_CHARACTER = "\ufffd"
@@ -40,6 +40,14 @@ class StopStrings:
             return False
         written = self._decode(response_ids)
         return any(text in written for text in self._texts)
+
+
+def stop_strings(sampling: Sampling, decode: Decode | None) -> StopStrings | None:
+    """Those of `sampling`; None where it has none."""
+    if not sampling.stop:
+        return None
+    assert decode is not None, "stop strings need a tokenizer's decode"
+    return StopStrings(sampling.stop, decode)
 
 
 def first_completed(stop: StopStrings, response_ids: Sequence[int]) -> int | None:

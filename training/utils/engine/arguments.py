@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from training.utils.engine.settings import EngineSettings
-from training.utils.run.errors import Mistakes, nearest_names
+from training.utils.run.errors import Mistakes
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
 # Those of transformers.get_scheduler that need nothing but warm-up and total steps.
@@ -106,10 +106,7 @@ def check_lora_learning_rate(mistakes: Mistakes, flag: str, rate: float | None) 
 
 def check_schedule(mistakes: Mistakes, name: str) -> None:
     """Note a learning-rate schedule that does not exist."""
-    mistakes.require(
-        name in SCHEDULES,
-        f"--lr_scheduler_type expects one of {', '.join(SCHEDULES)}, got '{name}'{nearest_names(name, SCHEDULES)}",
-    )
+    mistakes.require_one_of("--lr_scheduler_type", name, SCHEDULES)
 
 
 def check_engine_choices(mistakes: Mistakes, dtype: str, zero_stages: dict[str, int], offload: bool) -> None:

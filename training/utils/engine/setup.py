@@ -15,7 +15,7 @@ from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
-from training.utils.layout.planner import PlanSettings, forward_overhead_tokens, forward_plan
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.layout.rows import TokenRows
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.run.errors import ThreestepError
@@ -93,21 +93,14 @@ def loop_settings(
 ) -> LoopSettings:
     """What a loop is told. steps: what `whole_steps` gave. packed: what `may_pack` gave. A collective, with
     `--report_mfu`: the matmul rate is measured."""
-    from training.utils.models.attention import long_rows_are_free
+    from training.utils.models.attention import plan_for
 
     weights = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
     def plan(sequences: int) -> PlanSettings:
-        return forward_plan(
-            sequences=sequences,
-            longest_tokens=max_seq_len,
-            hidden_size=model.config.get_text_config().hidden_size,
-            packed=packed,
-            ranks=ranks.world_size,
-            max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
-            long_rows_are_free=long_rows_are_free(model.config._attn_implementation),
-            forward_tokens=forward_overhead_tokens(weights, ranks.device.type == "cuda"),
-        )
+        overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+        most = engine.max_tokens_per_micro_batch
+        return plan_for(model, sequences, max_seq_len, packed, ranks.world_size, most, overhead)
 
     return LoopSettings(
         total_steps=steps[0],

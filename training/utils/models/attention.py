@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.utils.run.errors import Mistakes, nearest_names
+from training.utils.run.errors import Mistakes
 
 if TYPE_CHECKING:
+    from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rows import TokenRows
 
 SDPA, FLEX = "sdpa", "flex_attention"
@@ -27,11 +28,7 @@ BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 def check_implementation(mistakes: Mistakes, name: str) -> None:
     """Note an attention implementation that has no form of the layout."""
-    mistakes.require(
-        name in IMPLEMENTATIONS,
-        f"--attn_implementation expects one of {', '.join(IMPLEMENTATIONS)}, got '{name}'"
-        f"{nearest_names(name, IMPLEMENTATIONS)}",
-    )
+    mistakes.require_one_of("--attn_implementation", name, IMPLEMENTATIONS)
 
 
 def shares_prompts(implementation: str) -> bool:
@@ -42,6 +39,30 @@ def shares_prompts(implementation: str) -> bool:
 def long_rows_are_free(implementation: str) -> bool:
     """Whether attention costs what each document costs, in a row of any length (a dense mask pays for the row)."""
     return implementation in (BY_DOCUMENT, FLEX, *FLASH)
+
+
+def plan_for(
+    model: Any,
+    sequences: int,
+    longest_tokens: int,
+    packed: bool,
+    ranks: int,
+    max_tokens_per_micro_batch: int | None = None,
+    forward_tokens: float = float("inf"),
+) -> PlanSettings:
+    """`forward_plan` for a transformers model: what attention costs is read off it."""
+    from training.utils.layout.planner import forward_plan
+
+    return forward_plan(
+        sequences=sequences,
+        longest_tokens=longest_tokens,
+        hidden_size=model.config.get_text_config().hidden_size,
+        packed=packed,
+        ranks=ranks,
+        max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+        long_rows_are_free=long_rows_are_free(model.config._attn_implementation),
+        forward_tokens=forward_tokens,
+    )
 
 
 def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
@@ -65,14 +86,20 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
 
         runs = runs_of(rows)
         if runs is not None:
-            # A mask that is there is handed through as it is; this one is read by nobody. A family that reads it
-            # after all gets NaN, and the start-up check takes it off packed rows.
-            count, width = rows.input_ids_NT.shape
-            inputs["attention_mask"] = rows.end_B.new_zeros(()).bool().expand(count, 1, width, width)
+            inputs["attention_mask"] = _unread_mask(rows)
             inputs["runs"] = runs
     else:
         inputs["attention_mask"] = rows.dense_mask()
     return inputs
+
+
+def _unread_mask(rows: TokenRows) -> Any:
+    """All False [N, 1, T, T] in one byte. A mask that is there is handed through as it is; this one is read by nobody.
+    A family that reads it after all gets NaN, and the start-up check takes it off packed rows."""
+    import torch
+
+    count, width = rows.input_ids_NT.shape
+    return torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device).expand(count, 1, width, width)
 
 
 def _block_mask(rows: TokenRows) -> Any:

@@ -36,6 +36,12 @@ class Mistakes:
         if not condition:
             self.sentences.append(sentence)
 
+    def require_one_of(self, flag: str, got: Any, choices: Iterable[str]) -> None:
+        """Note a name that is none of `choices`, with those that are near."""
+        choices = list(choices)
+        near = nearest_names(str(got), choices)
+        self.require(got in choices, f"{flag} expects one of {', '.join(choices)}, got '{got}'{near}")
+
     def note(self, check: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a check returns; where it raises a ThreestepError, note that and return None."""
         try:
