@@ -10,7 +10,7 @@ from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.experience import ExperienceSettings, KlSettings, LengthSettings, MismatchSettings
-from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.kl import KL_ESTIMATORS, WHOLE_KL_ESTIMATORS
 from training.step3_ppo.learning import LearningSettings
 from training.step3_ppo.losses import POLICY_LOSSES, PolicyLoss, PolicyLossSettings
 from training.step3_ppo.losses.aggregation import AGGREGATIONS
@@ -39,7 +39,7 @@ def checked_algorithm(flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mi
     for flag, name, table in (
         ("--advantage", flags.advantage, ESTIMATORS),
         ("--policy_loss", flags.policy_loss, POLICY_LOSSES),
-        ("--kl_estimator", flags.kl_estimator, KL_ESTIMATORS),
+        ("--kl_estimator", flags.kl_estimator, {**KL_ESTIMATORS, **WHOLE_KL_ESTIMATORS}),
         ("--loss_aggregation", flags.loss_aggregation, AGGREGATIONS),
     ):
         if name is not None:
@@ -83,10 +83,12 @@ def experience_settings(
     """Of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
     in_loss = flags.kl_in == "loss"
+    estimator_name = flags.kl_estimator or ("k3" if in_loss else "k1")
     kl = KlSettings(
         coefficient=flags.kl_coef,
         in_loss=in_loss,
-        estimate=KL_ESTIMATORS[flags.kl_estimator or ("k3" if in_loss else "k1")],
+        estimate={**KL_ESTIMATORS, **WHOLE_KL_ESTIMATORS}[estimator_name],
+        of_logits=estimator_name in WHOLE_KL_ESTIMATORS,
         target=flags.kl_target if flags.kl_control == "adaptive" else None,
         horizon=flags.kl_horizon,
     )

@@ -37,7 +37,11 @@ class AlgorithmArguments:
     kl_in: str = field(default="reward", metadata={"help": "Where the KL goes: reward or loss."})
     kl_estimator: str | None = field(
         default=None,
-        metadata={"help": "k1, k2, k3 or abs; default: k1 in the reward, k3 in the loss (where k1 pulls nowhere)."},
+        metadata={
+            "help": "k1, k2, k3 or abs of the drawn tokens, or full, the exact sum over the vocabulary, which "
+            "holds the logits of a forward of both models; default: k1 in the reward, k3 in the loss (where k1 pulls "
+            "nowhere)."
+        },
     )
     kl_control: str = field(
         default="fixed", metadata={"help": "fixed, or adaptive: --kl_coef moves to hold --kl_target."}

@@ -30,12 +30,13 @@ MicroBatch = tuple[list[int], TokenRows]  # indices of sequences in the order of
 
 @dataclass(frozen=True)
 class KlSettings:
-    """coefficient: at the start. estimate: fn(logprobs, ref_logprobs), one of kl.py. target, horizon: of the adaptive
-    controller; None keeps the coefficient as it is."""
+    """coefficient: at the start. estimate: one of kl.py, fn(logprobs, ref_logprobs), or fn(logits, ref_logits) where
+    it is of_logits. target, horizon: of the adaptive controller; None keeps the coefficient as it is."""
 
     coefficient: float
     in_loss: bool
-    estimate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    estimate: Callable[..., torch.Tensor]
+    of_logits: bool = False
     target: float | None = None
     horizon: float = 10000.0
 
@@ -102,18 +103,14 @@ def make_experience(
     """
     rollout = samples.rollout
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
-    critic, reference = roles.critic, roles.reference
-    old_BR = ref_BR = values_BR = None
     batches = laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, mask_BR.device)
     with roles.reading(), torch.no_grad():
-        if settings.reads_old_logprobs:
-            old_BR = _per_token(mask_BR, batches, lambda rows: roles.actor(rows, settings.temperature).logprobs_M)
-        if reference is not None:
-            ref_BR = _per_token(mask_BR, batches, lambda rows: reference(rows, settings.temperature).logprobs_M)
-        if critic is not None:
-            values_BR = _per_token(mask_BR, batches, lambda rows: critic(rows, at="targets"))
+        read = _per_token(mask_BR, batches, lambda rows: _read(rows, roles, settings))
+    old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
     kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-    if not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
+    if "kl" in read:
+        kl_BR = read["kl"]
+    elif not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
         kl_BR = settings.kl.estimate(old_BR, ref_BR)
     scored = samples.scored
     greedy_scores_B = None
@@ -235,14 +232,32 @@ def _document(sequences: Sequence[TokenSequence]) -> Document:
 
 
 def _per_token(
-    mask_BR: torch.Tensor, batches: Sequence[MicroBatch], read: Callable[[TokenRows], torch.Tensor]
-) -> torch.Tensor:
-    """Return float32 [B, R]: what `read` gives for the response tokens of each micro-batch, 0 elsewhere."""
-    result_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+    mask_BR: torch.Tensor, batches: Sequence[MicroBatch], read: Callable[[TokenRows], dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Return float32 [B, R] by name: what `read` gives for the response tokens of each micro-batch, 0 elsewhere."""
+    result: dict[str, torch.Tensor] = {}
     for chosen, rows in batches:
-        values_M = read(rows)
-        part_bR = torch.zeros(len(chosen), mask_BR.shape[1], device=mask_BR.device)
-        # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
-        part_bR[mask_BR[chosen]] = values_M
-        result_BR[chosen] = part_bR
-    return result_BR
+        for name, values_M in read(rows).items():
+            part_bR = torch.zeros(len(chosen), mask_BR.shape[1], device=mask_BR.device)
+            # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
+            part_bR[mask_BR[chosen]] = values_M
+            result.setdefault(name, torch.zeros(mask_BR.shape, device=mask_BR.device))[chosen] = part_bR
+    return result
+
+
+def _read(rows: TokenRows, roles: Roles, settings: ExperienceSettings) -> dict[str, torch.Tensor]:
+    """Of one micro-batch, float32 [M] each, those that are wanted: log-probabilities by the old policy and by the
+    reference, their exact KL, the critic's values."""
+    of_logits = settings.kl.of_logits and not settings.kl.in_loss
+    read: dict[str, torch.Tensor] = {}
+    if settings.reads_old_logprobs:
+        old = roles.actor(rows, settings.temperature, with_logits=of_logits)
+        read["old"] = old.logprobs_M
+    if roles.reference is not None:
+        reference = roles.reference(rows, settings.temperature, with_logits=of_logits)
+        read["reference"] = reference.logprobs_M
+        if of_logits:  # reads_old_logprobs is True wherever the reward has a KL
+            read["kl"] = settings.kl.estimate(old.logits_MV, reference.logits_MV)
+    if roles.critic is not None:
+        read["values"] = roles.critic(rows, at="targets")
+    return read

@@ -6,9 +6,11 @@ M tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 _MOST = 20.0  # bound of an exponent, as verl's: exp(20) is 5e8, far beyond any trusted region, and stays finite
 # Ziegler et al. 2019, section 2.2: the relative error is cut to +- this.
@@ -43,22 +45,28 @@ def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor
     return (logprobs - ref_logprobs).abs()
 
 
-KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
-
-
 def full_kl(logits_MV: torch.Tensor, ref_logits_MV: torch.Tensor, chunk_tokens: int = 512) -> torch.Tensor:
     """Return float KL_M = sum over the vocabulary of p (log p - log p_ref), in nats, exact; logits of any scale.
 
-    So many tokens at a time, so that only their float32 copies stand in memory beside the logits. It needs both
-    models' logits at once, which the trainer does not keep: it is here to be called, and no flag reaches it.
+    So many tokens at a time, and again in the backward, so that only their float32 copies stand in memory beside the
+    logits of both models.
     """
-    parts = [logits_MV.new_zeros(0, dtype=torch.promote_types(logits_MV.dtype, torch.float32))]
+    wide = torch.promote_types(logits_MV.dtype, torch.float32)
+
+    def of_chunk(logits_CV: torch.Tensor, ref_logits_CV: torch.Tensor) -> torch.Tensor:
+        log_p_CV = logits_CV.to(wide).log_softmax(-1)
+        return (log_p_CV.exp() * (log_p_CV - ref_logits_CV.to(wide).log_softmax(-1))).sum(-1)
+
+    parts = [logits_MV.new_zeros(0, dtype=wide)]
     for begin in range(0, len(logits_MV), chunk_tokens):
         here = slice(begin, begin + chunk_tokens)
-        log_p_CV = logits_MV[here].to(parts[0].dtype).log_softmax(-1)
-        log_ref_CV = ref_logits_MV[here].to(parts[0].dtype).log_softmax(-1)
-        parts.append((log_p_CV.exp() * (log_p_CV - log_ref_CV)).sum(-1))
+        parts.append(checkpoint(of_chunk, logits_MV[here], ref_logits_MV[here], use_reentrant=False))
     return torch.cat(parts)
+
+
+# Of the log-probabilities of the drawn tokens; of the logits of both models.
+KL_ESTIMATORS: dict[str, Callable[..., torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+WHOLE_KL_ESTIMATORS: dict[str, Callable[..., torch.Tensor]] = {"full": full_kl}
 
 
 class FixedKl:

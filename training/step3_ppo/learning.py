@@ -207,7 +207,12 @@ def _actor_loss(
     kl_coef: float,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """This micro-batch's part of the actor's loss, and its sums for the figures."""
-    read = roles.actor(rows, experience.temperature, settings.entropy_coef > 0)
+    exact_kl = experience.kl.in_loss and experience.kl.of_logits and roles.reference is not None
+    ref_logits_MV = None
+    if exact_kl and roles.reference is not None:
+        with torch.no_grad():
+            ref_logits_MV = roles.reference(rows, experience.temperature, with_logits=True).logits_MV
+    read = roles.actor(rows, experience.temperature, settings.entropy_coef > 0, with_logits=exact_kl)
     # Exactly on-policy, the old policy is this one.
     old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
     tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, picked_M)
@@ -224,7 +229,8 @@ def _actor_loss(
         "update_kl": float(-(log_ratio_M * counted_M).sum()),
     }
     if experience.kl.in_loss and batch.ref_logprobs_M is not None:
-        kl_loss = (experience.kl.estimate(read.logprobs_M, batch.ref_logprobs_M) * weights_M).sum()
+        pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
+        kl_loss = (experience.kl.estimate(*pair) * weights_M).sum()
         loss = loss + kl_coef * kl_loss
         seen["kl_loss"] = float(kl_loss.detach())
     if read.entropies_M is not None:

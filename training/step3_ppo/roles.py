@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.utils.engine.frozen import FrozenModel
@@ -33,11 +34,17 @@ class Reference:
         self._actor = actor
         self._actor_model = actor_model
 
-    def __call__(self, rows: TokenRows, temperature: float) -> TokenLogprobs:
+    def __call__(self, rows: TokenRows, temperature: float, with_logits: bool = False) -> TokenLogprobs:
         if self._frozen is not None:
-            return self._frozen(rows, temperature)
-        with adapters_off(self._actor_model):
-            return self._actor(rows, temperature)
+            return self._frozen(rows, temperature, with_logits=with_logits)
+        training = self._actor.module.training
+        self._actor.eval()
+        try:
+            with torch.no_grad(), adapters_off(self._actor_model):
+                return self._actor(rows, temperature, with_logits=with_logits)
+        finally:
+            if training:
+                self._actor.train()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from training.step3_ppo.experience import (
     outcome_scores,
     score,
 )
-from training.step3_ppo.kl import k1, k2
+from training.step3_ppo.kl import full_kl, k1, k2
 from training.step3_ppo.mismatch import importance_weights
 from training.step3_ppo.records import Rollout, Samples, Scored
 from training.utils.layout.planner import PlanSettings
@@ -264,6 +264,25 @@ def test_another_estimate_of_the_kl(rollout, roles):
     made = made_from(rollout, roles, how(kl=KlSettings(0.1, in_loss=False, estimate=k2)))
     want = made.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.ref_logprobs_BR).square().sum(1)
     torch.testing.assert_close(made.rewards_BR.sum(1), want)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
+    kl = KlSettings(0.1, in_loss=False, estimate=full_kl, of_logits=True)
+    plan = PlanSettings(1, packed=packed, max_row_tokens=13, max_rows_per_micro_batch=None if packed else 2)
+    made = made_from(rollout, roles, how(kl=kl, plan=plan))
+    for row, prompt in enumerate(PROMPTS):
+        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+        log_p, log_q = (
+            torch.log_softmax(policy.model(ids, use_cache=False).logits[0, prompt - 1 : -1].double() / 0.8, -1)
+            for policy in (roles.actor, roles.reference)
+        )
+        want_r = -0.1 * (log_p.exp() * (log_p - log_q)).sum(-1)
+        want_r[-1] += made.scores_B[row]
+        torch.testing.assert_close(made.rewards_BR[row, : len(want_r)].double(), want_r, rtol=1e-4, atol=1e-5)
+    plain = made_from(rollout, roles, how(plan=plan))
+    torch.testing.assert_close(made.old_logprobs_BR, plain.old_logprobs_BR)
+    torch.testing.assert_close(made.ref_logprobs_BR, plain.ref_logprobs_BR)
 
 
 def test_the_greedy_baseline(rollout, roles):

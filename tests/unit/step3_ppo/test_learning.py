@@ -221,6 +221,31 @@ def test_the_correction_weighs_each_token():
     assert found[1] == pytest.approx(found[0] / 2)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_exact_kl_in_the_loss_and_its_gradient(plan):
+    """No advantages: what is left is 0.3 x the mean over the counted tokens of sum p (log p - log p_ref)."""
+    made = random_experience(0)
+    made = dataclasses.replace(made, advantages_BR=torch.zeros_like(made.advantages_BR), weights_BR=None)
+    roles = made_roles(with_critic=False)
+    roles.reference = PolicyModel(tiny_causal_lm("llama", seed=2, dtype=torch.float64))
+    figures = stepped(plan, made, roles, advantage="grpo", kl_in="loss", kl_estimator="full")
+    plain, kl = tiny_causal_lm("llama", seed=1, dtype=torch.float64), []
+    for row, counts in enumerate(made.counts_B.tolist()):
+        if counts:
+            ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
+            log_p, log_q = (
+                torch.log_softmax(model(ids, use_cache=False).logits[0, 2:-1], -1)
+                for model in (plain, roles.reference.model)
+            )
+            kl.append((log_p.exp() * (log_p - log_q)).sum(-1))
+    (0.3 * torch.cat(kl).mean()).backward()
+    assert figures["actor/kl_loss"] == pytest.approx(float(torch.cat(kl).mean().detach()), rel=1e-6)
+    names = dict(plain.named_parameters())
+    for name, parameter in roles.actor.module.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, names[name].grad, rtol=1e-6, atol=1e-10, msg=name)
+    assert all(parameter.grad is None for parameter in roles.reference.parameters())
+
+
 def test_critic_warm_up_leaves_the_actor_alone():
     roles = made_roles(with_critic=True)
     figures = stepped(PLANS[1], random_experience(0), roles, train_actor=False)

@@ -25,13 +25,14 @@ CHUNK_BYTES = 256 * 2**20
 class TokenLogprobs(NamedTuple):
     """logprobs_M: float32, log p(target | what it may see). log_normalizers_M: float32, log of the sum of the
     exponentiated logits (what a z-loss holds near 0). is_greedy_M: bool, the target has the largest logit.
-    entropies_M: float32 in nats, or None where they were not asked for. All after division by the temperature;
-    float64 models give float64."""
+    entropies_M: float32 in nats; logits_MV: float32, of the whole vocabulary; None where they were not asked for. All
+    after division by the temperature; float64 models give float64."""
 
     logprobs_M: torch.Tensor
     log_normalizers_M: torch.Tensor
     is_greedy_M: torch.Tensor
     entropies_M: torch.Tensor | None
+    logits_MV: torch.Tensor | None = None
 
 
 class TargetHead(nn.Module):
@@ -45,13 +46,38 @@ class TargetHead(nn.Module):
         self._chunk_bytes = chunk_bytes
 
     def forward(
-        self, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
+        self,
+        hidden_MH: torch.Tensor,
+        target_ids_M: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+        with_logits: bool = False,
     ) -> TokenLogprobs:
+        if with_logits:
+            logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
+            return read_logits(logits_MV, target_ids_M, temperature, with_entropy)
         vocabulary = getattr(self.weight, "ds_shape", self.weight.shape)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
         read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M = read
         return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, entropies_M if with_entropy else None)
+
+
+def read_logits(
+    logits_MV: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
+) -> TokenLogprobs:
+    """Everything that can be read off logits that stand in memory as a whole, in float32 after division by
+    temperature (float64 of float64)."""
+    logits_MV = logits_MV.to(_at_least_float32(logits_MV.dtype))
+    if temperature != 1.0:
+        logits_MV = logits_MV / temperature
+    log_norm_M = torch.logsumexp(logits_MV, dim=-1)
+    target_logit_M = logits_MV.gather(-1, target_ids_M.unsqueeze(-1)).squeeze(-1)
+    entropies_M = None
+    if with_entropy:  # H = log Z - sum p * logit
+        entropies_M = log_norm_M - (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
+    is_greedy_M = target_logit_M >= logits_MV.detach().amax(dim=-1)
+    return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M, logits_MV)
 
 
 class _TargetLogprobs(torch.autograd.Function):

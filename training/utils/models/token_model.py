@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs
-from training.utils.models.target_head import TargetHead, TokenLogprobs
+from training.utils.models.target_head import TargetHead, TokenLogprobs, read_logits
 
 # Families that scale or cap their logits after the head say so under these names; None or 1.0 means they do not.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -45,14 +45,17 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         noise_NTE: torch.Tensor | None = None,
+        with_logits: bool = False,
     ) -> TokenLogprobs:
-        """noise_NTE: added to the input embeddings."""
+        """noise_NTE: added to the input embeddings. with_logits: those of every target's whole vocabulary too, which
+        then stand in memory."""
         if self._target_head is not None:
             hidden_MH = _hidden_at(self.model, rows, rows.predictor_M, noise_NTE)
-            return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy)
+            return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy, with_logits)
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
-        return read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
+        read = read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
+        return read if with_logits else read._replace(logits_MV=None)
 
 
 class ScalarModel(nn.Module):
@@ -68,22 +71,6 @@ class ScalarModel(nn.Module):
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
         head: nn.Module = self.model.score  # type: ignore[assignment]
         return head(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
-
-
-def read_logits(
-    logits_MV: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
-) -> TokenLogprobs:
-    """Log-probabilities of the targets, and entropies where asked, in float32 after division by temperature."""
-    logits_MV = logits_MV.float()
-    if temperature != 1.0:
-        logits_MV = logits_MV / temperature
-    log_norm_M = torch.logsumexp(logits_MV, dim=-1)
-    target_logit_M = logits_MV.gather(-1, target_ids_M.unsqueeze(-1)).squeeze(-1)
-    entropies_M = None
-    if with_entropy:  # H = log Z - sum p * logit
-        entropies_M = log_norm_M - (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
-    is_greedy_M = target_logit_M >= logits_MV.detach().amax(dim=-1)
-    return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M)
 
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
