@@ -30,8 +30,12 @@ def main() -> None:
         figures = json.loads(line)
         if arguments.count_reference and "reference/pairs_per_second" in figures:
             before = 1.0 / figures["reference/pairs_per_second"]
-        if arguments.unit == "steps" and "time/learn" in figures:
-            seconds = sum(value for key, value in figures.items() if key.startswith("time/"))
+        if arguments.unit == "steps" and "time/7_learn" in figures:
+            seconds = sum(
+                value
+                for key, value in figures.items()
+                if key.startswith("time/") and key not in ("time/evaluation", "time/checkpoint")
+            )
             print(json.dumps({"units": 1.0, "seconds": seconds}), flush=True)
         if name in figures:
             print(json.dumps({"units": 1.0, "seconds": 1.0 / figures[name] + before}), flush=True)

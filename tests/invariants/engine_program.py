@@ -238,6 +238,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.engine.arguments import EngineArguments
     from training.utils.engine.setup import loop_settings, may_pack
     from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_arguments import RunArguments
 
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
@@ -254,7 +255,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         report_mfu=False,
     )
     steps = (STEPS, case.per_step)
-    loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, SEED)
+    loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, RunArguments(seed=SEED))
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
         trainer = make_trainer(case, engine, model, train_rows, eval_rows, loop, metrics)

@@ -30,6 +30,7 @@ from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
 from training.utils.run.seeds import derived_seed
+from training.utils.run.traces import traced
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class SftTrainer:
         else:
             before = after = self.evaluate(step=0)
         with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main, done=done) as bar:
-            for step in range(done + 1, settings.total_steps + 1):
+            for step in traced(range(done + 1, settings.total_steps + 1), settings.traces, self.ranks.rank):
                 first = (step - 1) * settings.items_per_step
                 taken = stream.take(first, settings.items_per_step)
                 figures = self._optimizer_step([self.train_rows[row] for row in taken], first)

@@ -66,9 +66,7 @@ def main(argv: Sequence[str]) -> None:
             say,
             needs_segments=data.needs_segments,
         )
-        loop = loop_settings(
-            engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run.seed
-        )
+        loop = loop_settings(engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run)
 
         data_is = phase.train.manifest["fingerprint"]
         with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):

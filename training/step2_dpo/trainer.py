@@ -27,6 +27,7 @@ from training.utils.layout.documents import unshared
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import real_tokens
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
+from training.utils.run.traces import traced
 
 _SUMS = ("loss", "pairs", "right", "chosen_reward", "rejected_reward")
 
@@ -107,7 +108,7 @@ class DpoTrainer:
         else:
             before = after = self.evaluate(step=0)
         with progress_bar(settings.total_steps, "step 2, DPO", self.ranks.is_main, done=done) as bar:
-            for step in range(done + 1, settings.total_steps + 1):
+            for step in traced(range(done + 1, settings.total_steps + 1), settings.traces, self.ranks.rank):
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step(taken)
                 self.metrics.write(step, figures)

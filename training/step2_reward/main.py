@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
         needs = data.needs_segments
         packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=needs)
-        loop = loop_settings(engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run.seed)
+        loop = loop_settings(engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run)
 
         data_is = phase.train.manifest["fingerprint"]
         with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):

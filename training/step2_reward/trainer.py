@@ -24,6 +24,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import unshared
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
+from training.utils.run.traces import traced
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RewardTrainer:
         else:
             before = after = self.evaluate(step=0)
         with progress_bar(settings.total_steps, "step 2, reward model", self.ranks.is_main, done=done) as bar:
-            for step in range(done + 1, settings.total_steps + 1):
+            for step in traced(range(done + 1, settings.total_steps + 1), settings.traces, self.ranks.rank):
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step([self.train_rows[row] for row in taken])
                 self.metrics.write(step, figures)

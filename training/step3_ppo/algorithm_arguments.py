@@ -48,6 +48,16 @@ class AlgorithmArguments:
     )
     kl_target: float = field(default=6.0, metadata={"help": "Adaptive control: nats a response, summed over tokens."})
     kl_horizon: float = field(default=10000.0, metadata={"help": "Adaptive control: responses of one time constant."})
+    stop_kl: float | None = field(
+        default=None,
+        metadata={"help": "End the training after a rollout whose KL to the reference, nats a response, is above this; "
+        "default: never."},
+    )  # fmt: skip
+    stop_update_kl: float | None = field(
+        default=None,
+        metadata={"help": "Leave out what is left of a rollout's updates after a minibatch whose KL from the policy "
+        "that rolled out, nats a token, is above this; default: never."},
+    )  # fmt: skip
     policy_loss: str = field(default="ppo", metadata={"help": "ppo, gspo, cispo, gpg, kl_cov or clip_cov."})
     loss_aggregation: str | None = field(
         default=None,
@@ -105,7 +115,10 @@ class AlgorithmArguments:
         for flag in ("gamma", "lam"):
             got = getattr(self, flag)
             mistakes.require(0 <= got <= 1, f"--{flag} expects a number from 0 to 1, got {got}")
-        positive = ("clip_range", "clip_range_low", "clip_range_high", "clip_range_value", "kl_target", "kl_horizon")
+        positive = (
+            "clip_range", "clip_range_low", "clip_range_high", "clip_range_value", "kl_target", "kl_horizon", "stop_kl",
+            "stop_update_kl",
+        )  # fmt: skip
         for flag in positive:
             got = getattr(self, flag)
             mistakes.require(got is None or got > 0, f"--{flag} expects more than 0, got {got}")
@@ -115,6 +128,11 @@ class AlgorithmArguments:
         ):  # fmt: skip
             got = getattr(self, flag)
             mistakes.require(got >= 0, f"--{flag} expects 0 or more, got {got}")
+        mistakes.require(
+            self.stop_kl is None or self.kl_coef > 0,
+            f"--stop_kl {self.stop_kl} needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef "
+            "above 0, however small, or leave --stop_kl out",
+        )
         for flag in ("dual_clip", "mismatch_threshold"):
             got = getattr(self, flag)
             mistakes.require(got is None or got > 1, f"--{flag} expects more than 1, got {got}")

@@ -202,7 +202,18 @@ class PpoArguments:
     clip_reward: float = field(default=5.0, metadata={"help": "The reward model's scores are clipped to +- this."})
     unsup_coef: float = field(default=27.8, metadata={"help": "Weight of the pretraining loss, where text is given."})
     eval_interval: int = field(
-        default=0, metadata={"help": "Evaluate every so many rollouts; always before and after training."}
+        default=0,
+        metadata={"help": "Evaluate every so many rollouts too; always after training."},
+    )
+    val_before_train: bool = field(default=True, metadata={"help": "Evaluate before training too."})
+    val_only: bool = field(default=False, metadata={"help": "Evaluate, and train and save nothing."})
+    val_greedy: bool = field(
+        default=False,
+        metadata={"help": "Evaluate greedy responses beside the sampled ones: eval_greedy/... in the metrics."},
+    )
+    report_mfu: bool = field(
+        default=True,
+        metadata={"help": "Report train/mfu, of the updates, as the other steps do."},
     )
     per_device_eval_batch_size: int = field(
         default=64, metadata={"help": "Prompts of one evaluation rollout of a rank."}

@@ -28,11 +28,12 @@ from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.data.prompt_maker import PromptMaker
 from training.utils.data.tokenize import end_of_conversation_id
 from training.utils.data.unsupervised import build_unsupervised
-from training.utils.engine.setup import may_pack
+from training.utils.engine.setup import compute_meter, may_pack
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.attention import plan_for
+from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
 from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
@@ -165,7 +166,9 @@ def load_prompts(
         texts = build_unsupervised(data, tokenizer, block_length, run.seed, ranks.is_main, say)
     per_rank = ppo.per_device_generation_batch_size * ppo.generation_batches
     rollouts = steps_in(len(phase.train), ppo.num_train_epochs, per_rank * ranks.world_size)
-    if rollouts == 0:
+    if ppo.val_only:
+        rollouts = 0
+    elif rollouts == 0:
         raise ThreestepError(
             f"one rollout takes {per_rank * ranks.world_size} prompts (--per_device_generation_batch_size x "
             f"--generation_batches x {ranks.world_size} ranks) and {ppo.num_train_epochs:g} epochs of "
@@ -173,7 +176,7 @@ def load_prompts(
         )
     if ppo.max_train_steps is not None:
         rollouts = min(rollouts, ppo.max_train_steps)
-    if critic_warmup >= rollouts:
+    if critic_warmup >= max(rollouts, 1):
         raise ThreestepError(
             f"--critic_warmup {critic_warmup} leaves none of the run's {rollouts} rollouts to train the actor; lower "
             "it or add prompts or epochs"
@@ -220,7 +223,8 @@ def make_parts(
         check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
     packed = all(may_pack(ppo.padded, model, roles.actor, own, longest, say) for model, own in read)
     plan = _plan(ppo, longest, roles.actor_model, packed)
-    settings = _settings(inputs, tokenizer, scale, run, data, ppo, reward_flags, names, plan)
+    meters = _meters(roles, inputs.ranks) if ppo.report_mfu and inputs.total_rollouts else ()
+    settings = _settings(inputs, tokenizer, scale, run, data, ppo, reward_flags, names, plan, meters)
     engine = make_engine(
         names.rollout_engine,
         lambda ids: str(tokenizer.decode(list(ids))),
@@ -241,6 +245,7 @@ def make_parts(
         metrics=metrics,
         folder=folder,
         columns=inputs.columns,
+        with_greedy=ppo.val_greedy,
     )
     return engine, evaluator, settings
 
@@ -257,6 +262,14 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
     )
 
 
+def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
+    """Of the actor and of the critic, where there is one. A collective."""
+    actor = compute_meter(roles.actor_model, ranks)
+    if roles.critic_model is None:
+        return (actor,)
+    return actor, ComputeMeter(model_shape(roles.critic_model), actor.peak_flops_per_second)
+
+
 def _settings(
     inputs: Inputs,
     tokenizer: PreTrainedTokenizerBase,
@@ -267,6 +280,7 @@ def _settings(
     reward_flags: RewardArguments,
     names: Names,
     plan: PlanSettings,
+    meters: tuple[ComputeMeter, ...],
 ) -> PpoSettings:
     algorithm = names.algorithm
     end_token_id = end_of_conversation_id(tokenizer, conversation_end(data, tokenizer))
@@ -300,6 +314,11 @@ def _settings(
         sampling=sampling,
         experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards),
         learning=learning_settings(algorithm, ppo),
+        evaluates_first=ppo.val_before_train or ppo.val_only,
+        stop_kl=algorithm.flags.stop_kl,
+        stop_update_kl=algorithm.flags.stop_update_kl,
+        meters=meters,
+        traces=run.traces(),
     )
 
 
@@ -322,13 +341,25 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
 def summary_of(result: PpoResult) -> dict[str, Any]:
     """The run's closing figures; the checker's are absent where there was none."""
     before, after = result.before, result.after
-    summary: dict[str, Any] = {
-        "reward_before": before.reward,
-        "reward_after": after.reward,
-        "reward_standard_error": standard_error_of_gain(before.scores, after.scores),
-    }
-    if before.checks is not None and after.checks is not None:
-        summary["checker_before"] = before.check
+    summary: dict[str, Any] = {"reward_after": after.reward}
+    if after.checks is not None:
         summary["checker_after"] = after.check
+    if before is not None:
+        summary["reward_before"] = before.reward
+        summary["reward_standard_error"] = standard_error_of_gain(before.scores, after.scores)
+    if before is not None and before.checks is not None and after.checks is not None:
+        summary["checker_before"] = before.check
         summary["checker_standard_error"] = standard_error_of_gain(before.checks, after.checks)
-    return {**summary, "held_out_prompts": len(before.scores), "seconds": result.seconds}
+    return {**summary, "held_out_prompts": len(after.scores), "seconds": result.seconds}
+
+
+def closing_sentence(summary: dict[str, Any], folder: RunFolder, val_only: bool) -> str:
+    """The run in one line."""
+    after, seconds = f"{summary['reward_after']:.3f}", summary["seconds"]
+    if val_only:
+        return f"step 3: mean reward on {summary['held_out_prompts']} held-out prompts {after}; nothing was trained"
+    gain = after
+    if "reward_before" in summary:
+        error = summary["reward_standard_error"]
+        gain = f"{summary['reward_before']:.3f} -> {after} (standard error of the gain {error:.3f})"
+    return f"step 3: mean reward on held-out prompts {gain} in {seconds:.0f} s; the model is in {folder.model}"

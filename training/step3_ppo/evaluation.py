@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,9 +55,26 @@ class Evaluator:
     metrics: MetricsWriter
     folder: RunFolder
     columns: Sequence[str] = ()  # that any of the prompts carries
+    with_greedy: bool = False
 
     def evaluate(self, step: int) -> Evaluation:
-        """Return every prompt's score and check; record their means and every sample."""
+        """Return every prompt's score and check, of sampled responses; record their means, over all prompts and of each
+        data source, and every sample. with_greedy: the same of greedy responses is recorded too."""
+        sampled = self._everyones(step, self.sampling)
+        figures = described(sampled, "eval")
+        if self.with_greedy:
+            greedy = self._everyones(step, replace(self.sampling, temperature=0.0))
+            figures |= described(greedy, "eval_greedy")
+            self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
+        self.metrics.write(step, figures)
+        self.folder.append_samples(sampled)
+        return Evaluation(
+            scores=[sample["reward"] for sample in sampled],
+            checks=[sample["check"] for sample in sampled] if self.checker else None,
+        )
+
+    def _everyones(self, step: int, sampling: Sampling) -> list[dict[str, Any]]:
+        """All ranks' samples, in the order of the prompts."""
         ranks = self.roles.actor.ranks
         mine = list(range(ranks.rank, len(self.prompts), ranks.world_size))
         # Ranks may differ by one prompt: the shorter ones repeat their last and drop the copy, so that all ranks
@@ -65,17 +83,12 @@ class Evaluator:
         padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
         samples: dict[int, dict[str, Any]] = {}
         for start in range(0, per_rank, self.prompts_per_batch):
-            for sample in self._samples(padded[start : start + self.prompts_per_batch]):
+            for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling):
                 samples[sample["prompt_index"]] = sample
         everyone = {index: sample for part in gathered(samples) for index, sample in part.items()}
-        ordered = [{"step": step, **everyone[index]} for index in sorted(everyone)]
-        self._record(step, ordered)
-        return Evaluation(
-            scores=[sample["reward"] for sample in ordered],
-            checks=[sample["check"] for sample in ordered] if self.checker else None,
-        )
+        return [{"step": step, **everyone[index]} for index in sorted(everyone)]
 
-    def _samples(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def _samples(self, indices: Sequence[int], sampling: Sampling) -> list[dict[str, Any]]:
         rows = [self.prompts[index] for index in indices]
         batch = collate_prompts(rows, self.sampling.pad_token_id)
         device = self.roles.actor.ranks.device
@@ -83,7 +96,7 @@ class Evaluator:
         with self.roles.reading(), torch.no_grad():
             with self.roles.whole_actor.lent() as model:
                 rollout = self.rollout_engine.roll_out(
-                    model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), self.sampling, seeds
+                    model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds
                 )
             scored = start_scoring(rows, rollout, self.roles, self.experience).scored
         responses = rollout.texts(self.tokenizer.decode, self.sampling.end_token_id)
@@ -121,22 +134,41 @@ class Evaluator:
                 sample |= {f"check/{name}": own[place] for name, own in values.items()}
         return samples
 
-    def _record(self, step: int, samples: list[dict[str, Any]]) -> None:
-        def mean(name: str) -> float:
-            values = [float(sample[name]) for sample in samples if name in sample]
-            return sum(values) / len(values)
 
-        figures = {
-            "eval/reward": mean("reward"),
-            "eval/response_tokens": mean("response_tokens"),
-            "eval/ended_share": mean("ended"),
-        }
-        # A value that a function gives with some batches only has a mean over those.
-        named = dict.fromkeys(name for sample in samples for name in sample)
-        told = [name for name in named if name == "check" or name.startswith(("check/", "reward/"))]
-        figures |= {f"eval/{name}": mean(name) for name in told}
-        self.metrics.write(step, figures)
-        self.folder.append_samples(samples)
+def described(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:
+    """Return means as `group`/NAME; where prompts come from several data sources, those of each too, as
+    `group`_SOURCE/NAME."""
+    figures = _means(samples, group)
+    by_source: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        by_source.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
+    if len(by_source) > 1:
+        for name, own in zip(_short_names(list(by_source)), by_source.values(), strict=True):
+            figures |= _means(own, f"{group}_{name}")
+    return figures
+
+
+def _short_names(sources: Sequence[str]) -> list[str]:
+    """What metrics call them: the last part of a path, the whole where two end alike."""
+    short = [re.sub(r"[^\w.-]", "_", source.rsplit("/", 1)[-1]) for source in sources]
+    whole = [re.sub(r"[^\w.-]", "_", source) for source in sources]
+    return short if len(set(short)) == len(short) else whole
+
+
+def _means(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:
+    def mean(name: str) -> float:
+        values = [float(sample[name]) for sample in samples if name in sample]
+        return sum(values) / len(values)
+
+    figures = {
+        f"{group}/reward": mean("reward"),
+        f"{group}/response_tokens": mean("response_tokens"),
+        f"{group}/ended_share": mean("ended"),
+    }
+    # A value that a function gives with some batches only has a mean over those.
+    named = dict.fromkeys(name for sample in samples for name in sample)
+    told = [name for name in named if name == "check" or name.startswith(("check/", "reward/"))]
+    return figures | {f"{group}/{name}": mean(name) for name in told}
 
 
 def standard_error_of_gain(before: Sequence[float], after: Sequence[float]) -> float:

@@ -24,6 +24,7 @@ from training.utils.layout.documents import Document, TokenSequence, plain, shar
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.score_scale import ScoreScale
+from training.utils.run.phase_clock import PhaseClock
 
 MicroBatch = tuple[list[int], TokenRows]  # indices of sequences in the order of the rows, and the rows
 
@@ -95,6 +96,7 @@ def make_experience(
     roles: Roles,
     settings: ExperienceSettings,
     kl_coef: float,
+    clock: PhaseClock,
 ) -> Experience:
     """Parts 4 to 6: log-probabilities and values, rewards of tokens, advantages. A collective: all ranks call.
 
@@ -103,25 +105,28 @@ def make_experience(
     """
     rollout = samples.rollout
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
-    batches = laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, mask_BR.device)
-    with roles.reading(), torch.no_grad():
+    with clock.phase("4_read"), roles.reading(), torch.no_grad():
+        batches = laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, mask_BR.device)
         read = _per_token(mask_BR, batches, lambda rows: _read(rows, roles, settings))
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
-    kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-    if "kl" in read:
-        kl_BR = read["kl"]
-    elif not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
-        kl_BR = settings.kl.estimate(old_BR, ref_BR)
-    scored = samples.scored
-    greedy_scores_B = None
-    if greedy is not None:
-        greedy_scores_B = greedy.scored.outcomes_B.repeat_interleave(settings.samples_per_prompt)
-    rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef)
-    group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
-    inputs = AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR, greedy_scores_B, over_ranks=summed)
-    advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
-    if settings.whiten_advantages:
-        advantages_BR = whiten(advantages_BR, mask_BR, summed(moments(advantages_BR, mask_BR)))
+    with clock.phase("5_rewards"):
+        kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+        if "kl" in read:
+            kl_BR = read["kl"]
+        elif not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
+            kl_BR = settings.kl.estimate(old_BR, ref_BR)
+        scored = samples.scored
+        rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef)
+    with clock.phase("6_advantages"):
+        greedy_scores_B = None
+        if greedy is not None:
+            greedy_scores_B = greedy.scored.outcomes_B.repeat_interleave(settings.samples_per_prompt)
+        group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
+        inputs = AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR, greedy_scores_B, over_ranks=summed)
+        advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
+        if settings.whiten_advantages:
+            advantages_BR = whiten(advantages_BR, mask_BR, summed(moments(advantages_BR, mask_BR)))
+        weights_BR = _weights(rollout, old_BR, settings.mismatch)
     counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     return Experience(
         rollout=rollout,
@@ -133,7 +138,7 @@ def make_experience(
         ref_logprobs_BR=ref_BR,
         values_BR=values_BR,
         returns_BR=returns_BR,
-        weights_BR=_weights(rollout, old_BR, settings.mismatch),
+        weights_BR=weights_BR,
         reward_parts=scored.parts,
     )
 
@@ -186,10 +191,7 @@ def laid_out(
 
     `plan.ranks` is not read: the sequences stay on the rank that rolled them out.
     """
-    groups = [[index] for index in range(len(sequences))]
-    if plan.packed and sharing:
-        groups = shared_groups(sequences, plan.max_row_tokens)
-    documents = [_document([sequences[index] for index in group]) for group in groups]
+    groups, documents = documents_of(sequences, plan, sharing)
     mine = list(plan_step([document.tokens for document in documents], replace(plan, ranks=1)).micro_batches[0])
     mine += [()] * (largest(len(mine), device) - len(mine))
     return [
@@ -199,6 +201,16 @@ def laid_out(
         )
         for rows in mine
     ]
+
+
+def documents_of(
+    sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool = True
+) -> tuple[list[list[int]], list[Document]]:
+    """The documents that `laid_out` packs, and the indices of the sequences in each."""
+    groups = [[index] for index in range(len(sequences))]
+    if plan.packed and sharing:
+        groups = shared_groups(sequences, plan.max_row_tokens)
+    return groups, [_document([sequences[index] for index in group]) for group in groups]
 
 
 def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[list[int]]:

@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> None:
         check_resumable,
         checked_names,
         chosen_scale,
+        closing_sentence,
         load_prompts,
         load_tokenizers,
         make_parts,
@@ -89,15 +90,11 @@ def main(argv: Sequence[str]) -> None:
             rows = (inputs.train, inputs.texts)
             result = PpoTrainer(roles, rollout_engine, *rows, evaluator, settings, metrics, checkpoints).train()
 
-        save_roles(roles, tokenizers, folder)
+        if not ppo.val_only:
+            save_roles(roles, tokenizers, folder)
         summary = summary_of(result)
         folder.write_summary(summary)
-        say(
-            f"step 3: mean reward on held-out prompts {summary['reward_before']:.3f} -> {summary['reward_after']:.3f} "
-            f"(standard error of the gain {summary['reward_standard_error']:.3f}) in {result.seconds:.0f} s; the "
-            f"model is in {folder.model}",
-            ranks.is_main,
-        )
+        say(closing_sentence(summary, folder, ppo.val_only), ranks.is_main)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ value after the end is 0. Knows neither flags nor files; what it needs comes as 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,8 +18,8 @@ from tqdm import tqdm
 from training.step3_ppo.description import described
 from training.step3_ppo.dynamic_sampling import with_differing_groups
 from training.step3_ppo.evaluation import Evaluation, Evaluator
-from training.step3_ppo.experience import make_experience
-from training.step3_ppo.learning import learn_minibatch, make_minibatch, pieces_of, text_sequence
+from training.step3_ppo.experience import documents_of, make_experience
+from training.step3_ppo.learning import Piece, learn_minibatch, make_minibatch, pieces_of, text_sequence
 from training.step3_ppo.prompt_source import PromptSource
 from training.step3_ppo.records import Experience, Rollout, Samples
 from training.step3_ppo.roles import Roles
@@ -28,10 +29,13 @@ from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import TextBlock
 from training.utils.engine.checkpoints import Checkpoints
+from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
+from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.seeds import derived_seed
+from training.utils.run.traces import traced
 
 
 class PpoTrainer:
@@ -60,20 +64,24 @@ class PpoTrainer:
         self.text_stream = ShuffledStream(len(texts), settings.seed) if texts is not None else None
         self.texts_taken = 0
         self.kl_control = settings.experience.kl.controller()
+        self.clock = PhaseClock(gpu_wait(self.ranks.device))
 
     def train(self) -> PpoResult:
         """Run every rollout with its updates; return the evaluations on held-out prompts."""
         settings = self.settings
         started = time.monotonic()
         done, saved = self.checkpoints.restore()
+        before = after = None
         if saved:
-            before, after = (Evaluation(**saved[name]) for name in ("before", "after"))
+            before, after = (saved[name] and Evaluation(**saved[name]) for name in ("before", "after"))
             self.load_state_dict(saved["trainer"])
-        else:
-            before = after = self.evaluator.evaluate(step=0)
+        elif settings.evaluates_first:
+            after = self.evaluator.evaluate(step=0)
+            before = after if settings.total_rollouts else None  # without training it is the only one
+        end = done if self.kl_is_over(saved) else settings.total_rollouts
+        self.clock.read()
         with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main, done=done) as bar:
-            for iteration in range(done + 1, settings.total_rollouts + 1):
-                times = [time.monotonic()]
+            for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
                 experiences = []
                 for batch in range(settings.generation_batches):
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
@@ -83,20 +91,20 @@ class PpoTrainer:
                         samples = self.replace_equal_groups(samples, iteration, batch)  # 1 to 3 again
                     experiences.append(self.experience_of(samples))  # 4 to 6
                     self.prompt_source.tell(samples.rows, experiences[-1])
-                times.append(time.monotonic())
                 figures = self.learn(experiences, iteration)  # 7
-                times.append(time.monotonic())
                 figures |= described(experiences, settings.experience, self.ranks.device)
-                self.report(iteration, figures, times, bar)  # 8
+                self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
-                due = settings.eval_interval and iteration % settings.eval_interval == 0
-                if due or iteration == settings.total_rollouts:
-                    after = self.evaluator.evaluate(iteration)
-                if self.checkpoints.due(iteration, settings.total_rollouts):
-                    state = {"before": asdict(before), "after": asdict(after), "trainer": self.state_dict()}
-                    self.checkpoints.save(iteration, state)
+                last = iteration == settings.total_rollouts or self.kl_is_over(figures)
+                if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
+                    after = self.evaluate(iteration)
+                self.keep(iteration, last, figures, before, after)
+                if last:
+                    break
+        assert after is not None  # the last iteration evaluates, and so does a run without any
         return PpoResult(before, after, time.monotonic() - started)
 
+    @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
         """Part 1: this rank's prompts, left-padded, and the seed of each one's response."""
         settings, ranks = self.settings, self.ranks
@@ -107,6 +115,7 @@ class PpoTrainer:
         seeds = [derived_seed(settings.seed, "rollout", position) for position, _ in taken]
         return collate_prompts(rows, settings.sampling.pad_token_id), seeds
 
+    @timed("2_rollout")
     def roll_out(self, prompts: PromptBatch, seeds: Sequence[int]) -> Rollout:
         """Part 2: `samples_per_prompt` responses to each prompt, adjacent, from the actor's present weights."""
         count = self.settings.experience.samples_per_prompt
@@ -116,6 +125,7 @@ class PpoTrainer:
         ]
         return self._drawn(prompts, count, sample_seeds, self.settings.sampling.temperature)
 
+    @timed("3_score")
     def score(self, prompts: PromptBatch, rollout: Rollout) -> Samples:
         """Part 3: the reward model's scores; reward functions go on working until the scores are read, in part 5."""
         return start_scoring(prompts.rows, rollout, self.roles, self.settings.experience)
@@ -149,16 +159,20 @@ class PpoTrainer:
         greedy = None
         if settings.estimator.needs_greedy:
             prompts = collate_prompts(samples.rows, self.settings.sampling.pad_token_id)
-            greedy = self.score(prompts, self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0))
-        return make_experience(samples, greedy, self.roles, settings, self.kl_control.coefficient)
+            with self.clock.phase("2_rollout"):
+                drawn = self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0)
+            greedy = self.score(prompts, drawn)
+        return make_experience(samples, greedy, self.roles, settings, self.kl_control.coefficient, self.clock)
 
+    @timed("7_learn")
     def learn(self, experiences: Sequence[Experience], iteration: int) -> dict[str, float]:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic."""
         settings, ranks = self.settings, self.ranks
         kl_coef, train_actor = self.kl_control.coefficient, iteration > settings.critic_warmup
         pieces = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
         size = settings.sequences_per_minibatch
-        told: dict[str, list[float]] = {}
+        told: list[dict[str, float]] = []
+        most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
         for epoch in range(settings.ppo_epochs):
             seed = derived_seed(settings.seed, "minibatch", iteration, epoch)
             order = ShuffledStream(len(pieces), seed)
@@ -171,19 +185,22 @@ class PpoTrainer:
                 )
                 if train_actor and self.roles.average is not None:
                     self.roles.average.update()
-                for name, value in figures.items():
-                    told.setdefault(name, []).append(value)
-        return {name: sum(values) / len(values) for name, values in told.items()}
+                told.append(figures)
+                if figures.get("actor/update_kl", 0.0) > most_kl:
+                    return self._learned(told, pieces, train_actor)
+        return self._learned(told, pieces, train_actor)
 
-    def report(self, iteration: int, figures: dict[str, float], times: Sequence[float], bar: tqdm) -> None:
-        """Part 8: record the figures, and show some. times: in seconds, at the start, after part 6 and after part 7."""
-        start, rolled_out, learned = times
-        tokens = figures.pop("rollout/tokens")
+    def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
+        """Part 8: record the figures, and show some."""
+        seconds = self.clock.read()
+        tokens, flops = figures.pop("rollout/tokens"), figures.pop("learn/flops", None)
         if self.roles.reference is not None:
             figures["rollout/kl_coef"] = self.kl_control.coefficient
-        figures["time/rollout_and_experience"] = rolled_out - start
-        figures["time/learn"] = learned - rolled_out
-        figures["train/tokens_per_second"] = tokens / (learned - start)
+        figures |= {f"time/{name}": spent for name, spent in seconds.items()}
+        step_seconds = sum(spent for name, spent in seconds.items() if name not in ("evaluation", "checkpoint"))
+        figures["train/tokens_per_second"] = tokens / step_seconds
+        if flops is not None:
+            figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
         self.metrics.write(iteration, figures)
         speed = f"{figures['train/tokens_per_second']:,.0f} tok/s"
         kl = f"KL {figures['rollout/kl']:.3f}, " if "rollout/kl" in figures else ""
@@ -194,6 +211,30 @@ class PpoTrainer:
         sequences = sum(len(experience.scores_B) for experience in experiences) * self.ranks.world_size
         if self.roles.reference is not None:
             self.kl_control.update(figures["rollout/kl"], sequences)
+
+    def kl_is_over(self, figures: Mapping[str, Any]) -> bool:
+        """Whether the KL of these figures ends the training."""
+        bound = self.settings.stop_kl
+        return bound is not None and figures.get("rollout/kl", 0.0) > bound
+
+    @timed("evaluation")
+    def evaluate(self, iteration: int) -> Evaluation:
+        return self.evaluator.evaluate(iteration)
+
+    @timed("checkpoint")
+    def keep(
+        self,
+        iteration: int,
+        last: bool,
+        figures: Mapping[str, float],
+        before: Evaluation | None,
+        after: Evaluation | None,
+    ) -> None:
+        """Save what the run goes on from, where that is due. A collective."""
+        if self.checkpoints.due(iteration, iteration if last else self.settings.total_rollouts):
+            state = {"before": before and asdict(before), "after": after and asdict(after)}
+            told = {name: figures[name] for name in ("rollout/kl",) if name in figures}
+            self.checkpoints.save(iteration, {**state, **told, "trainer": self.state_dict()})
 
     def state_dict(self) -> dict[str, Any]:
         """What iterations change beside the models, as JSON holds it. A collective."""
@@ -208,6 +249,25 @@ class PpoTrainer:
         self.kl_control.load_state_dict(state["kl_control"])
         self.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
+
+    def _learned(
+        self, told: Sequence[dict[str, float]], pieces: Sequence[Piece], train_actor: bool
+    ) -> dict[str, float]:
+        """Means over the minibatches, and what they were worth in FLOPs over all ranks."""
+        settings, names = self.settings, dict.fromkeys(name for figures in told for name in figures)
+        means = {}
+        for name in names:
+            values = [figures[name] for figures in told if name in figures]
+            means[name] = sum(values) / len(values)
+        means["train/minibatches"] = float(len(told))
+        if settings.meters:
+            _, documents = documents_of([piece.sequence for piece in pieces], settings.experience.plan)
+            reads = sum(int(piece.sequence.is_target.sum()) for piece in pieces)
+            share = len(told) * settings.sequences_per_minibatch / len(pieces)
+            trained = settings.meters if train_actor else settings.meters[1:]
+            own = share * sum(meter.flops(documents, reads) for meter in trained)
+            means |= summed_numbers({"learn/flops": own}, self.ranks.device)
+        return means
 
     def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
         device = self.ranks.device

@@ -47,6 +47,12 @@ def test_the_choices_are_those_of_the_parts():
         ({"cov_share": 0.0}, "--cov_share expects a share between 0 and 1, got 0.0"),
         ({"clip_cov_low": 6.0}, "--clip_cov_low expects less than --clip_cov_high 5.0, got 6.0"),
         ({"kl_in": "rewards"}, "--kl_in expects one of reward, loss, got 'rewards'; did you mean 'reward'?"),
+        (
+            {"stop_kl": 3.0, "kl_coef": 0.0},
+            "--stop_kl 3.0 needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef above 0, "
+            "however small, or leave --stop_kl out",
+        ),
+        ({"stop_update_kl": 0.0}, "--stop_update_kl expects more than 0, got 0.0"),
         ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'; did you mean 'fixed'?"),
         (
             {"mismatch_correction": "clip"},

@@ -15,6 +15,7 @@ from training.step3_ppo.assembly import (
     check_resumable,
     checked_names,
     chosen_scale,
+    closing_sentence,
     load_prompts,
     load_tokenizers,
     summary_of,
@@ -30,6 +31,7 @@ from training.utils.models.score_scale import ScoreScale, set_score_scale
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_folder import RunFolder
 
 
 def names_of(critic: str = "c", reward: str = "model:1.0", **ppo):
@@ -138,6 +140,24 @@ def test_the_summary():
     assert (summary["held_out_prompts"], summary["seconds"]) == (2, 7.0)
     without = PpoResult(Evaluation([1.0], None), Evaluation([2.0], None), seconds=1.0)
     assert not any("checker" in name for name in summary_of(without))
+    after_alone = summary_of(PpoResult(None, Evaluation([2.0, 4.0], [1.0, 0.0]), seconds=1.0))
+    assert after_alone == {"reward_after": 3.0, "checker_after": 0.5, "held_out_prompts": 2, "seconds": 1.0}
+
+
+def test_the_closing_sentence(tmp_path):
+    folder = RunFolder(tmp_path, is_main_rank=True)
+    whole = {"reward_before": 1.0, "reward_after": 2.5, "reward_standard_error": 0.25, "seconds": 7.4}
+    assert closing_sentence(whole, folder, val_only=False) == (
+        "step 3: mean reward on held-out prompts 1.000 -> 2.500 (standard error of the gain 0.250) in 7 s; the model "
+        f"is in {folder.model}"
+    )
+    after_alone = {"reward_after": 2.5, "held_out_prompts": 9, "seconds": 7.4}
+    assert closing_sentence(after_alone, folder, val_only=False).startswith(
+        "step 3: mean reward on held-out prompts 2.500 in 7 s"
+    )
+    assert closing_sentence(after_alone, folder, val_only=True) == (
+        "step 3: mean reward on 9 held-out prompts 2.500; nothing was trained"
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from training.step3_ppo.evaluation import Evaluation, standard_error_of_gain
+from training.step3_ppo.evaluation import Evaluation, described, standard_error_of_gain
 
 
 def test_the_standard_error_by_hand():
@@ -37,3 +37,24 @@ def test_means():
     assert Evaluation([1.0, 2.0], None).reward == 1.5
     assert Evaluation([1.0], None).check is None
     assert Evaluation([1.0, 2.0], [0.0, 1.0]).check == 0.5
+
+
+def sample(source: str, reward: float, **more) -> dict:
+    columns = {"data_source": source}
+    return {"reward": reward, "response_tokens": 4, "ended": True, "columns": columns, "prompt": "p", **more}
+
+
+def test_means_over_all_prompts_and_of_each_source():
+    samples = [sample("jsonl:/data/a.jsonl", 1.0, check=0.0), sample("openai/gsm8k", 2.0), sample("openai/gsm8k", 6.0)]
+    assert described(samples, "eval") == {
+        "eval/reward": 3.0, "eval/response_tokens": 4.0, "eval/ended_share": 1.0, "eval/check": 0.0,
+        "eval_a.jsonl/reward": 1.0, "eval_a.jsonl/response_tokens": 4.0, "eval_a.jsonl/ended_share": 1.0,
+        "eval_a.jsonl/check": 0.0,
+        "eval_gsm8k/reward": 4.0, "eval_gsm8k/response_tokens": 4.0, "eval_gsm8k/ended_share": 1.0,
+    }  # fmt: skip
+    assert all(name.startswith("eval/") for name in described(samples[1:], "eval"))  # one source
+
+
+def test_sources_that_end_alike_keep_their_whole_names():
+    found = described([sample("jsonl:/a/x.jsonl", 1.0), sample("jsonl:/b/x.jsonl", 2.0)], "eval")
+    assert found["eval_jsonl__a_x.jsonl/reward"] == 1.0 and found["eval_jsonl__b_x.jsonl/reward"] == 2.0

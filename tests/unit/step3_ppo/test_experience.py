@@ -28,6 +28,7 @@ from training.step3_ppo.records import Rollout, Samples, Scored
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.phase_clock import PhaseClock
 
 PAD = EOS = 2  # pad is eos: every mask has to come from lengths
 PROMPTS = [4, 2, 7, 1, 3]
@@ -87,7 +88,7 @@ def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scor
         return Samples((), rollout, lambda: scored)
 
     greedy = None if greedy_scores_B is None else samples(greedy_scores_B)
-    return make_experience(samples(score(rollout, roles, settings)), greedy, roles, settings, kl_coef=0.1)
+    return make_experience(samples(score(rollout, roles, settings)), greedy, roles, settings, 0.1, PhaseClock())
 
 
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:

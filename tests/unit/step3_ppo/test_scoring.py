@@ -17,6 +17,7 @@ from training.step3_ppo.rewards.weighted import Reward, Rewards
 from training.step3_ppo.scoring import start_rules, start_scoring
 from training.utils.data.phases import PromptRow
 from training.utils.run.errors import ThreestepError
+from training.utils.run.phase_clock import PhaseClock
 
 from .test_experience import how
 
@@ -103,7 +104,7 @@ def test_the_function_works_while_the_forwards_go_on(model):
     from training.step3_ppo.advantages import ESTIMATORS
 
     how_to = settings(Reward("slow", 1.0, slow), estimator=ESTIMATORS["rloo"])
-    made = make_experience(start_scoring(ROWS, rollout(), roles, how_to), None, roles, how_to, kl_coef=0.1)
+    made = make_experience(start_scoring(ROWS, rollout(), roles, how_to), None, roles, how_to, 0.1, PhaseClock())
     assert waited == [True] and made.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert made.reward_parts["slow"].tolist() == made.scores_B.tolist()
 

@@ -21,6 +21,7 @@ from training.step3_ppo.rollout.base import Sampling
 from training.step3_ppo.settings import PpoSettings
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.data.phases import PromptRow
+from training.utils.layout.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.seeds import derived_seed
@@ -96,7 +97,8 @@ def test_the_greedy_baseline_is_one_response_a_prompt(monkeypatch):
     prompts, seeds = trainer.next_prompts(1, 0)
     trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
     assert engine.calls[1].prompts == engine.calls[0].prompts[::2] and engine.calls[1].temperature == 0.0
-    samples, greedy, _, settings, kl_coef = given["parts"]
+    samples, greedy, _, settings, kl_coef, clock = given["parts"]
+    assert {"1_prompts", "2_rollout", "3_score"} <= clock.read().keys()
     assert samples.scored.scores_B.tolist() == [6.0] * 8 and greedy.scored.outcomes_B.tolist() == [5.0] * 4
     assert settings.estimator is ESTIMATORS["remax"] and kl_coef == 0.1
 
@@ -173,3 +175,45 @@ def test_the_trainers_own_state_comes_back():
     assert state["kl_control"]["coefficient"] != other.kl_control.coefficient
     other.load_state_dict(state)
     assert other.state_dict() == state and other.texts_taken == 5
+
+
+def test_updates_end_where_their_kl_is_too_large(monkeypatch):
+    """Two epochs of two minibatches; the second minibatch goes beyond 0.05."""
+    trainer = made_trainer(Engine(), advantage="gae")
+    trainer.settings = dataclasses.replace(trainer.settings, ppo_epochs=2, stop_update_kl=0.05)
+    kls = iter([0.01, 0.07, 0.5, 0.5])
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {"actor/update_kl": next(kls)})
+    figures = trainer.learn([], 1)
+    assert figures == {"actor/update_kl": pytest.approx(0.04), "train/minibatches": 2.0}
+    trainer.settings = dataclasses.replace(trainer.settings, stop_update_kl=None)
+    kls = iter([0.01, 0.07, 0.5, 0.5])
+    assert trainer.learn([], 1)["train/minibatches"] == 4.0
+
+
+def test_what_updates_are_worth_in_flops(monkeypatch):
+    """A layout of one prompt token that two samples share and two tokens a response, 5 in all: no matter how many
+    epochs share the time, each minibatch counts its part."""
+    trainer = made_trainer(Engine(), advantage="gae")
+    told = []
+    meter = SimpleNamespace(flops=lambda documents, reads: told.append((documents, reads)) or 10.0)
+    trainer.settings = dataclasses.replace(trainer.settings, meters=(meter, meter), ppo_epochs=3)
+    ids, is_target = torch.tensor([1, 2, 3]), torch.tensor([False, True, True])
+    pieces = [SimpleNamespace(sequence=TokenSequence(ids, is_target)) for _ in range(16)]
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: pieces)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {})
+    figures = trainer.learn([], 1)
+    assert figures["learn/flops"] == 3 * (10.0 + 10.0)  # three epochs of actor and critic
+    assert told[0][1] == 32 and sum(document.tokens for document in told[0][0]) == 48
+    trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=1)
+    assert trainer.learn([], 1)["learn/flops"] == 3 * 10.0  # the critic alone
+
+
+def test_the_kl_ends_the_training():
+    trainer = made_trainer(Engine())
+    assert not trainer.kl_is_over({"rollout/kl": 1e9})
+    trainer.settings = dataclasses.replace(trainer.settings, stop_kl=2.0)
+    assert trainer.kl_is_over({"rollout/kl": 2.1}) and not trainer.kl_is_over({"rollout/kl": 2.0})
+    assert not trainer.kl_is_over({})  # a run that begins

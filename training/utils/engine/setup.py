@@ -89,7 +89,7 @@ def loop_settings(
     packed: bool,
     ranks: Ranks,
     pad_token_id: int,
-    seed: int,
+    run: RunArguments,
 ) -> LoopSettings:
     """What a loop is told. steps: what `whole_steps` gave. packed: what `may_pack` gave. A collective, with
     `--report_mfu`: the matmul rate is measured."""
@@ -109,12 +109,14 @@ def loop_settings(
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
         pad_token_id=pad_token_id,
-        seed=seed,
-        meter=_meter(model, ranks) if engine.report_mfu else None,
+        seed=run.seed,
+        meter=compute_meter(model, ranks) if engine.report_mfu else None,
+        traces=run.traces(),
     )
 
 
-def _meter(model: Any, ranks: Ranks) -> ComputeMeter:
+def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
+    """Measure what this machine can reach in the model's precision, and say it. A collective."""
     peak = peak_of_all_ranks(model.dtype, ranks)
     dtype = str(model.dtype).removeprefix("torch.")
     say(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of it", ranks.is_main)

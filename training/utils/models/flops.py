@@ -96,11 +96,15 @@ class ComputeMeter:
     shape: ModelShape
     peak_flops_per_second: float
 
-    def mfu(self, documents: Sequence[Document], reads: int, seconds: float) -> float:
-        """The share of the peak at which `documents`, all that the ranks had, were trained on in `seconds`."""
+    def flops(self, documents: Sequence[Document], reads: int) -> float:
+        """What training on `documents` once is worth."""
         tokens = sum(document.tokens for document in documents)
         pairs = sum(visible_pairs(document) for document in documents)
-        return training_flops(self.shape, tokens, pairs, reads) / seconds / self.peak_flops_per_second
+        return training_flops(self.shape, tokens, pairs, reads)
+
+    def mfu(self, documents: Sequence[Document], reads: int, seconds: float) -> float:
+        """The share of the peak at which `documents`, all that the ranks had, were trained on in `seconds`."""
+        return self.flops(documents, reads) / seconds / self.peak_flops_per_second
 
 
 def _head(model: nn.Module) -> torch.Tensor | None:

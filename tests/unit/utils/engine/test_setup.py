@@ -73,16 +73,17 @@ def test_the_loop_is_the_flags(packed):
         per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4,
         report_mfu=False,
     )  # fmt: skip
-    loop = loop_settings(engine, (10, 15), 200, OfHiddenSize64(), packed, ranks(3), pad_token_id=1, seed=2)
+    run = RunArguments(seed=2, profile_steps=[3])
+    loop = loop_settings(engine, (10, 15), 200, OfHiddenSize64(), packed, ranks(3), 1, run)
     each = forward_overhead_tokens(1500, on_gpu=False)
     train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
-    assert loop == LoopSettings(10, 15, train, evaluation, eval_interval=4, pad_token_id=1, seed=2)
+    assert loop == LoopSettings(10, 15, train, evaluation, eval_interval=4, pad_token_id=1, seed=2, traces=run.traces())
 
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     model = tiny_causal_lm("llama")
-    loop = loop_settings(EngineArguments(), (1, 16), 20, model, True, ranks(), pad_token_id=1, seed=2)
+    loop = loop_settings(EngineArguments(), (1, 16), 20, model, True, ranks(), 1, RunArguments(seed=2))
     assert loop.meter is not None and loop.meter.shape == model_shape(model)
     rate = loop.meter.peak_flops_per_second
     assert 1e8 < rate < 1e15

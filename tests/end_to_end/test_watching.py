@@ -1,0 +1,82 @@
+"""Step 3 watched: evaluation alone, greedy and by source; the training that its KL ends, and its traces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import MODULES, SHARED
+from tests.end_to_end.test_resume import figures, run_program, scorer, start  # noqa: F401  # fixtures
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+FLAGS = (
+    "--max_train_steps 3 --per_device_generation_batch_size 2 --per_device_training_batch_size 2 --dtype fp32 "
+    "--max_answer_seq_len 8 --actor_learning_rate 1e-2 --critic_learning_rate 1e-3 --val_greedy --checker exact_match"
+)
+PHASES = ("1_prompts", "2_rollout", "3_score", "4_read", "5_rewards", "6_advantages", "7_learn", "other")
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, start: Path, scorer: Path, pairs_file: Path) -> dict[str, Path]:  # noqa: F811
+    """Two data sources with the same prompts, so that their evaluations differ in nothing but the seeds."""
+    root = place / "watching"
+    root.mkdir()
+    for name in ("one", "two"):
+        shutil.copy(pairs_file, root / f"{name}.jsonl")
+    data = ["--data_path", f"jsonl:{root}/one.jsonl", f"jsonl:{root}/two.jsonl", *SHARED.split()]
+    flags = ["--actor_model_name_or_path", start, "--critic_model_name_or_path", scorer, *data, *FLAGS.split()]
+    flags += ["--data_output_path", root / "cache"]
+    stopped = [*flags, "--stop_kl", 1e-9, "--save_at_end"]
+    wanted = {
+        "only": [*flags, "--val_only"],
+        "trained": [*flags, "--val_before_train", "false", "--profile_steps", 2],
+        "stopped": stopped,
+    }
+    runs = [(MODULES[3], own, root / name) for name, own in wanted.items()]
+    runs.append((MODULES[3], [*stopped, "--resume"], root / "stopped"))
+    assert run_program(root, "watched", 1, runs) == ["done"] * 4
+    return {name: root / name for name in wanted}
+
+
+def test_evaluation_alone(runs):
+    folder = runs["only"]
+    (line,) = figures(folder)
+    samples = figures(folder, "samples.jsonl")
+    assert line["step"] == 0 and not (folder / "model").exists() and not (folder / "critic").exists()
+    for group, greedy in (("eval", False), ("eval_greedy", True)):
+        rewards = [sample["reward"] for sample in samples if sample.get("greedy", False) is greedy]
+        assert line[f"{group}/reward"] == pytest.approx(sum(rewards) / len(rewards)) and len(rewards) == 24
+        halves = [line[f"{group}_{name}.jsonl/reward"] for name in ("one", "two")]
+        assert line[f"{group}/reward"] == pytest.approx(sum(halves) / 2)
+    # The same prompts have the same greedy answers, and other samples.
+    assert line["eval_greedy_one.jsonl/response_tokens"] == line["eval_greedy_two.jsonl/response_tokens"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["reward_after"] == pytest.approx(line["eval/reward"]) and "reward_before" not in summary
+
+
+def test_every_phase_has_its_time_and_a_chosen_rollout_its_trace(runs):
+    lines = [json.loads(line) for line in (runs["trained"] / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "rollout/score" in line]
+    assert [line["step"] for line in lines] == [1, 2, 3, 3]  # no evaluation before
+    for line in steps:
+        assert all(line[f"time/{phase}"] > 0 for phase in PHASES)
+        assert line["train/mfu"] > 0
+    assert steps[1]["seconds"] - steps[0]["seconds"] == pytest.approx(
+        sum(value for name, value in steps[1].items() if name.startswith("time/")), abs=0.05
+    )
+    (trace,) = (runs["trained"] / "profile").iterdir()
+    assert trace.name == "step2_rank0.pt.trace.json.gz"
+    assert "reward_before" not in json.loads((runs["trained"] / "summary.json").read_text())
+
+
+def test_the_kl_ends_the_run_as_if_it_had_been_the_last_rollout(runs):
+    """The first rollout's KL is 0, the second's above the bound; the resumed run has nothing left to do."""
+    lines = figures(runs["stopped"])
+    assert [line["step"] for line in lines] == [0, 1, 2, 2] and "eval/reward" in lines[-1]
+    assert lines[2]["rollout/kl"] > 1e-9 >= lines[1]["rollout/kl"]
+    assert (runs["stopped"] / "model").exists()
+    assert (runs["stopped"] / "checkpoints" / "latest").read_text() == "step_000002\n"
