@@ -92,13 +92,14 @@ def test_the_function_works_while_the_forwards_go_on(model):
         waited.append(all(forward.wait(10) for forward in forwards))
         return [float(len(response)) for response in responses]
 
-    def forward(event, rows, *_):
+    def forward(event, rows, *_, **__):
         event.set()
         return SimpleNamespace(logprobs_M=torch.zeros(rows.target_ids_M.shape))
 
     reading = threading.Lock()
     roles = SimpleNamespace(
-        actor=lambda *given: forward(forwards[0], *given), reference=lambda *given: forward(forwards[1], *given),
+        actor=lambda *given, **more: forward(forwards[0], *given),
+        reference=lambda *given, **more: forward(forwards[1], *given),
         critic=None, reading=lambda: reading,
     )  # fmt: skip
     from training.step3_ppo.advantages import ESTIMATORS
