@@ -27,6 +27,7 @@ LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; pac
 # How whole iterations are computed: by stage, padded or packed.
 LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
 GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stage, packed, epochs
+MINIBATCH_LAYOUTS = {"2": (2, False), "0_packed": (0, True)}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 
@@ -54,6 +55,7 @@ def make_trainer(
     dtype: str = "fp32",
     actor: str = "actor",
     grpo: bool = False,
+    minibatches: int = 1,
 ) -> Any:
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly."""
     from tests.invariants import tiny
@@ -89,7 +91,7 @@ def make_trainer(
         ),
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
         ranks,
-        total_steps=ITERATIONS * epochs,
+        total_steps=ITERATIONS * epochs * minibatches,
     )
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
@@ -104,7 +106,8 @@ def make_trainer(
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
         mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
-        plan=PlanSettings(1, max_tokens, micro, packed, LONGEST if packed else 0),
+        rank=ranks.rank,
+        plan=PlanSettings(ranks.world_size, max_tokens, micro, packed, LONGEST if packed else 0),
         pad_token_id=tiny.PAD,
     )
     per_rank = PROMPTS_PER_ROLLOUT // ranks.world_size
@@ -123,7 +126,7 @@ def make_trainer(
         total_rollouts=ITERATIONS,
         prompts_per_batch=per_rank,
         generation_batches=1,
-        sequences_per_minibatch=per_rank * experience.samples_per_prompt,
+        sequences_per_minibatch=per_rank * experience.samples_per_prompt // minibatches,
         ppo_epochs=epochs,
         critic_warmup=0,
         dynamic_sampling_tries=0,
@@ -273,6 +276,24 @@ def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
+def minibatches(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Several minibatches a rollout: which sequences meet in one, and which rank computes them, changes nothing."""
+    import torch
+
+    found = {}
+    for layout, (stage, packed) in MINIBATCH_LAYOUTS.items():
+        trainer = make_trainer(models, out, ranks, stage, packed=packed, minibatches=4)
+        found[layout] = [trainer.learn([experienced(trainer, i)], i) for i in range(1, ITERATIONS + 1)]
+        for name, engine, model in (
+            ("actor", trainer.roles.actor, trainer.roles.actor_model),
+            ("critic", trainer.roles.critic, trainer.roles.critic_model),
+        ):
+            state = engine.full_state(model)
+            if ranks.is_main:
+                torch.save(state, out / f"minibatches_{name}_{layout}.pt")
+    return found
+
+
 def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
 
@@ -409,6 +430,7 @@ SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
     "iterations": iterations,
     "first_minibatch": first_minibatch,
     "grpo": grpo,
+    "minibatches": minibatches,
     "nothing_to_learn": nothing_to_learn,
     "gathers": gathers,
     "lora": lora,

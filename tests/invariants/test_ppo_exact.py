@@ -126,6 +126,21 @@ def test_two_ranks_equal_one(launched, section, models, layout: str):
         assert float(residual.abs().max()) < 1e-3  # rates of 3e-3 and 1e-2
 
 
+@pytest.mark.parametrize("layout", program.MINIBATCH_LAYOUTS)
+def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, layout: str):
+    one, two = (section("minibatches", size)[layout] for size in (1, 2))
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+        assert mine["train/minibatches"] == 4 * program.EPOCHS and mine["actor/clip_fraction"] > 0.02
+    folders = [launched("ppo_program", size)[0] for size in (1, 2)]
+    for name in ("actor", "critic"):
+        mine, theirs = (torch.load(folder / f"minibatches_{name}_{layout}.pt") for folder in folders)
+        start = first_weights(models, name).state_dict()
+        update = torch.cat([(mine[key].double() - start[key]).flatten() for key in mine])
+        residual = torch.cat([(mine[key].double() - theirs[key].double()).flatten() for key in mine])
+        assert float(residual.norm() / update.norm()) < 1e-3
+
+
 @SIZES
 @LAYOUTS
 def test_rollout_logprobs_are_those_of_the_training_forward(section, world_size: int, layout: str):

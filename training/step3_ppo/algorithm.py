@@ -79,6 +79,7 @@ def experience_settings(
     plan: PlanSettings,
     pad_token_id: int,
     rewards: Rewards = MODEL_ALONE,
+    rank: int = 0,
 ) -> ExperienceSettings:
     """Of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
@@ -117,6 +118,7 @@ def experience_settings(
         plan=plan,
         pad_token_id=pad_token_id,
         rewards=rewards,
+        rank=rank,
     )
 
 

@@ -222,7 +222,7 @@ def make_parts(
     for model, _ in read:
         check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
     packed = all(may_pack(ppo.padded, model, roles.actor, own, longest, say) for model, own in read)
-    plan = _plan(ppo, longest, roles.actor_model, packed)
+    plan = _plan(ppo, longest, roles.actor_model, packed, inputs.ranks.world_size)
     meters = _meters(roles, inputs.ranks) if ppo.report_mfu and inputs.total_rollouts else ()
     settings = _settings(inputs, tokenizer, scale, run, data, ppo, reward_flags, names, plan, meters)
     engine = make_engine(
@@ -250,14 +250,14 @@ def make_parts(
     return engine, evaluator, settings
 
 
-def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool) -> PlanSettings:
-    """How one rank lays out its own sequences."""
+def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
+    """How sequences are laid out over all ranks."""
     return plan_for(
         model,
         sequences=ppo.per_device_training_batch_size,
         longest_tokens=longest_tokens,
         packed=packed,
-        ranks=1,
+        ranks=ranks,
         max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
     )
 
@@ -312,7 +312,7 @@ def _settings(
         eval_interval=ppo.eval_interval,
         seed=run.seed,
         sampling=sampling,
-        experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards),
+        experience=experience_settings(algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, inputs.ranks.rank),
         learning=learning_settings(algorithm, ppo),
         evaluates_first=ppo.val_before_train or ppo.val_only,
         stop_kl=algorithm.flags.stop_kl,

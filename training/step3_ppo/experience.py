@@ -6,27 +6,26 @@ B sequences of this rank, R response tokens, M response tokens of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from training.step3_ppo.advantages import Estimator
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.advantages.whiten import moments, whiten
+from training.step3_ppo.exchange import MicroBatch, read_balanced
 from training.step3_ppo.kl import AdaptiveKl, FixedKl
 from training.step3_ppo.mismatch import importance_weights
 from training.step3_ppo.records import Experience, Rollout, Samples
 from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment, shaped_rewards
 from training.step3_ppo.rewards.weighted import MODEL_ALONE, Rewards
 from training.step3_ppo.roles import Roles
-from training.utils.engine.collectives import largest, summed
+from training.utils.engine.collectives import summed
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.score_scale import ScoreScale
 from training.utils.run.phase_clock import PhaseClock
-
-MicroBatch = tuple[list[int], TokenRows]  # indices of sequences in the order of the rows, and the rows
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class ExperienceSettings:
     """Of parts 3 to 6; see the flags of the same names. score_scale: of --normalize_reward_scores; None leaves scores
     as they are. samples_per_prompt: adjacent sequences of a rollout that are one group. reads_old_logprobs: False where
     the update is exactly on-policy and nothing else reads them. mismatch: None does not correct. rewards: what is
-    summed to the score; score_scale and clip_reward are the reward model's."""
+    summed to the score; score_scale and clip_reward are the reward model's. rank: this one, of plan.ranks."""
 
     temperature: float
     score_scale: ScoreScale | None
@@ -88,6 +87,7 @@ class ExperienceSettings:
     plan: PlanSettings
     pad_token_id: int
     rewards: Rewards = MODEL_ALONE
+    rank: int = 0
 
 
 def make_experience(
@@ -106,8 +106,7 @@ def make_experience(
     rollout = samples.rollout
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
     with clock.phase("4_read"), roles.reading(), torch.no_grad():
-        batches = laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, mask_BR.device)
-        read = _per_token(mask_BR, batches, lambda rows: _read(rows, roles, settings))
+        read = _per_token(rollout, settings, lambda rows: _read(rows, roles, settings))
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
     with clock.phase("5_rewards"):
         kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
@@ -171,9 +170,12 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch
     """Return float32 [B]: the reward model at each response's last real token, on the scale that is asked for, clipped
     to +- clip_reward."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
-    scores_B = torch.zeros(len(rollout.response_lengths_B), device=rollout.response_lengths_B.device)
-    for chosen, rows in laid_out(rollout.sequences(), settings.plan, settings.pad_token_id, scores_B.device):
-        scores_B[chosen] = roles.reward_model(rows)[: len(chosen)]
+    model, device = roles.reward_model, rollout.response_lengths_B.device
+    layout = _layout(settings, device)
+    read = read_balanced(
+        rollout.sequences(), settings.rank, layout, lambda rows: {"score": model(rows)}, lambda _: 1, device
+    )
+    scores_B = read["score"]
     if settings.score_scale is not None:
         scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
     return scores_B.clamp(-settings.clip_reward, settings.clip_reward)
@@ -183,17 +185,14 @@ def laid_out(
     sequences: Sequence[TokenSequence],
     plan: PlanSettings,
     pad_token_id: int,
+    rank: int,
     device: torch.device,
     sharing: bool = True,
 ) -> list[MicroBatch]:
-    """This rank's own sequences as micro-batches. All ranks get the same
-    number of them. Where documents may share rows, and with `sharing`, the responses to one prompt share it.
-
-    `plan.ranks` is not read: the sequences stay on the rank that rolled them out.
-    """
+    """The share of `rank` in all ranks' sequences, as micro-batches: as many on every rank, and nearly as many tokens.
+    Where documents may share rows, and with `sharing`, the responses to one prompt share it."""
     groups, documents = documents_of(sequences, plan, sharing)
-    mine = list(plan_step([document.tokens for document in documents], replace(plan, ranks=1)).micro_batches[0])
-    mine += [()] * (largest(len(mine), device) - len(mine))
+    mine = plan_step([document.tokens for document in documents], plan).micro_batches[rank]
     return [
         (
             [index for row in rows for place in row for index in groups[place]],
@@ -244,17 +243,30 @@ def _document(sequences: Sequence[TokenSequence]) -> Document:
 
 
 def _per_token(
-    mask_BR: torch.Tensor, batches: Sequence[MicroBatch], read: Callable[[TokenRows], dict[str, torch.Tensor]]
+    rollout: Rollout, settings: ExperienceSettings, read: Callable[[TokenRows], dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Return float32 [B, R] by name: what `read` gives for the response tokens of each micro-batch, 0 elsewhere."""
-    result: dict[str, torch.Tensor] = {}
-    for chosen, rows in batches:
-        for name, values_M in read(rows).items():
-            part_bR = torch.zeros(len(chosen), mask_BR.shape[1], device=mask_BR.device)
-            # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
-            part_bR[mask_BR[chosen]] = values_M
-            result.setdefault(name, torch.zeros(mask_BR.shape, device=mask_BR.device))[chosen] = part_bR
+    """Return float32 [B, R] by name: what `read` gives for the response tokens of this rank, 0 elsewhere."""
+    mask_BR = rollout.response_mask_BR
+    found = read_balanced(
+        rollout.sequences(),
+        settings.rank,
+        _layout(settings, mask_BR.device),
+        read,
+        lambda sequence: int(sequence.is_target.sum()),
+        mask_BR.device,
+    )
+    result = {}
+    for name, values in found.items():
+        result[name] = torch.zeros(mask_BR.shape, device=mask_BR.device)
+        # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
+        result[name][mask_BR] = values
     return result
+
+
+def _layout(
+    settings: ExperienceSettings, device: torch.device
+) -> Callable[[list[TokenSequence]], Sequence[MicroBatch]]:
+    return lambda sequences: laid_out(sequences, settings.plan, settings.pad_token_id, settings.rank, device)
 
 
 def _read(rows: TokenRows, roles: Roles, settings: ExperienceSettings) -> dict[str, torch.Tensor]:

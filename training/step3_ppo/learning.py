@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from training.step3_ppo.exchange import Packed, packed_sequences, packed_values, unpacked_sequences, unpacked_values
 from training.step3_ppo.experience import ExperienceSettings, laid_out
 from training.step3_ppo.losses import PolicyLoss, PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.aggregation import StepTotals, token_weights
@@ -20,7 +21,7 @@ from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.records import Experience
 from training.step3_ppo.roles import Roles
-from training.utils.engine.collectives import gathered, summed, summed_numbers
+from training.utils.engine.collectives import gathered, several_ranks, summed_numbers
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import TokenRows
 from training.utils.run.seeds import derived_seed
@@ -107,11 +108,45 @@ def pieces_of(experiences: Sequence[Experience], samples_per_prompt: int, rank: 
     return pieces
 
 
+def everyones_pieces(own: Sequence[Piece], device: torch.device) -> list[Piece]:
+    """All ranks' pieces in the order of their numbers: any number of ranks makes the same minibatches of them. A
+    collective."""
+    parts = gathered(_packed(own)) if several_ranks() else None
+    if parts is None:
+        return list(own)
+    return sorted((piece for part in parts for piece in _unpacked(part, device)), key=lambda piece: piece.number)
+
+
+_FIELDS = ("advantages_r", "old_logprobs_r", "ref_logprobs_r", "values_r", "returns_r", "weights_r")
+
+
+def _packed(pieces: Sequence[Piece]) -> Packed:
+    fields = {name: [getattr(piece, name) for piece in pieces] for name in _FIELDS}
+    return {
+        "numbers": [piece.number for piece in pieces],
+        "counts": [piece.counts for piece in pieces],
+        "sequences": packed_sequences([piece.sequence for piece in pieces]),
+        "fields": {
+            name: None if any(part is None for part in parts) else packed_values(parts)
+            for name, parts in fields.items()
+        },
+    }
+
+
+def _unpacked(packed: Packed, device: torch.device) -> list[Piece]:
+    nothing = [None] * len(packed["numbers"])
+    fields = [
+        nothing if packed["fields"][name] is None else unpacked_values(packed["fields"][name], device)
+        for name in _FIELDS
+    ]
+    sequences = unpacked_sequences(packed["sequences"])
+    return [Piece(*each) for each in zip(packed["numbers"], sequences, packed["counts"], *fields, strict=True)]
+
+
 @dataclass(frozen=True)
 class Minibatch:
-    """This rank's share of one optimizer step. texts: as many blocks of text, or none. totals: over all ranks.
-    text_tokens: to be predicted, over all ranks. chosen: for each piece its tokens that KL-Cov or Clip-Cov treats
-    apart, or None."""
+    """One optimizer step of all ranks. texts: as many blocks of text, or none. text_tokens: to be predicted. chosen:
+    for each piece its tokens that KL-Cov or Clip-Cov treats apart, or None."""
 
     pieces: Sequence[Piece]
     texts: Sequence[TokenSequence]
@@ -128,21 +163,15 @@ def make_minibatch(
     noise_seed: int,
     device: torch.device,
 ) -> Minibatch:
-    """Count what the step's denominators count, and choose tokens where the loss asks for it. A collective."""
+    """Count what the step's denominators count, and choose tokens where the loss asks for it."""
     counted = [piece for piece in pieces if piece.counts]
-    counts = summed_numbers(
-        {
-            "tokens": float(sum(len(piece.advantages_r) for piece in counted)),
-            "sequences": float(len(counted)),
-            "text_tokens": float(sum(int(text.is_target.sum()) for text in texts)),
-        },
-        device,
-    )
-    totals = StepTotals(counts["tokens"], counts["sequences"], float(experience.length.max_tokens))
+    tokens = float(sum(len(piece.advantages_r) for piece in counted))
+    totals = StepTotals(tokens, float(len(counted)), float(experience.length.max_tokens))
     picked = None
     if settings.policy_loss.keys is not None:
-        picked = _chosen_tokens(pieces, totals.tokens, settings, noise_seed, device)
-    return Minibatch(pieces, texts, totals, counts["text_tokens"], picked)
+        picked = _chosen_tokens(pieces, tokens, settings, noise_seed, device)
+    text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
+    return Minibatch(pieces, texts, totals, text_tokens, picked)
 
 
 def learn_minibatch(
@@ -155,9 +184,10 @@ def learn_minibatch(
 ) -> dict[str, float]:
     """Forwards, backwards and one step of the optimizers; return figures over all ranks. A collective."""
     device = roles.actor.ranks.device
+    layout = (experience.plan, experience.pad_token_id, experience.rank, device)
     sums = dict.fromkeys(_SUMS, 0.0)
     sequences = [piece.sequence for piece in minibatch.pieces]
-    for indices, rows in laid_out(sequences, experience.plan, experience.pad_token_id, device):
+    for indices, rows in laid_out(sequences, *layout):
         batch = Columns([minibatch.pieces[index] for index in indices], device)
         if train_actor:
             picked_M = None
@@ -171,7 +201,7 @@ def learn_minibatch(
             roles.critic.backward(loss)
             _add(sums, seen)
     if minibatch.texts:
-        for _, rows in laid_out(minibatch.texts, experience.plan, experience.pad_token_id, device, sharing=False):
+        for _, rows in laid_out(minibatch.texts, *layout, sharing=False):
             loss = pretraining_loss(roles.actor(rows).logprobs_M, settings.unsup_coef, minibatch.text_tokens)
             roles.actor.backward(loss)
             sums["pretraining_loss"] += float(loss.detach())
@@ -252,11 +282,11 @@ def _critic_loss(
 def _chosen_tokens(
     pieces: Sequence[Piece], tokens_in_step: float, settings: LearningSettings, noise_seed: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """Bool for each piece, chosen over the tokens of all ranks that count. The noise is each sequence's own."""
+    """Bool for each piece, chosen over the tokens that count. The noise is each sequence's own."""
     assert settings.policy_loss.keys is not None
     counted = Columns([piece for piece in pieces if piece.counts], device)
     assert counted.old_logprobs_M is not None  # reads_old_logprobs is True wherever tokens are chosen
-    sums = summed(covariance_sums(counted.advantages_M, counted.old_logprobs_M))
+    sums = covariance_sums(counted.advantages_M, counted.old_logprobs_M)
     keys = []
     for piece in pieces:
         assert piece.old_logprobs_r is not None
@@ -266,8 +296,8 @@ def _chosen_tokens(
         keys.append(settings.policy_loss.keys(covariance_r, noise_r, settings.clip_cov_low, settings.clip_cov_high))
     count = tokens_to_choose(settings.cov_share, tokens_in_step)
     nothing = torch.empty(0, dtype=torch.float64, device=device)
-    own = torch.cat([nothing, *(key_r for key_r, piece in zip(keys, pieces, strict=True) if piece.counts)])
-    candidates = [key for part in gathered(largest_keys(own, count)) for key in part]
+    those = torch.cat([nothing, *(key_r for key_r, piece in zip(keys, pieces, strict=True) if piece.counts)])
+    candidates = largest_keys(those, count)
     return [chosen(key_r, candidates, count) for key_r in keys]
 
 

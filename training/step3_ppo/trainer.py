@@ -19,7 +19,14 @@ from training.step3_ppo.description import described
 from training.step3_ppo.dynamic_sampling import with_differing_groups
 from training.step3_ppo.evaluation import Evaluation, Evaluator
 from training.step3_ppo.experience import documents_of, make_experience
-from training.step3_ppo.learning import Piece, learn_minibatch, make_minibatch, pieces_of, text_sequence
+from training.step3_ppo.learning import (
+    Piece,
+    everyones_pieces,
+    learn_minibatch,
+    make_minibatch,
+    pieces_of,
+    text_sequence,
+)
 from training.step3_ppo.prompt_source import PromptSource
 from training.step3_ppo.records import Experience, Rollout, Samples
 from training.step3_ppo.roles import Roles
@@ -29,7 +36,6 @@ from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import TextBlock
 from training.utils.engine.checkpoints import Checkpoints
-from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -169,8 +175,9 @@ class PpoTrainer:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic."""
         settings, ranks = self.settings, self.ranks
         kl_coef, train_actor = self.kl_control.coefficient, iteration > settings.critic_warmup
-        pieces = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
-        size = settings.sequences_per_minibatch
+        own = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
+        pieces = everyones_pieces(own, ranks.device)
+        size = settings.sequences_per_minibatch * ranks.world_size
         told: list[dict[str, float]] = []
         most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
         for epoch in range(settings.ppo_epochs):
@@ -253,7 +260,7 @@ class PpoTrainer:
     def _learned(
         self, told: Sequence[dict[str, float]], pieces: Sequence[Piece], train_actor: bool
     ) -> dict[str, float]:
-        """Means over the minibatches, and what they were worth in FLOPs over all ranks."""
+        """Means over the minibatches, and what they were worth in FLOPs."""
         settings, names = self.settings, dict.fromkeys(name for figures in told for name in figures)
         means = {}
         for name in names:
@@ -263,10 +270,9 @@ class PpoTrainer:
         if settings.meters:
             _, documents = documents_of([piece.sequence for piece in pieces], settings.experience.plan)
             reads = sum(int(piece.sequence.is_target.sum()) for piece in pieces)
-            share = len(told) * settings.sequences_per_minibatch / len(pieces)
+            epochs = len(told) * settings.sequences_per_minibatch * self.ranks.world_size / len(pieces)
             trained = settings.meters if train_actor else settings.meters[1:]
-            own = share * sum(meter.flops(documents, reads) for meter in trained)
-            means |= summed_numbers({"learn/flops": own}, self.ranks.device)
+            means["learn/flops"] = epochs * sum(meter.flops(documents, reads) for meter in trained)
         return means
 
     def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
@@ -285,7 +291,6 @@ class PpoTrainer:
         """As many blocks of unsupervised text as the minibatch has sequences; none where no text is given."""
         if self.texts is None or self.text_stream is None:
             return []
-        everyone = count * self.ranks.world_size
-        taken = self.text_stream.take(self.texts_taken, everyone)[self.ranks.rank :: self.ranks.world_size]
-        self.texts_taken += everyone
+        taken = self.text_stream.take(self.texts_taken, count)
+        self.texts_taken += count
         return [text_sequence(self.texts[row]) for row in taken]

@@ -165,7 +165,7 @@ def test_the_closing_sentence(tmp_path):
 )
 def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
     ppo = PpoArguments(per_device_training_batch_size=3, max_tokens_per_micro_batch=bound)
-    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed)  # hidden size 32
+    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed, 1)  # hidden size 32
     assert plan == PlanSettings(1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0)
 
 

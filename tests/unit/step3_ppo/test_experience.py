@@ -156,7 +156,7 @@ def test_samples_share_their_prompt(rollout, roles, most):
     ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
     samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
-    tokens = sum(rows.real_tokens for _, rows in laid_out(samples.sequences(), packed, PAD, torch.device("cpu")))
+    tokens = sum(rows.real_tokens for _, rows in laid_out(samples.sequences(), packed, PAD, 0, torch.device("cpu")))
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
@@ -223,22 +223,16 @@ def test_sequences_are_prompt_and_response_without_padding(rollout):
         assert sequence.input_ids[-1] == EOS and sequence.is_target[-1]
 
 
-def test_a_rank_with_fewer_micro_batches_gets_rows_of_padding(rollout, monkeypatch):
-    """Another rank has seven: this one goes along, with rows that carry nothing."""
-    monkeypatch.setattr("training.step3_ppo.experience.largest", lambda number, _device: 7)
-    laid = laid_out(rollout.sequences(), PlanSettings(1, max_rows_per_micro_batch=2), PAD, torch.device("cpu"))
-    assert len(laid) == 7
-    assert sorted(index for chosen, _ in laid for index in chosen) == [0, 1, 2, 3, 4]
-    assert [len(chosen) for chosen, _ in laid] == [2, 2, 1, 0, 0, 0, 0]
-    assert all(rows.target_ids_M.numel() == 0 for chosen, rows in laid if not chosen)
-
-
-def test_rows_of_padding_change_nothing(rollout, roles, monkeypatch):
-    expected = made_from(rollout, roles, how(whiten_advantages=True))
-    monkeypatch.setattr("training.step3_ppo.experience.largest", lambda number, _device: 7)
-    made = made_from(rollout, roles, how(whiten_advantages=True))
-    assert torch.equal(made.advantages_BR, expected.advantages_BR)
-    assert torch.equal(made.scores_B, expected.scores_B)
+@pytest.mark.parametrize("plan", [PlanSettings(3, max_rows_per_micro_batch=1), PlanSettings(3, 13, 8, True, 13)])
+def test_ranks_share_all_sequences_in_as_many_micro_batches(rollout, plan):
+    """Two sequences for three ranks: one of them goes along with rows that carry nothing."""
+    shares = [laid_out(rollout.sequences(), plan, PAD, rank, torch.device("cpu")) for rank in range(3)]
+    assert len({len(laid) for laid in shares}) == 1
+    assert sorted(index for laid in shares for chosen, _ in laid for index in chosen) == [0, 1, 2, 3, 4]
+    few = [laid_out(rollout.sequences()[:2], plan, PAD, rank, torch.device("cpu")) for rank in range(3)]
+    assert [len(laid) for laid in few] == [1, 1, 1] and sorted(len(laid[0][0]) for laid in few) == [0, 1, 1]
+    for chosen, rows in (part for laid in shares for part in laid):
+        assert rows.target_ids_M.numel() == sum(RESPONSES[index] for index in chosen)
 
 
 def test_the_samples_of_a_prompt_are_compared(rollout, roles):

@@ -17,13 +17,13 @@ from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 
 def covariance_sums(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor) -> torch.Tensor:
-    """Return float64 [tokens, sum of advantages, sum of log-probabilities]; add them up over all ranks."""
+    """Return float64 [tokens, sum of advantages, sum of log-probabilities] of a whole step's tokens."""
     count = torch.ones_like(advantages_M, dtype=torch.float64).sum()
     return torch.stack([count, advantages_M.double().sum(), old_logprobs_M.double().sum()])
 
 
 def covariances(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """Return (A - mean A) (logp - mean logp), with the means of all ranks, as the paper defines it. float64."""
+    """Return (A - mean A) (logp - mean logp), with the means of the step, as the paper defines it. float64."""
     count, advantages, logprobs = sums.unbind()
     count = count.clamp(min=1.0)
     return (advantages_M.double() - advantages / count) * (old_logprobs_M.double() - logprobs / count)
@@ -46,7 +46,7 @@ def tokens_to_choose(share: float, tokens_in_step: float) -> int:
 
 
 def largest_keys(keys_M: torch.Tensor, count: int) -> list[float]:
-    """Return this rank's `count` largest keys, -inf left out: the candidates for the step's largest."""
+    """Return the `count` largest keys, -inf left out."""
     finite_m = keys_M[keys_M > float("-inf")]
     return torch.topk(finite_m, min(count, finite_m.numel())).values.tolist()
 
@@ -54,7 +54,7 @@ def largest_keys(keys_M: torch.Tensor, count: int) -> list[float]:
 def chosen(keys_M: torch.Tensor, candidates: list[float], count: int) -> torch.Tensor:
     """Return bool [M], the tokens among the `count` largest of the whole step; ties at the bound all belong to them.
 
-    candidates: `largest_keys` of all ranks together.
+    candidates: `largest_keys` of the step.
     """
     if not candidates:
         return torch.zeros_like(keys_M, dtype=torch.bool)

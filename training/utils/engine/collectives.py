@@ -8,10 +8,14 @@ import torch
 import torch.distributed as dist
 
 
+def several_ranks() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
 def summed(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of `values` over all ranks; the argument keeps its values."""
     total = values.detach().clone()
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if several_ranks():
         dist.all_reduce(total, op=dist.ReduceOp.SUM)
     return total
 
@@ -28,7 +32,7 @@ def summed_numbers(numbers: dict[str, float], device: torch.device) -> dict[str,
 
 def gathered(item: Any) -> list[Any]:
     """Return every rank's `item`, in the order of ranks, on every rank. For small things only."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not several_ranks():
         return [item]
     items: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(items, item)
@@ -37,7 +41,7 @@ def gathered(item: Any) -> list[Any]:
 
 def from_main(item: Any) -> Any:
     """Return rank 0's `item` on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not several_ranks():
         return item
     items = [item]
     dist.broadcast_object_list(items, src=0)
@@ -46,13 +50,13 @@ def from_main(item: Any) -> Any:
 
 def barrier() -> None:
     """Wait until every rank is here."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if several_ranks():
         dist.barrier()
 
 
 def largest(number: int, device: torch.device) -> int:
     """Return the largest `number` of all ranks."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not several_ranks():
         return number
     value = torch.tensor(number, dtype=torch.int64, device=device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
