@@ -118,10 +118,14 @@ def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
     """A line of the launcher's command, the data's lines, the machine's rate, the result; on stderr the bar alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
-    starts = ("data: ", "mfu: ", f"step {step}: ")
+    starts = ("data: ", "mfu: ", "sample: ", f"step {step}: ")
     assert lines[0].startswith("+ ") and all(line.startswith(starts) for line in lines[1:])
     assert len(set(lines)) == len(lines)
     assert sum(line.startswith(f"step {step}: ") for line in lines) == 1
+    samples = [line for line in lines if line.startswith("sample: ")]
+    assert [line[: len("sample: after 0 rollouts")] for line in samples] == (
+        ["sample: after 0 rollouts", "sample: after 2 rollouts"] if step == 3 else []
+    )
     bars = [line for line in ran.stderr.splitlines() if line.strip()]
     assert bars and all(line.startswith(f"step {step}, ") for line in bars), ran.stderr
     assert sum("2/2" in line for line in bars) == 1

@@ -211,6 +211,9 @@ class PpoArguments:
         default=False,
         metadata={"help": "Evaluate greedy responses beside the sampled ones: eval_greedy/... in the metrics."},
     )
+    show_samples: int = field(
+        default=1, metadata={"help": "Print so many prompts with their responses and rewards at each evaluation."}
+    )
     report_mfu: bool = field(
         default=True,
         metadata={"help": "Report train/mfu, of the updates, as the other steps do."},
@@ -245,7 +248,7 @@ class PpoArguments:
         for flag in ("num_train_epochs", "clip_reward"):
             got = getattr(self, flag)
             mistakes.require(got > 0, f"--{flag} expects more than 0, got {got}")
-        for flag in ("unsup_coef", "eval_interval"):
+        for flag in ("unsup_coef", "eval_interval", "show_samples"):
             got = getattr(self, flag)
             mistakes.require(got >= 0, f"--{flag} expects 0 or more, got {got}")
         rolled_out, minibatch = self.sequences_per_rollout, self.sequences_per_minibatch

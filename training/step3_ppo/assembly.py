@@ -246,6 +246,7 @@ def make_parts(
         folder=folder,
         columns=inputs.columns,
         with_greedy=ppo.val_greedy,
+        shown=ppo.show_samples,
     )
     return engine, evaluator, settings
 

@@ -18,7 +18,7 @@ from training.step3_ppo.scoring import start_rules, start_scoring
 from training.utils.data.collate import collate_prompts
 from training.utils.data.phases import PromptRow
 from training.utils.engine.collectives import gathered
-from training.utils.run.metrics import MetricsWriter
+from training.utils.run.metrics import MetricsWriter, say
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.seeds import derived_seed
 
@@ -56,6 +56,7 @@ class Evaluator:
     folder: RunFolder
     columns: Sequence[str] = ()  # that any of the prompts carries
     with_greedy: bool = False
+    shown: int = 0  # samples that are printed too
 
     def evaluate(self, step: int) -> Evaluation:
         """Return every prompt's score and check, of sampled responses; record their means, over all prompts and of each
@@ -68,6 +69,8 @@ class Evaluator:
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
         self.folder.append_samples(sampled)
+        for sample in sampled[: self.shown]:
+            say(f"sample: {told(sample)}", self.roles.actor.ranks.is_main)
         return Evaluation(
             scores=[sample["reward"] for sample in sampled],
             checks=[sample["check"] for sample in sampled] if self.checker else None,
@@ -133,6 +136,16 @@ class Evaluator:
                 sample["check"] = checks[place]
                 sample |= {f"check/{name}": own[place] for name, own in values.items()}
         return samples
+
+
+def told(sample: dict[str, Any], characters: int = 100) -> str:
+    """A sample in one line: the end of its prompt, the beginning of its response."""
+    prompt, response = (" ".join(str(sample[name]).split()) for name in ("prompt", "response"))
+    if len(prompt) > characters:
+        prompt = "..." + prompt[-characters:]
+    if len(response) > characters:
+        response = response[:characters] + "..."
+    return f"after {sample['step']} rollouts: {prompt} -> {response} (reward {sample['reward']:.3f})"
 
 
 def described(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:

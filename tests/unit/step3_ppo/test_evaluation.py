@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from training.step3_ppo.evaluation import Evaluation, described, standard_error_of_gain
+from training.step3_ppo.evaluation import Evaluation, described, standard_error_of_gain, told
 
 
 def test_the_standard_error_by_hand():
@@ -58,3 +58,10 @@ def test_means_over_all_prompts_and_of_each_source():
 def test_sources_that_end_alike_keep_their_whole_names():
     found = described([sample("jsonl:/a/x.jsonl", 1.0), sample("jsonl:/b/x.jsonl", 2.0)], "eval")
     assert found["eval_jsonl__a_x.jsonl/reward"] == 1.0 and found["eval_jsonl__b_x.jsonl/reward"] == 2.0
+
+
+def test_a_sample_in_one_line():
+    line = {"step": 3, "prompt": "Human: 1 +\n 1? Assistant:", "response": " 2\n", "reward": 0.5}
+    assert told(line) == "after 3 rollouts: Human: 1 + 1? Assistant: -> 2 (reward 0.500)"
+    assert told(line, characters=5) == "after 3 rollouts: ...tant: -> 2 (reward 0.500)"
+    assert told({**line, "response": "abcdefgh"}, 5).endswith("-> abcde... (reward 0.500)")

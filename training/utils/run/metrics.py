@@ -100,6 +100,10 @@ def show(bar: tqdm, figures: str) -> None:
 
 def say(sentence: str, is_main_rank: bool = True) -> None:
     """Print one line of a run's story on rank 0, beside the progress bar."""
-    if is_main_rank:
-        tqdm.write(sentence, file=sys.stdout)
+    if not is_main_rank:
+        return
+    if sys.stderr.isatty():
+        tqdm.write(sentence, file=sys.stdout)  # moves a bar that is open out of the way, and draws it again
         sys.stdout.flush()
+    else:
+        print(sentence, flush=True)
