@@ -3,8 +3,9 @@
     python -m benchmarks sft --data_dir ../shared/data/gsm8k [--shape 25m] [--dtype fp32] [--rounds 3] [--steps 10]
 
 NAME: sft, reward, reward_half (prompts are half of the tokens), dpo, ranked2, ranked4, ranked8 (K responses a prompt,
-shared and unshared), rollout (generation alone), overhead (the same rows without the engine), head (the loss at a
-vocabulary of 128,000), data (raw rows to cached tokens, and what opening a cached split costs).
+shared and unshared), ppo, grpo (a whole step each), rollout (generation alone), experience (what follows it), overhead
+(the same rows without the engine), head (the loss at a vocabulary of 128,000), data (raw rows to cached tokens, and
+what opening a cached split costs).
 
 On a GPU the same commands run there, and the peak is that of the GPU's memory:
 
@@ -26,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.competitions import COMPETITIONS, Competition
@@ -39,23 +41,25 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """rates: units a second of each steady step. peak_bytes: the most memory that the process, or a child, held."""
+    """rates: units a second of each steady step. peak_bytes: the most memory that the process, or a child, held.
+    parts: of each steady step the seconds of its parts by name, where they were told."""
 
     rates: list[float]
     peak_bytes: int
+    parts: list[dict[str, float]]
 
 
 def main() -> None:
     """Run the rounds, print the table, write JSON."""
     arguments = _arguments()
     workload = make_workload(Path(arguments.folder), arguments.shape, Path(arguments.data_dir))
-    competition = COMPETITIONS[arguments.name](workload, arguments)
+    competition = chosen_of(COMPETITIONS[arguments.name](workload, arguments), arguments.only)
     runs: dict[str, list[Measured]] = {name: [] for name in competition.commands}
     for turn in range(arguments.rounds):
         for name, command in competition.commands.items():
             run = _run(command, arguments.threads)
             runs[name].append(run)
-            print(f"round {turn + 1}: {name}: {statistics.median(run.rates):,.1f}", file=sys.stderr, flush=True)
+            print(f"round {turn + 1}: {name}: {_figure(statistics.median(run.rates))}", file=sys.stderr, flush=True)
     _report(arguments, competition, runs)
 
 
@@ -72,7 +76,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without_trl", action="store_true")
     parser.add_argument("--max_seq_len", type=int, default=512, help="Threestep's; rows are as wide or, flex, wider")
     parser.add_argument("--attn_implementation", default="sdpa", help="Threestep's; the floor and TRL have theirs")
-    return parser.parse_args()
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these competitors, the first of them compared")
+    arguments = parser.parse_args()
+    if arguments.only:  # whose environment takes minutes to make
+        arguments.without_trl |= not any(name.startswith("TRL") for name in arguments.only)
+    return arguments
+
+
+def chosen_of(competition: Competition, names: Sequence[str] | None) -> Competition:
+    """Return the competition among `names`, in their order; all where there are none. Ends for unknown names."""
+    if not names:
+        return competition
+    unknown = [name for name in names if name not in competition.commands]
+    if unknown:
+        known, wrong = (", ".join(f"'{name}'" for name in names) for names in (competition.commands, unknown))
+        sys.exit(f"--only expects one or more of {known}, got {wrong}")
+    return replace(competition, commands={name: competition.commands[name] for name in names})
 
 
 def _run(command: list[str], threads: int) -> Measured:
@@ -92,7 +111,10 @@ def _run(command: list[str], threads: int) -> Measured:
         steps = [json.loads(line) for line in out if line.startswith('{"units"')]
     if len(steps) <= WARM_UP_STEPS:
         sys.exit(f"{' '.join(command)} reported {len(steps)} steps; {WARM_UP_STEPS} of them only warm up")
-    return Measured([step["units"] / step["seconds"] for step in steps[WARM_UP_STEPS:]], peak_bytes)
+    steady = steps[WARM_UP_STEPS:]
+    return Measured(
+        [step["units"] / step["seconds"] for step in steady], peak_bytes, [step.get("parts", {}) for step in steady]
+    )
 
 
 class _GpuPeak:
@@ -118,6 +140,29 @@ class _GpuPeak:
         return self._most_bytes
 
 
+def _parts_table(runs: dict[str, list[Measured]]) -> list[str]:
+    """Lines: of each competitor that told them the median seconds of a step's parts and, in brackets, first / its."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, many in runs.items():
+        parts = [each for run in many for each in run.parts]
+        if parts and parts[0]:
+            rows[name] = {part: statistics.median(each[part] for each in parts) for part in parts[0]}
+    columns = list(dict.fromkeys(part for row in rows.values() for part in row))
+    lines = [f"| seconds a step | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"] if rows else []
+    for name, row in rows.items():
+        base = next(iter(rows.values()))
+        cells = [
+            f"{row[part]:.3f} ({base[part] / row[part]:.2f})" if row.get(part) and part in base else ""
+            for part in columns
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _figure(rate: float) -> str:
+    return f"{rate:,.1f}" if rate >= 10 else f"{rate:.3f}"
+
+
 def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[str, list[Measured]]) -> None:
     medians = {name: statistics.median(rate for run in many for rate in run.rates) for name, many in runs.items()}
     peaks = {name: max(run.peak_bytes for run in many) for name, many in runs.items()}
@@ -127,8 +172,8 @@ def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[
     print(f"| competitor | median {competition.unit}/s | {first} / competitor | peak memory |")
     print("| --- | --- | --- | --- |")
     for name, median in medians.items():
-        print(f"| {name} | {median:,.1f} | {medians[first] / median:.2f} | {peaks[name] / 1e9:.2f} GB |")
-    for line in competition.notes:
+        print(f"| {name} | {_figure(median)} | {medians[first] / median:.2f} | {peaks[name] / 1e9:.2f} GB |")
+    for line in [*_parts_table(runs), *competition.notes]:
         print(line)
     path = Path(arguments.folder) / f"{arguments.name}_{arguments.shape}_{arguments.dtype}.json"
     rates = {name: [run.rates for run in many] for name, many in runs.items()}

@@ -6,14 +6,16 @@ import argparse
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from benchmarks.endless import PROMPTS, make_endless
 from benchmarks.workload import Workload
 
 TRL = "trl==1.16.0"
+TRL_WITH_PPO = "trl==1.12.0"  # the last release with a PPOTrainer
 ROOT = Path(__file__).parents[1]
 # Sequences (SFT) of an optimizer step, 163 tokens each on GSM8K: 3,900, as the bare loop's 8 x 512 = 4,096.
 SFT_FORWARD, SFT_ACCUMULATION = 8, 3
@@ -153,15 +155,58 @@ def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     flags += ["--max_eval_rows", "1", "--reward", "gsm8k", "--advantage", "grpo", "--kl_coef", "0"]
     flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
     flags += ["--per_device_training_batch_size", "32", "--max_answer_seq_len", "64"]
-    program = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", "step3_ppo", "--unit", "steps"]
-    commands = {"Threestep": [*program, "--output_dir", str(workload.folder / "step3_ppo_run"), "--", *flags]}
+    commands = {"Threestep": _threestep_ppo(workload, flags)}
     if not arguments.without_trl:
         commands["TRL"] = _trl("grpo", workload, arguments, ["--batch", "32", "--samples", "4", "--new_tokens", "64"])
     return Competition("step", commands)
 
 
+def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """A whole step of four models: the same 32 prompts in each, 64 tokens to each, one pass in one minibatch."""
+    endless = make_endless(workload)
+    flags = _four_models(workload, arguments, endless.prompts, sequences=PROMPTS)
+    flags += ["--max_answer_seq_len", "64", "--per_device_generation_batch_size", str(PROMPTS)]
+    commands = {"Threestep": _threestep_ppo(workload, [*flags, "--num_train_epochs", str(arguments.steps)])}
+    if not arguments.without_trl:
+        common = ["--prompts", str(PROMPTS), "--new_tokens", "64"]
+        for batch in (8, PROMPTS):
+            sizes = ["--batch", str(batch), "--accumulate", str(PROMPTS // batch)]
+            command = _trl("ppo", workload, arguments, [*common, *sizes], "trl_1_12_venv", TRL_WITH_PPO)
+            commands[f"TRL 1.12, forwards of {batch}"] = command
+    return Competition("step", commands)
+
+
+def _experience(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """What follows the rollout, four models: 4 prompts x 4 responses of 16 to 256 tokens, one update."""
+    flags = _four_models(workload, arguments, workload.sft, sequences=16)
+    flags += ["--max_train_rows", "400", "--max_answer_seq_len", "256", "--rollout_engine", "spread"]
+    flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", "4"]
+    program = ["--program", "benchmarks.rollout_engines"]
+    commands = {
+        "Threestep": _threestep_ppo(workload, flags, program),
+        "Threestep, padded": _threestep_ppo(workload, [*flags, "--padded"], program),
+    }
+    return Competition("step", commands, ["nothing is generated: responses are random tokens"])
+
+
+def _four_models(workload: Workload, arguments: argparse.Namespace, prompts: Path, sequences: int) -> list[str]:
+    endless = make_endless(workload)
+    flags = ["--actor_model_name_or_path", str(endless.actor), "--actor_zero_stage", "1", "--dtype", arguments.dtype]
+    flags += ["--critic_model_name_or_path", str(endless.reward_model), "--critic_zero_stage", "1"]
+    flags += ["--data_path", f"jsonl:{prompts}", "--data_split", "0,0,1", "--max_eval_rows", "1"]
+    flags += ["--data_output_path", str(workload.folder / "cache"), "--max_train_steps", str(arguments.steps)]
+    return [*flags, "--per_device_training_batch_size", str(sequences)]
+
+
+def _threestep_ppo(workload: Workload, flags: list[str], program: Sequence[str] = ()) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", "step3_ppo", "--unit", "steps"]
+    return [*command, *program, "--output_dir", str(workload.folder / "step3_ppo_run"), "--", *flags]
+
+
 COMPETITIONS: dict[str, Make] = {
     "grpo": _grpo,
+    "ppo": _ppo,
+    "experience": _experience,
     "rollout": _rollout,
     "sft": _sft,
     "overhead": _overhead,
@@ -198,20 +243,27 @@ def _ours(competitor: str, workload: Workload, arguments: argparse.Namespace, fl
     return [*program, "--dtype", arguments.dtype, "--steps", str(arguments.steps), *flags]
 
 
-def _trl(trainer: str, workload: Workload, arguments: argparse.Namespace, flags: list[str]) -> list[str]:
-    python = _trl_python(Path(arguments.folder) / "trl_venv")
+def _trl(
+    trainer: str,
+    workload: Workload,
+    arguments: argparse.Namespace,
+    flags: list[str],
+    environment: str = "trl_venv",
+    release: str = TRL,
+) -> list[str]:
+    python = _trl_python(Path(arguments.folder) / environment, release)
     program = str(ROOT / "benchmarks" / "competitors" / "trl_peer.py")
     common = ["--workload", str(workload.folder), "--dtype", arguments.dtype, "--steps", str(arguments.steps)]
     return [python, program, "--trainer", trainer, *common, *flags]
 
 
-def _trl_python(folder: Path) -> str:
+def _trl_python(folder: Path, release: str) -> str:
     python = folder.absolute() / "bin" / "python"
     if not (folder / "done").exists():
         venv.create(folder, with_pip=True, clear=True)
         pins = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
         subprocess.run([*pins, "torch==2.13.0"], check=True)
-        subprocess.run([*pins, TRL, "datasets", "accelerate"], check=True)
+        subprocess.run([*pins, release, "datasets", "accelerate"], check=True)
         (folder / "done").touch()
     return str(python)
 

@@ -83,6 +83,16 @@ def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
     return workload
 
 
+def save_scalar_model(language_model: Path, folder: Path) -> None:
+    """Write the same body with a new random scalar head, and the tokenizer: a reward model and critic of that shape."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(language_model, num_labels=1).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(language_model).save_pretrained(folder)
+
+
 def _prompt(row: dict) -> str:
     return f"Human: {row['question']} Assistant:"
 

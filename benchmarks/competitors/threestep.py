@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--step", required=True)
+    parser.add_argument("--program", help="a module that is run in place of the step's main")
     parser.add_argument("--unit", default="tokens", choices=("tokens", "pairs", "steps"))
     parser.add_argument("--output_dir", required=True)
     parser.add_argument(
@@ -23,20 +25,19 @@ def main() -> None:
     )
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
-    command = [sys.executable, "-m", f"training.{arguments.step}.main", "--output_dir", arguments.output_dir]
-    subprocess.run([*command, *arguments.flags], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    module = arguments.program or f"training.{arguments.step}.main"
+    command = [sys.executable, "-m", module, "--output_dir", arguments.output_dir]
+    shutil.rmtree(arguments.output_dir, ignore_errors=True)  # a run that was interrupted left checkpoints there
+    subprocess.run([*command, *arguments.flags], check=True, stdout=subprocess.DEVNULL)
     name, before = f"train/{arguments.unit}_per_second", 0.0
     for line in (Path(arguments.output_dir) / "metrics.jsonl").read_text().splitlines():
         figures = json.loads(line)
         if arguments.count_reference and "reference/pairs_per_second" in figures:
             before = 1.0 / figures["reference/pairs_per_second"]
         if arguments.unit == "steps" and "time/7_learn" in figures:
-            seconds = sum(
-                value
-                for key, value in figures.items()
-                if key.startswith("time/") and key not in ("time/evaluation", "time/checkpoint")
-            )
-            print(json.dumps({"units": 1.0, "seconds": seconds}), flush=True)
+            parts = {key.removeprefix("time/"): value for key, value in figures.items() if key.startswith("time/")}
+            parts = {part: value for part, value in parts.items() if part not in ("evaluation", "checkpoint")}
+            print(json.dumps({"units": 1.0, "seconds": sum(parts.values()), "parts": parts}), flush=True)
         if name in figures:
             print(json.dumps({"units": 1.0, "seconds": 1.0 / figures[name] + before}), flush=True)
 

@@ -2,6 +2,7 @@
 
 python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
 python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
+python trl_peer.py --trainer ppo --workload DIR --batch 8 --accumulate 4 ...    # TRL 1.12.0: later ones have none
 python trl_peer.py --trainer sft --prepare_only --processes 2 --workload DIR --steps 10
 """
 
@@ -28,20 +29,21 @@ MODES = {
 class Clock(TrainerCallback):
     """Prints the units and the seconds from the end of one optimizer step to the end of the next."""
 
-    def __init__(self) -> None:
-        self.units = 0
+    def __init__(self, units_of_step: int = 0) -> None:
+        """units_of_step: counted by itself; else who collates batches counts."""
+        self.units = self.units_of_step = units_of_step
         self.started = time.perf_counter()
 
     def on_step_end(self, *_: object, **__: object) -> None:
         now = time.perf_counter()
         print(json.dumps({"units": self.units, "seconds": now - self.started}), flush=True)
-        self.units, self.started = 0, now
+        self.units, self.started = self.units_of_step, now
 
 
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trainer", required=True, choices=("sft", "reward", "dpo", "grpo"))
+    parser.add_argument("--trainer", required=True, choices=("sft", "reward", "dpo", "grpo", "ppo"))
     parser.add_argument("--workload", required=True)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=10)
@@ -52,20 +54,20 @@ def main() -> None:
     parser.add_argument("--prepare_only", action="store_true", help="time the dataset's preparation, --steps times")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--samples", type=int, default=4, help="GRPO: responses to a prompt")
-    parser.add_argument("--new_tokens", type=int, default=64, help="GRPO: most tokens of a response")
+    parser.add_argument("--new_tokens", type=int, default=64, help="GRPO, PPO: most tokens of a response")
+    parser.add_argument("--prompts", type=int, default=32, help="PPO: prompts of a step")
     parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     if arguments.prepare_only:
         _prepare(arguments)
         return
-    trainer, clock = {"sft": _sft, "reward": _reward, "dpo": _dpo, "grpo": _grpo}[arguments.trainer](arguments)
+    makers = {"sft": _sft, "reward": _reward, "dpo": _dpo, "grpo": _grpo, "ppo": _ppo}
+    trainer, clock = makers[arguments.trainer](arguments)
     collate = trainer.data_collator
 
     def counted(features: list) -> dict:
         batch = collate(features)
-        if arguments.trainer == "grpo":
-            clock.units = 1
-        elif arguments.trainer != "sft":
+        if arguments.trainer != "sft":
             clock.units += len(features)
         elif "attention_mask" in batch:
             clock.units += int(batch["attention_mask"].sum())
@@ -73,7 +75,8 @@ def main() -> None:
             clock.units += batch["input_ids"].numel()
         return batch
 
-    trainer.data_collator = counted
+    if not clock.units_of_step:
+        trainer.data_collator = counted
     trainer.add_callback(clock)
     trainer.train()
 
@@ -181,7 +184,48 @@ def _grpo(arguments: argparse.Namespace) -> tuple:
         ),
         train_dataset=load_dataset("json", data_files=str(workload / "sft.jsonl"), split="train[:400]"),
     )
-    return trainer, Clock()
+    return trainer, Clock(units_of_step=1)
+
+
+def _ppo(arguments: argparse.Namespace) -> tuple:
+    """Four models and one pass over one minibatch, responses never cut short: Threestep's settings."""
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    endless = Path(arguments.workload) / "endless"
+    tokenizer = AutoTokenizer.from_pretrained(endless / "actor", padding_side="left")
+    data = load_dataset("json", data_files=str(endless / "prompts" / "train.jsonl"), split="train")
+    data = data.map(lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns=data.column_names)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
+    settings = {name: value for name, value in _settings(arguments).items() if name not in ("max_length", "max_steps")}
+    settings["bf16"] = False  # the weights have the dtype; autocast from float32 weights would be slower
+
+    def scalar() -> AutoModelForSequenceClassification:
+        return AutoModelForSequenceClassification.from_pretrained(endless / "reward_model", num_labels=1, dtype=dtype)
+
+    def policy() -> AutoModelForCausalLM:
+        return AutoModelForCausalLM.from_pretrained(endless / "actor", dtype=dtype)
+
+    trainer = PPOTrainer(
+        model=policy(),
+        ref_model=policy(),
+        reward_model=scalar(),
+        value_model=scalar(),
+        processing_class=tokenizer,
+        args=PPOConfig(
+            **settings,
+            total_episodes=arguments.prompts * arguments.steps,
+            num_ppo_epochs=1,
+            num_mini_batches=1,
+            response_length=arguments.new_tokens,
+            local_rollout_forward_batch_size=arguments.batch,
+            num_sample_generations=0,
+            temperature=1.0,
+            kl_coef=0.1,
+        ),
+        train_dataset=data,
+        eval_dataset=data,
+    )
+    return trainer, Clock(units_of_step=1)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import benchmarks.__main__ as program
-from benchmarks.competitions import COMPETITIONS
+from benchmarks import steady_memory
+from benchmarks.competitions import COMPETITIONS, Competition
+from benchmarks.endless import PROMPTS, make_endless
+from benchmarks.rollout_engines import SpreadRollout, WatchedRollout, resident_bytes
 from benchmarks.workload import RANKED, Workload, make_workload
 from training.utils.run.errors import ThreestepError
 
@@ -88,6 +92,92 @@ def test_generation_runs(workload):
     for name in ("Threestep, rows finish early", "bare decode loop"):
         run = program._run([*commands[name], "--new_tokens", "3"], threads=1)
         assert len(run.rates) == 2 and min(run.rates) > 0, name
+
+
+def test_only_some_competitors_run():
+    three = Competition("step", {"one": ["1"], "two, with a comma": ["2"], "three": ["3"]}, ["a note"])
+    assert program.chosen_of(three, None) == three
+    assert list(program.chosen_of(three, ["three", "two, with a comma"]).commands) == ["three", "two, with a comma"]
+    assert program.chosen_of(three, ["one"]).notes == ["a note"]
+    with pytest.raises(SystemExit, match="--only expects one or more of 'one', .*'three', got 'four'$"):
+        program.chosen_of(three, ["one", "four"])
+
+
+def test_parts_of_a_step_are_told_beside_the_first():
+    def run(*parts: dict[str, float]) -> program.Measured:
+        return program.Measured([1.0] * len(parts), 0, list(parts))
+
+    ours = run({"roll_out": 1.0, "learn": 2.0}, {"roll_out": 3.0, "learn": 4.0}, {"roll_out": 2.0, "learn": 9.0})
+    # Medians 2 and 4; the other's 2 + 2 are 1.00 and 2.00 of them.
+    assert program._parts_table(
+        {"ours": [ours], "silent": [run({})], "other": [run({"roll_out": 2.0, "learn": 2.0})]}
+    ) == [
+        "| seconds a step | roll_out | learn |",
+        "| --- | --- | --- |",
+        "| ours | 2.000 (1.00) | 4.000 (1.00) |",
+        "| other | 2.000 (1.00) | 2.000 (2.00) |",
+    ]
+    assert program._parts_table({"silent": [run({})]}) == []
+
+
+def test_endless_models_never_end_nor_pad(workload):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    endless = make_endless(workload)
+    assert len(rows(endless.prompts / "train.jsonl")) == PROMPTS and len(rows(endless.prompts / "test.jsonl")) == 1
+    model = AutoModelForCausalLM.from_pretrained(endless.actor)
+    ids = torch.randint(2, 300, (4, 80), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        chances = model(ids).logits.double().softmax(-1)
+    assert float(chances[..., :2].max()) < 1e-9  # the tokenizer's first two: end and pad
+    # The others stay as even as random weights make them: 2.5 nats and more.
+    assert float(-(chances * chances.clamp(min=1e-300).log()).sum(-1).mean()) > 2.5
+    scorer = AutoModelForSequenceClassification.from_pretrained(endless.reward_model)
+    assert scorer.config.num_labels == 1
+
+
+def test_spread_rollouts():
+    from training.step3_ppo.rollout.base import Sampling
+
+    prompts = torch.tensor([[1, 7], [8, 9]])
+    mask = torch.tensor([[False, True], [True, True]])
+    sampling = Sampling(256, 1.0, 0, 1.0, end_token_id=0, pad_token_id=1)
+    model = argparse.Namespace(config=argparse.Namespace(vocab_size=50))
+    drawn = SpreadRollout().roll_out(model, prompts, mask, sampling, list(range(8)), 4)
+    # 240 / 7 apart, rounded.
+    assert sorted(drawn.response_lengths_B.tolist()) == [16, 50, 85, 119, 153, 187, 222, 256]
+    assert drawn.response_ids_BR.shape == (8, 256) and drawn.prompt_ids_BP[3].tolist() == [1, 7]
+    assert drawn.response_ids_BR[drawn.response_mask_BR].min() == 2
+    assert set(drawn.response_ids_BR[~drawn.response_mask_BR].tolist()) == {1}
+    again = SpreadRollout().roll_out(model, prompts, mask, sampling, list(range(8)), 4)
+    assert torch.equal(again.response_ids_BR, drawn.response_ids_BR)
+
+
+def test_memory_is_noted_as_each_rollout_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.step3_ppo.rollout.hf.TransformersRollout.roll_out", lambda *_, **__: "drawn")
+    engine = WatchedRollout(None, tmp_path / "new" / "memory.txt")
+    assert engine.roll_out() == "drawn"
+    held = b"1" * 50_000_000
+    engine.roll_out()
+    (everything, own), *_ = steady_memory.noted(tmp_path / "new" / "memory.txt")  # the second line: after step 0
+    before = [int(part) for part in (tmp_path / "new" / "memory.txt").read_text().split()[:2]]
+    assert 45_000_000 < own - before[1] < 60_000_000 and everything >= own, len(held)
+    assert resident_bytes()[0] >= own
+
+
+def test_memory_after_step_20_beside_that_at_the_end():
+    after_step = [[1_000_000 * step, 500_000 * step] for step in range(41)]
+    assert steady_memory.told(1, after_step) == (
+        "rank 1, after step 20 -> 40: resident 20.0 -> 40.0 MB, 2.0000; of it anonymous 10.0 -> 20.0 MB, 2.0000"
+    )
+
+
+def test_experience_runs(workload):
+    """Step 3 of four models with replaced rollouts, through the program that replaces them; its parts are told."""
+    command = COMPETITIONS["experience"](workload, flags(steps=3)).commands["Threestep"]
+    run = program._run(command, threads=1)
+    assert len(run.rates) == 1 and run.parts[0]["7_learn"] > 0
+    assert sum(run.parts[0].values()) == pytest.approx(1 / run.rates[0])
 
 
 @pytest.mark.parametrize("name", ["sft", "overhead", "ranked4"])
