@@ -104,6 +104,6 @@ def say(sentence: str, is_main_rank: bool = True) -> None:
         return
     if sys.stderr.isatty():
         tqdm.write(sentence, file=sys.stdout)  # moves a bar that is open out of the way, and draws it again
-        sys.stdout.flush()
     else:
-        print(sentence, flush=True)
+        sys.stdout.write(sentence + "\n")
+    sys.stdout.flush()
