@@ -36,6 +36,7 @@ from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import TextBlock
 from training.utils.engine.checkpoints import Checkpoints
+from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -105,6 +106,7 @@ class PpoTrainer:
                 if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
                     after = self.evaluate(iteration)
                 self.keep(iteration, last, figures, before, after)
+                give_back_freed_memory(iteration)
                 if last:
                     break
         assert after is not None  # the last iteration evaluates, and so does a run without any

@@ -29,3 +29,30 @@ def page_faults(mode):
 def test_the_same_large_block_is_not_zeroed_again():
     # 64 MiB are 16,384 pages of 4 KiB: ten fresh blocks touch 163,840 of them (fewer with huge pages).
     assert page_faults("keep") < page_faults("leave") / 5
+
+
+HOLES = """
+import sys, torch
+from training.utils.engine.host_memory import give_back_freed_memory, keep_freed_memory
+if not keep_freed_memory():
+    sys.exit("the C library has no mallopt")
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+blocks = [torch.ones(2**18) for _ in range(200)]  # 1 MiB each
+blocks = blocks[::20]  # what stays keeps the holes between from the end of the heap
+kept = resident()
+give_back_freed_memory(9)
+ninth = resident()
+give_back_freed_memory(10)
+print(kept, ninth, resident())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_every_tenth_step_gives_the_holes_back():
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True)
+    if "no mallopt" in done.stderr:
+        pytest.skip("this C library has no mallopt")
+    kept, ninth, tenth = (int(number) for number in done.stdout.split())
+    assert abs(ninth - kept) < 2**22  # 4 MiB
+    assert kept - tenth > 150 * 2**20  # of the 190 MiB that were freed
