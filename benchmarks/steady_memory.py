@@ -4,7 +4,7 @@
 
 A small Llama shape with random weights (1.1 million), four models under ZeRO-3, 8 responses a prompt, the embedded
 task. A stop string ends a response where a token with that text comes up, so lengths are spread over the whole range.
-Prints each rank's memory after step 20 and after the last step, and their ratio; writes memory.json. Linux only.
+Prints each rank's memory as step 20 and the last step began, and their ratio; writes memory.json. Linux only.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ def main() -> None:
 
 
 def told(rank: int, after_step: list[list[int]]) -> str:
-    """One line. after_step[k]: bytes after k steps, all and the anonymous part; 0 are those before training."""
+    """One line. after_step[k]: bytes after k steps, all and the anonymous part; 0 are those before training. Compared is
+    what was held as step 20 and the last step began: freed pages go back after every tenth step."""
     last = len(after_step) - 1
     first = min(FIRST, last)
     parts = []
-    for name, begin, end in zip(("resident", "of it anonymous"), after_step[first], after_step[last], strict=True):
+    pairs = zip(("resident", "of it anonymous"), after_step[first - 1], after_step[last - 1], strict=True)
+    for name, begin, end in pairs:
         parts.append(f"{name} {begin / 1e6:.1f} -> {end / 1e6:.1f} MB, {end / begin:.4f}")
-    return f"rank {rank}, after step {first} -> {last}: {'; '.join(parts)}"
+    return f"rank {rank}, as step {first} -> {last} began: {'; '.join(parts)}"
 
 
 def noted(file: Path) -> list[list[int]]:

@@ -168,7 +168,7 @@ def test_memory_is_noted_as_each_rollout_begins(tmp_path, monkeypatch):
 def test_memory_after_step_20_beside_that_at_the_end():
     after_step = [[1_000_000 * step, 500_000 * step] for step in range(41)]
     assert steady_memory.told(1, after_step) == (
-        "rank 1, after step 20 -> 40: resident 20.0 -> 40.0 MB, 2.0000; of it anonymous 10.0 -> 20.0 MB, 2.0000"
+        "rank 1, as step 20 -> 40 began: resident 19.0 -> 39.0 MB, 2.0526; of it anonymous 9.5 -> 19.5 MB, 2.0526"
     )
 
 
