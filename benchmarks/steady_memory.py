@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def told(rank: int, after_step: list[list[int]]) -> str:
-    """One line. after_step[k]: bytes after k steps, all and the anonymous part; 0 are those before training. Compared is
-    what was held as step 20 and the last step began: freed pages go back after every tenth step."""
+    """One line. after_step[k]: bytes after k steps, all and the anonymous part; 0 are those before training.
+    Compared is what was held as step 20 and the last step began: freed pages go back after every tenth step."""
     last = len(after_step) - 1
     first = min(FIRST, last)
     parts = []
