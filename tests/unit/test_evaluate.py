@@ -24,9 +24,9 @@ def flags(tmp_path, tiny_tokenizer):
         tiny_tokenizer.save_pretrained(tmp_path / name)
     rows = [{"prompt": f"Human: {word}? Assistant:", "chosen": f" {word}", "rejected": " no"} for word in WORDS]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    line = f"--model_name_or_path {tmp_path}/one --data_path jsonl:{tmp_path}/rows.jsonl --data_output_path {tmp_path}/cache"
-    line += f" --data_split 0,0,1 --eval_fraction 0.5 --max_prompt_seq_len 64 --output_dir {tmp_path}/out"
-    return line.split()
+    line = f"--model_name_or_path {tmp_path}/one --data_path jsonl:{tmp_path}/rows.jsonl"
+    line += f" --data_output_path {tmp_path}/cache --data_split 0,0,1 --eval_fraction 0.5 --max_prompt_seq_len 64"
+    return [*line.split(), "--output_dir", f"{tmp_path}/out"]
 
 
 def read(tmp_path, task: str):
