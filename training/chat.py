@@ -177,7 +177,7 @@ def show_answer(talk: Talk, place: int) -> None:
         text = answer.text.lstrip()
         print(text[len(shown) :], end="", flush=True)
         shown, ended = text, answer.ended
-    print("" if ended else " (cut by max_new_tokens)")
+    print("" if ended else " (cut)")
     score = talk.score(place)
     if score is not None:
         print(f"  score {score:.3f}")

@@ -55,21 +55,20 @@ def data_of(place: Path, pairs_file: Path) -> list[object]:
 
 @pytest.fixture(scope="module")
 def alone(place: Path, pairs_file: Path) -> Path:
-    """Step 1 on one rank, once for each of ALONE."""
+    """On one rank: step 1, once for each of ALONE, and step 2 with ZeRO 3 and LoRA."""
     start = save_start(place / "start_export")
     flags = ["--model_name_or_path", start, *data_of(place, pairs_file), *TRAINED.split()]
-    run_all(place, "exported", 1, [(1, [*flags, *own], place / f"export_{name}") for name, own in ALONE.items()])
+    runs = [(1, [*flags, *own], place / f"export_{name}") for name, own in ALONE.items()]
+    run_all(place, "exported", 1, [*runs, (2, [*flags, "--zero_stage", 3, *LORA], place / "export_reward")])
     return place
 
 
 @pytest.fixture(scope="module")
 def together(place: Path, pairs_file: Path, alone: Path) -> Path:
-    """Steps 2 (ZeRO 3, LoRA) and 3 (ZeRO 3 and 2, LoRA, a moving average) on two ranks."""
-    start, data = place / "start_export", data_of(place, pairs_file)
-    reward = ["--model_name_or_path", start, *data, *TRAINED.split(), "--zero_stage", 3, *LORA]
-    models = ["--actor_model_name_or_path", start, "--critic_model_name_or_path", place / "export_reward" / "model"]
-    ppo = [*models, *data, *PPO.split()]
-    run_all(place, "together", 2, [(2, reward, place / "export_reward"), (3, ppo, place / "export_ppo")])
+    """Step 3 on two ranks: ZeRO 3 with LoRA, ZeRO 2, a moving average."""
+    models = ["--actor_model_name_or_path", place / "start_export"]
+    models += ["--critic_model_name_or_path", place / "export_reward" / "model"]
+    run_all(place, "together", 2, [(3, [*models, *data_of(place, pairs_file), *PPO.split()], place / "export_ppo")])
     return place
 
 
@@ -86,7 +85,7 @@ def same_folder(out: Path, saved: Path) -> None:
     assert own == {name: value for name, value in config.items() if not name.startswith("threestep_score_")}
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [*ALONE, "reward"])
 def test_the_model_of_one_rank(alone, tmp_path, capsys, name):
     run = alone / f"export_{name}"
     export.main([str(run), str(tmp_path / "out")])
@@ -94,17 +93,9 @@ def test_the_model_of_one_rank(alone, tmp_path, capsys, name):
     same_folder(tmp_path / "out", run / "model")
 
 
-@pytest.mark.parametrize(
-    ("run", "part", "saved"),
-    [
-        ("reward", "model", "model"),
-        ("ppo", "model", "model"),
-        ("ppo", "critic", "critic"),
-        ("ppo", "average", "model_ema"),
-    ],
-)
-def test_the_models_of_two_ranks(together, tmp_path, run, part, saved):
-    folder = together / f"export_{run}"
+@pytest.mark.parametrize(("part", "saved"), [("model", "model"), ("critic", "critic"), ("average", "model_ema")])
+def test_the_models_of_two_ranks(together, tmp_path, part, saved):
+    folder = together / "export_ppo"
     export.main([str(folder / "checkpoints" / "step_000002"), str(tmp_path / "out"), "--part", part])
     same_folder(tmp_path / "out", folder / saved)
 

@@ -73,8 +73,8 @@ def test_a_terminal(folders, monkeypatch, capsys):
     run(monkeypatch, [folders / "one", "--max_new_tokens", 6, "--temperature", 0], "", lines)
     said = capsys.readouterr().out
     assert "/temperature" in said and said.count("model> ") == 3
-    assert "error: there is no /nothing" in said and "outgrow the 128 positions" in said
-    assert "(cut by max_new_tokens)" in said
+    assert "error: there is no /nothing" in said and "which leaves no room" in said
+    assert "(cut)" in said
     run(
         monkeypatch,
         [folders / "one", folders / "two", "--reward_model", folders / "reward"],

@@ -6,7 +6,7 @@ Prompts are rendered by the data room, as step 3 renders those that are made whi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,8 +88,6 @@ def dtype_of(name_or_path: str, asked: str | None) -> torch.dtype:
 
 def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
     """The prompt that asks for the next answer. ThreestepError where the messages make none."""
-    from dataclasses import replace
-
     data = replace(asked.data, max_prompt_seq_len=_NO_BOUND_TOKENS)
     row = PromptMaker(data, asked.tokenizer).make(list(messages), None, 0)
     if row is None:
@@ -102,14 +100,17 @@ def stream_answer(
 ) -> Iterator[Answer]:
     """Yield the answer as it grows; the last one yielded is whole. Equal seeds give equal answers.
 
-    Raises ThreestepError where prompt and answer are longer than the model's positions.
+    The model's positions bound it too. Raises ThreestepError where the prompt leaves no room for an answer.
     """
     prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].copy()
-    if asked.positions is not None and len(prompt_ids) + flags.max_new_tokens > asked.positions:
-        raise ThreestepError(
-            f"the conversation has {len(prompt_ids)} tokens, and with --max_new_tokens {flags.max_new_tokens} it may "
-            f"outgrow the {asked.positions} positions of '{asked.name}': lower /max_new_tokens, or begin anew by /reset"
-        )
+    if asked.positions is not None:
+        room = asked.positions - len(prompt_ids)
+        if room < 1:
+            raise ThreestepError(
+                f"the conversation has {len(prompt_ids)} tokens and '{asked.name}' has {asked.positions} positions, "
+                "which leaves no room for an answer; /reset begins anew"
+            )
+        flags = replace(flags, max_new_tokens=min(flags.max_new_tokens, room))
     ends = {asked.end_token_id, *asked.more_end_tokens}
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)

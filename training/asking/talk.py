@@ -53,12 +53,12 @@ class Talk:
         """Begin a turn; the models answer it one after the other by `answer`."""
         self.turns.append(Turn(said))
 
-    def messages(self, place: int) -> list[Message]:
-        """The conversation as model `place` sees it, up to what it has not answered yet."""
+    def messages(self, place: int, with_last_answer: bool = True) -> list[Message]:
+        """The conversation as model `place` sees it; its answer to the last turn is left out where asked."""
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             messages.append({"role": "user", "content": turn.said})
-            if place in turn.answers:
+            if place in turn.answers and (with_last_answer or turn is not self.turns[-1]):
                 messages.append({"role": "assistant", "content": turn.answers[place].text.strip()})
         return messages
 
@@ -67,6 +67,7 @@ class Talk:
         caller goes away."""
         turn = self.turns[-1]
         turn.answers.pop(place, None)
+        turn.scores.pop(place, None)
         seed = derived_seed(self.seed, "chat", len(self.turns), turn.attempt)
         for answer in stream_answer(self.models[place], self.messages(place), self.sampling, seed):
             turn.answers[place] = answer
@@ -75,11 +76,10 @@ class Talk:
     def score(self, place: int) -> float | None:
         """The reward model's score of model `place`'s last answer; None where there is none to give."""
         turn, asked = self.turns[-1], self.models[place]
-        answer = turn.answers.pop(place, None)
+        answer = turn.answers.get(place)
         if self.scorer is None or answer is None:
             return None
-        messages = self.messages(place)
-        turn.answers[place] = answer
+        messages = self.messages(place, with_last_answer=False)
         if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
             prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].tolist()
             response_ids = list(answer.token_ids)

@@ -64,9 +64,17 @@ def test_the_end_token_ends_it_and_is_no_text(asked):
     assert last.text == asked.tokenizer.decode(cut[:-1])
 
 
-def test_what_does_not_fit_is_a_sentence(asked):
-    with pytest.raises(ThreestepError, match=r"with --max_new_tokens 200 it may outgrow the 128 positions of .*reset"):
-        next(stream_answer(asked, TALK, SamplingArguments(max_new_tokens=200), seed=0))
+def test_positions_bound_an_answer_and_a_conversation(asked):
+    """128 positions: a prompt that fills all but 3 gets 3 tokens, one that fills them all a sentence."""
+    words = "fig " * 200
+    used = [len(prompt_of(asked, [{"role": "user", "content": words[: 4 * n]}]).flipped_prompt_ids) for n in (10, 11)]
+    count = 10 + (125 - used[0]) // (used[1] - used[0])
+    messages = [{"role": "user", "content": words[: 4 * count]}]
+    length = len(prompt_of(asked, messages).flipped_prompt_ids)
+    last = list(stream_answer(asked, messages, SamplingArguments(max_new_tokens=200, temperature=0), seed=0))[-1]
+    assert last.ended or len(last.token_ids) == 128 - length
+    with pytest.raises(ThreestepError, match=r"tokens and '.*' has 128 positions, which leaves no room .*; /reset"):
+        next(stream_answer(asked, [{"role": "user", "content": words}], SamplingArguments(), seed=0))
     with pytest.raises(ThreestepError, match="--max_prompt_seq_len and --max_new_tokens allow sequences of 300"):
         check_room(asked, DataArguments(max_prompt_seq_len=100), SamplingArguments(max_new_tokens=200))
 
