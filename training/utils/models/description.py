@@ -5,13 +5,13 @@ With the weights of the checkpoint's engine beside it, a checkpoint is enough to
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.models.lora import ADAPTER
-from training.utils.models.saving import plain_skeleton
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +39,11 @@ class DescribedModel:
 def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write what `read_description` reads to `folder`: small, and nothing of it pickled."""
     folder.mkdir(parents=True)
-    plain: Any = plain_skeleton(model)
-    plain.config.architectures = [type(model).__name__]
-    plain.config.save_pretrained(folder)
-    if getattr(plain, "generation_config", None) is not None:
-        plain.generation_config.save_pretrained(folder)
+    config = copy.deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], model.dtype
+    config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     adapters = getattr(model, "peft_config", {})
     if ADAPTER in adapters:
