@@ -21,7 +21,8 @@ def answers_to(
     asked: AskedModel, rows: Sequence[PromptRow], flags: SamplingArguments, seed: int, rows_per_batch: int
 ) -> list[Answer]:
     """One answer a prompt, from the seeds of step 3's evaluation: with its flags they are the samples that it wrote."""
-    check_room(asked, asked.data, flags)
+    longest = asked.data.max_prompt_seq_len + flags.max_new_tokens
+    check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
     engine, sampling, device = TransformersRollout(), asked.sampling(flags), asked.model.device
     answers = []
     with progress_bar(len(rows), f"answers of {asked.name}", True, "prompt", on_terminal_only=True) as bar:

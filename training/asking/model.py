@@ -21,7 +21,7 @@ from training.utils.data.message_forms import Message
 from training.utils.data.phases import PromptRow
 from training.utils.data.prompt_maker import PromptMaker
 from training.utils.data.tokenize import end_of_conversation_id
-from training.utils.models.loading import check_positions, load_causal_lm, load_config, load_tokenizer
+from training.utils.models.loading import load_causal_lm, load_config, load_tokenizer
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
@@ -123,7 +123,10 @@ def stream_answer(
         yield Answer(text if last else text.rstrip("\ufffd"), tuple(ids), ended)
 
 
-def check_room(asked: AskedModel, data: DataArguments, flags: SamplingArguments) -> None:
-    """ThreestepError where the longest prompt and answer together are more than the model's positions."""
-    longest = data.max_prompt_seq_len + flags.max_new_tokens
-    check_positions(asked.model, longest, "--max_prompt_seq_len and --max_new_tokens")
+def check_room(asked: AskedModel, longest_tokens: int, flags: str) -> None:
+    """ThreestepError where `longest_tokens`, what `flags` allow, is more than the model has positions for."""
+    if asked.positions is not None and longest_tokens > asked.positions:
+        raise ThreestepError(
+            f"{flags} allow sequences of {longest_tokens} tokens and '{asked.name}' has {asked.positions} positions; "
+            "lower them"
+        )

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from training.asking.model import AskedModel
+from training.asking.model import AskedModel, check_room
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
 from training.utils.layout.planner import plan_step
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention import plan_for
 from training.utils.models.layout_check import why_not_packed
-from training.utils.models.loading import check_positions
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.metrics import say
 
@@ -26,7 +25,7 @@ def row_losses(
 ) -> tuple[list[float], list[int], float]:
     """Return (loss, targets) of each document, the loss in nats summed over its target tokens, and the share of all
     targets that are the model's first choice. ThreestepError where `flag` allows more than the model's positions."""
-    check_positions(asked.model, longest_tokens, flag)
+    check_room(asked, longest_tokens, flag)
     read, ranks = PolicyModel(asked.model), Ranks(0, 0, 1, asked.model.device)
     reason = why_not_packed(
         asked.model, lambda rows: read(rows).logprobs_M, longest_tokens, ranks.device, sharing=False

@@ -75,8 +75,9 @@ def test_positions_bound_an_answer_and_a_conversation(asked):
     assert last.ended or len(last.token_ids) == 128 - length
     with pytest.raises(ThreestepError, match=r"tokens and '.*' has 128 positions, which leaves no room .*; /reset"):
         next(stream_answer(asked, [{"role": "user", "content": words}], SamplingArguments(), seed=0))
-    with pytest.raises(ThreestepError, match="--max_prompt_seq_len and --max_new_tokens allow sequences of 300"):
-        check_room(asked, DataArguments(max_prompt_seq_len=100), SamplingArguments(max_new_tokens=200))
+    with pytest.raises(ThreestepError, match="--max_seq_len allow sequences of 129 tokens and '.*' has 128 positions"):
+        check_room(asked, 129, "--max_seq_len")
+    check_room(asked, 128, "--max_seq_len")
 
 
 def test_the_dtype_is_the_saved_one_unless_asked(save_model):
