@@ -58,18 +58,7 @@ def test_one_question_from_standard_input(folders, monkeypatch, capsys):
 
 
 def test_a_terminal(folders, monkeypatch, capsys):
-    lines = [
-        "/help",
-        "Hi",
-        "",
-        "/nothing",
-        "/max_new_tokens 900",
-        "Hi",
-        "/max_new_tokens 3",
-        "/retry",
-        "/quit",
-        "never",
-    ]
+    lines = ["/help", "Hi", "", "/nothing", "Hi " * 200, "/max_new_tokens 3", "/retry", "/quit", "never"]
     run(monkeypatch, [folders / "one", "--max_new_tokens", 6, "--temperature", 0], "", lines)
     said = capsys.readouterr().out
     assert "/temperature" in said and said.count("model> ") == 3
