@@ -285,7 +285,7 @@ def write(asked: Asked, paths: Sequence[str], figures: dict[str, Any], samples: 
 
     folder = RunFolder(asked.run.output_dir, is_main_rank=True)
     plain = {name: asdict(value) if isinstance(value, Figure) else value for name, value in figures.items()}
-    setting = {"models": list(paths), "data_path": asked.data.data_path, "split": asked.how.split}
+    setting: dict[str, Any] = {"models": list(paths), "data_path": asked.data.data_path, "split": asked.how.split}
     if samples is not None:
         setting |= {**asdict(asked.sampling), "seed": asked.run.seed, "reward": asked.reward.reward}
         setting["reward_model"] = asked.how.reward_model
