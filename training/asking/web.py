@@ -47,6 +47,8 @@ def made_page(new_talk: Callable[[], Talk]) -> Any:
 def told(talk: Talk, line: str) -> Iterator[str]:
     """Obey or answer `line`; yield after each change what is to be said besides the conversation."""
     try:
+        if line.startswith("/save"):  # a page that another site drives must not write files
+            raise ThreestepError("/save is for the terminal")
         if line.startswith("/"):
             reply = talk.command(line)
             yield "close the page and stop the program to end" if reply.end else reply.say

@@ -40,4 +40,5 @@ def test_lines_become_answers_and_notes(asked):
     assert [entry["role"] for entry in shown[0]] == ["user", "assistant"]
     assert list(web.told(talk, "/nothing"))[0].startswith("there is no /nothing")
     assert list(web.told(talk, "  ")) == []
+    assert list(web.told(talk, "/save x")) == ["/save is for the terminal"]
     assert list(web.told(talk, "/quit")) == ["close the page and stop the program to end"]
