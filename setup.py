@@ -59,6 +59,7 @@ setup(
         "vllm": ["vllm"],
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
+        "web": ["gradio"],
     },
     classifiers=[
         "Programming Language :: Python :: 3",

@@ -195,6 +195,6 @@ except SystemExit as end:
     assert not end.code, end.code
 """
     )
-    assert any(flag in said for flag in ("--config", "--out", "--data_output_path"))
+    assert any(flag in said for flag in ("--config", "--out", "--part", "--data_output_path"))
     assert heavy == []
     assert seconds < 4  # of CPU; a second or two on a machine with nothing else to do

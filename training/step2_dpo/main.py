@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> None:
         loop = loop_settings(engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run)
 
         data_is = phase.train.manifest["fingerprint"]
-        with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
+        with kept as (metrics, checkpoints):
             if dpo.reference == "adapter_off":
                 references = adapter_off_references(trained, causal_lm)
             else:

@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> None:
         loop = loop_settings(engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run)
 
         data_is = phase.train.manifest["fingerprint"]
-        with kept_run(plan, folder, {"model": trained}, data_is, ranks) as (metrics, checkpoints):
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
+        with kept as (metrics, checkpoints):
             options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
             trainer = RewardTrainer(trained, phase.train, phase.eval, loop, metrics, options, checkpoints)
             result = trainer.train()

@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
             total_steps=inputs.optimizer_steps,
         )
         engines = {"actor": roles.actor, "critic": roles.critic}
-        kept = kept_run(plan, folder, engines, inputs.data_fingerprint, ranks, roles.average)
+        kept = kept_run(plan, folder, engines, inputs.data_fingerprint, ranks, roles.average, tokenizers._asdict())
         with kept as (metrics, checkpoints):
             parts = make_parts(
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say

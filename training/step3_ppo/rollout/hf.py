@@ -43,14 +43,14 @@ class TransformersRollout(RolloutEngine):
     ) -> Rollout:
         started = time.perf_counter()
         device, most = prompt_ids_BP.device, sampling.max_new_tokens
-        decoding = _Decoding(model, prompt_ids_BP, prompt_mask_BP, most)
+        decoding = Decoding(model, prompt_ids_BP, prompt_mask_BP, most)
         logits_AV = decoding.prefill(samples_per_prompt)
         prompt_ids_BP, prompt_mask_BP = repeated(prompt_ids_BP, prompt_mask_BP, samples_per_prompt)
         bad_words = BadWords(sampling.bad_words, prompt_ids_BP, prompt_mask_BP) if sampling.bad_words else None
         stop = stop_strings(sampling, self._decode)
 
         count = len(prompt_ids_BP)
-        uniform_BR = _uniform_streams(seeds, most, count).to(device)
+        uniform_BR = uniform_streams(seeds, most, count).to(device)
         response_ids_BR = torch.full((count, most), sampling.pad_token_id, device=device)
         logprobs_BR = torch.zeros(count, most, device=device)
         lengths_B = torch.zeros(count, dtype=torch.int64, device=device)
@@ -83,7 +83,7 @@ class TransformersRollout(RolloutEngine):
         )
 
 
-class _Decoding:
+class Decoding:
     """The rows still in the batch: which of B they are, their cache, mask and last position."""
 
     def __init__(
@@ -156,7 +156,7 @@ def _completed(
     return completed_A
 
 
-def _uniform_streams(seeds: Sequence[int], tokens: int, count: int) -> torch.Tensor:
+def uniform_streams(seeds: Sequence[int], tokens: int, count: int) -> torch.Tensor:
     """float64 [B, tokens] in [0, 1): each row from its own seed, on the CPU, so that every device draws alike."""
     assert len(seeds) == count, f"{count} sequences want as many seeds, got {len(seeds)}"
     streams = [torch.rand(tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.engine.collectives import barrier, from_main, largest
+from training.utils.engine.export import describe_engine
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
@@ -154,9 +155,11 @@ def kept_run(
     data_fingerprint: str,
     ranks: Ranks,
     average: WeightAverage | None = None,
+    tokenizers: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
     """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines` (and keeps
-    `average`). Inside, signals wait for the end of a step. ThreestepError where the checkpoint is of other data."""
+    `average`). tokenizers: by the engines' names, for `training.export`. Inside, signals wait for the end of a step.
+    ThreestepError where the checkpoint is of other data."""
     settings = {**plan.settings, "data": data_fingerprint}
     told: dict[str, Any] = {}
     if plan.found is not None:
@@ -169,7 +172,10 @@ def kept_run(
         MetricsWriter(run.path, ranks.is_main, told.get("step", 0), told.get("seconds", 0.0)) as metrics,
         Interrupts() as interrupts,
     ):
-        yield metrics, KeptCheckpoints(plan, run, present, settings, metrics, interrupts, told, ranks, average)
+        yield (
+            metrics,
+            KeptCheckpoints(plan, run, present, settings, metrics, interrupts, told, ranks, average, tokenizers),
+        )
 
 
 class KeptCheckpoints(Checkpoints):
@@ -186,6 +192,7 @@ class KeptCheckpoints(Checkpoints):
         told: dict[str, Any],
         ranks: Ranks,
         average: WeightAverage | None = None,
+        tokenizers: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan = plan
         self._run = run
@@ -196,6 +203,7 @@ class KeptCheckpoints(Checkpoints):
         self._told = told
         self._ranks = ranks
         self._average = average
+        self._tokenizers = tokenizers or {}
         self._stop = 0
         self._step_began = time.monotonic()
         self._longest_step_seconds = 0.0
@@ -253,6 +261,9 @@ class KeptCheckpoints(Checkpoints):
             "state": dict(state),
         }
         folder = self._plan.folder
+        for name, tokenizer in self._tokenizers.items():
+            if name in self._engines:
+                describe_engine(folder.partial(step), name, self._engines[name], tokenizer)
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(told), encoding="utf-8")
         folder.publish(step, {"settings": self._settings})
         folder.prune(step, self._plan.flags.keep_last)

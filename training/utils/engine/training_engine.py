@@ -133,8 +133,8 @@ class TrainingEngine:
                 )
 
 
-def full_tensors(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors."""
+def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """See TrainingEngine.full_tensors. merged: False gives the weights below the LoRA adapters."""
     from training.utils.models.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
@@ -143,7 +143,7 @@ def full_tensors(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, torch
         with _gathered(parameters, zero_stage), torch.no_grad():
             for name in bucket:
                 tensor = model.get_parameter(name).detach()
-                delta = lora_delta(model, name)
+                delta = lora_delta(model, name) if merged else None
                 yield merged_name(name), tensor if delta is None else tensor + delta.to(tensor.dtype)
     parameter_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in model.state_dict().items():

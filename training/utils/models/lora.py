@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from training.utils.models.settings import ModelSettings
 
-_ADAPTER = "default"
+ADAPTER = "default"
 
 
 def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
@@ -41,7 +41,7 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
             target_modules=targets,
             exclude_modules=["score"] if hasattr(model, "score") else None,
         ),
-        adapter_name=_ADAPTER,
+        adapter_name=ADAPTER,
     )
     for name, parameter in model.named_parameters():
         if not settings.only_optimize_lora or name.startswith("score."):
@@ -67,7 +67,7 @@ def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
     if not name.endswith(".base_layer.weight"):
         return None
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
-    return layer.get_delta_weight(_ADAPTER)
+    return layer.get_delta_weight(ADAPTER)
 
 
 def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:

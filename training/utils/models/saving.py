@@ -35,6 +35,14 @@ def save_model(
     os.replace(beside, folder)
 
 
+def save_adapter(folder: str | Path, model: PreTrainedModel, base: str | Path) -> None:
+    """Write `model`'s LoRA adapters alone as PEFT keeps them; `base`: the model folder that they belong on."""
+    from training.utils.models.lora import ADAPTER
+
+    model.peft_config[ADAPTER].base_model_name_or_path = str(base)  # type: ignore[attr-defined]  # PEFT's
+    model.save_pretrained(str(folder))
+
+
 def plain_skeleton(model: PreTrainedModel) -> PreTrainedModel:
     """The same architecture without weights (meta device) and without adapters."""
     import copy

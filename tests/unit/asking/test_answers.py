@@ -1,0 +1,39 @@
+"""Many prompts at once get the answers that each gets alone; --reward scores them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.asking.conftest import CPU
+from training.asking.answers import answers_to, scores_of
+from training.asking.arguments import SamplingArguments
+from training.asking.scorer import load_answer_scorer
+from training.step3_ppo.rewards.weighted import Reward
+from training.utils.data.arguments import DataArguments
+from training.utils.data.prompt_maker import PromptMaker
+from training.utils.engine.startup import Ranks
+
+
+def test_answers_and_scores(asked, save_model, monkeypatch):
+    import dataclasses
+
+    asked = dataclasses.replace(asked, data=DataArguments(max_prompt_seq_len=64))
+    maker = PromptMaker(asked.data, asked.tokenizer)
+    rows = [maker.make(f"Human: {word}? Assistant:", word, place) for place, word in enumerate(("fig", "pear", "2"))]
+    flags = SamplingArguments(max_new_tokens=5)
+    together = answers_to(asked, rows, flags, seed=1, rows_per_batch=2)
+    assert [answer.token_ids for answer in answers_to(asked, rows, flags, 1, 3)] == [a.token_ids for a in together]
+
+    def length(prompts, responses, ground_truth, **columns):
+        assert ground_truth == ["fig", "pear", "2"]
+        return [float(len(response)) for response in responses]
+
+    scorer = load_answer_scorer(save_model("reward", scalar=True), None, DataArguments(), Ranks(0, 0, 1, CPU))
+    rewards = (Reward("length", 2.0, length), Reward("model", 0.5, None))
+    found = scores_of(asked, rows, together, rewards, scorer, 60.0)
+    for row, answer, score in zip(rows, together, found, strict=True):
+        [own] = scorer.score_ids([row.flipped_prompt_ids[::-1].tolist()], [list(answer.token_ids)])
+        assert score == pytest.approx(2.0 * len(answer.text) + 0.5 * own, abs=1e-4)
+    # A reward model with another tokenizer reads the texts.
+    monkeypatch.setattr("training.asking.answers.same_tokenizer", lambda one, other: False)
+    assert scores_of(asked, rows, together, rewards[1:], scorer, 60.0) != [0.0, 0.0, 0.0]

@@ -1,0 +1,53 @@
+"""Scores are plain transformers' scores, whatever the answer's tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from tests.conftest import train_tokenizer
+from tests.unit.asking.conftest import CPU
+from training.asking.scorer import load_answer_scorer
+from training.utils.data.arguments import DataArguments
+from training.utils.engine.startup import Ranks
+from training.utils.run.errors import ThreestepError
+
+ALONE = Ranks(0, 0, 1, CPU)
+MESSAGES = [{"role": "user", "content": "Sort these words: pear fig."}]
+TEXT = "Human: Sort these words: pear fig. Assistant: fig pear"
+
+
+def test_ids_and_texts_score_as_in_plain_transformers(save_model, tiny_tokenizer):
+    path = save_model("reward", scalar=True)
+    scorer = load_answer_scorer(path, None, DataArguments(), ALONE)
+    plain = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    ids = [*tiny_tokenizer(TEXT)["input_ids"], tiny_tokenizer.eos_token_id]
+    with torch.no_grad():
+        expected = float(plain(torch.tensor([ids])).logits[0, 0])
+    prompt, response = scorer.ids_of_text(MESSAGES, "fig pear")
+    assert prompt + response == ids
+    assert scorer.ids_of_text("Human: Sort these words: pear fig. Assistant:", " fig pear") == (prompt, response)
+    assert scorer.score_ids([prompt, prompt], [response, response[:1]])[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tmp_path):
+    tokenizer = train_tokenizer(["<|user|>Hi"])
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|pad|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer.chat_template = template
+    path = save_model("reward", scalar=True, tokenizer=tokenizer)
+    scorer = load_answer_scorer(path, None, DataArguments(prompt_style="chat_template"), ALONE)
+    prompt, response = scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")
+    assert tokenizer.decode(prompt) == "<|user|>Hi<|pad|><|assistant|>"
+    assert tokenizer.decode(response) == "fig<|pad|>"
+    with pytest.raises(ThreestepError, match="reads conversations by its chat template, in another tokenizer"):
+        scorer.ids_of_text("Human: Hi Assistant:", "fig")
+    one_way = "{% for m in messages %}{{ loop.length }}<|{{ m.role }}|>{{ m.content }}<|pad|>{% endfor %}"
+    tokenizer.chat_template = one_way + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    path = save_model("reward2", scalar=True, tokenizer=tokenizer)
+    scorer = load_answer_scorer(path, None, DataArguments(prompt_style="chat_template"), ALONE)
+    with pytest.raises(ThreestepError, match="renders an answer without its prompt"):
+        scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")

@@ -1,0 +1,115 @@
+"""Turns, commands, scores."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.asking.conftest import CPU
+from training.asking.arguments import SamplingArguments
+from training.asking.model import Answer, load_asked_model
+from training.asking.scorer import load_answer_scorer
+from training.asking.talk import COMMANDS, Talk
+from training.utils.data.arguments import DataArguments
+from training.utils.data.message_forms import read_messages
+from training.utils.engine.startup import Ranks
+from training.utils.run.errors import ThreestepError
+
+
+@pytest.fixture
+def talk(save_model) -> Talk:
+    data = DataArguments()
+    models = [load_asked_model(save_model(name, seed=seed), None, data, CPU) for seed, name in enumerate("AB")]
+    scorer = load_answer_scorer(save_model("reward", scalar=True), None, data, Ranks(0, 0, 1, CPU))
+    return Talk(models, SamplingArguments(max_new_tokens=6), 7, scorer)
+
+
+def answered(talk: Talk, said: str) -> list[str]:
+    talk.ask(said)
+    return [list(talk.answer(place))[-1].text for place in range(len(talk.models))]
+
+
+def test_each_model_sees_its_own_answers(talk):
+    first = answered(talk, "Hi")
+    assert first[0] != first[1]
+    talk.ask("And now?")
+    for place in (0, 1):
+        assert talk.messages(place) == [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": first[place].strip()},
+            {"role": "user", "content": "And now?"},
+        ]
+
+
+def test_the_seed_decides_and_retry_draws_anew(talk):
+    first = answered(talk, "Hi")
+    assert talk.command("/reset").say == "a new conversation"
+    assert answered(talk, "Hi") == first
+    assert talk.command("/retry").answer_again
+    assert [list(talk.answer(place))[-1].text for place in (0, 1)] != first
+    talk.command("/reset")
+    assert talk.command("/seed 8").say == "seed is 8"
+    assert answered(talk, "Hi") != first
+
+
+def test_scores_of_ids_and_of_texts_agree(talk, save_model):
+    talk.ask("Hi")
+    list(talk.answer(0))
+    ids = [*talk.models[0].tokenizer(" fig").input_ids, talk.models[0].end_token_id]
+    talk.turns[-1].answers[0] = Answer(" fig", tuple(ids), ended=True)
+    score = talk.score(0)
+    prompt, response = talk.scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")
+    assert talk.scorer.score_ids([prompt], [response]) == [pytest.approx(score)]
+    assert talk.turns[-1].scores == {0: score}
+    assert talk.score(1) is None  # it has not answered
+
+
+def test_sampling_is_set_and_told(talk):
+    assert talk.command("/temperature 0").say == "temperature is 0.0"
+    assert talk.command("/max_new_tokens").say == "max_new_tokens is 6"
+    assert talk.command("/top_k 3").say == "top_k is 3" and talk.sampling.top_k == 3
+    for line, sentence in [
+        ("/top_p 2", "--top_p expects more than 0 and at most 1, got 2.0"),
+        ("/temperature warm", "/temperature expects a number, got 'warm'"),
+        ("/seed x", "/seed expects a number from 0 up, got 'x'"),
+        ("/temprature 1", "there is no /temprature; did you mean 'temperature'"),
+        ("/retry", "/retry: nothing was asked yet"),
+        ("/save", "/save expects a file's name after it"),
+    ]:
+        with pytest.raises(ThreestepError, match=sentence):
+            talk.command(line)
+    assert talk.sampling.top_p == 1.0
+
+
+def test_a_system_prompt_begins_anew(talk):
+    answered(talk, "Hi")
+    assert talk.command("/system Be brief.").say == "a new conversation, with this system prompt"
+    talk.ask("Hi")
+    assert talk.messages(0)[0] == {"role": "system", "content": "Be brief."} and len(talk.messages(0)) == 2
+    assert talk.command("/system").say == "a new conversation, without a system prompt"
+    assert talk.messages(0) == []
+
+
+def test_what_is_saved_is_a_dataset(talk, tmp_path):
+    answered(talk, "Hi")
+    path = tmp_path / "talk.jsonl"
+    assert talk.command(f"/save {path}").say == f"written to {path}, a line for each model"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["model"] for line in lines] == [asked.name for asked in talk.models]
+    assert read_messages(lines[0]["messages"], "a line") == talk.messages(0)
+    with pytest.raises(ThreestepError, match="File exists; name another file"):
+        talk.command(f"/save {path}")
+
+
+def test_help_and_quit(talk):
+    assert [line.split()[0] for line in talk.command("/help").say.splitlines()] == [f"/{name}" for name in COMMANDS]
+    assert talk.command("/quit").end
+
+
+def test_a_question_that_nobody_answered_is_forgotten(talk):
+    talk.ask("Hi " * 200)
+    with pytest.raises(ThreestepError, match="leaves no room for an answer"):
+        list(talk.answer(0))
+    talk.drop_turn()
+    assert talk.turns == []

@@ -1,0 +1,113 @@
+"""The terminal: what is read, what is written, what ends it."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from training import chat
+from training.utils.run.errors import ThreestepError
+
+
+@pytest.fixture
+def folders(tmp_path, tiny_tokenizer):
+    for name, make in (("one", tiny_causal_lm), ("two", tiny_causal_lm), ("reward", tiny_scalar_model)):
+        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
+        make("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
+        tiny_tokenizer.save_pretrained(tmp_path / name)
+    return tmp_path
+
+
+def run(monkeypatch, flags, text: str, lines: list[str] | None = None) -> None:
+    """`text` on standard input; with `lines`, a terminal on which these are typed."""
+    stdin = io.StringIO(text)
+    stdin.isatty = lambda: lines is not None  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", stdin)
+    typed = iter(lines or [])
+
+    def read(prompt: str) -> str:
+        line = next(typed, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    chat.main([str(flag) for flag in flags])
+
+
+def test_words_before_the_flags_are_models():
+    assert chat.with_flag(["a", "b", "--seed", "1"]) == ["--model_name_or_path", "a", "b", "--seed", "1"]
+    assert chat.with_flag(["--config", "x"]) == ["--config", "x"]
+
+
+def test_one_question_from_standard_input(folders, monkeypatch, capsys):
+    flags = [folders / "one", "--max_new_tokens", 6, "--reward_model", folders / "reward"]
+    run(monkeypatch, flags, "Hi\n")
+    first = capsys.readouterr()
+    assert first.out.strip() and first.err.startswith(f"score of {folders / 'one'}: ")
+    run(monkeypatch, flags, "Hi\n")
+    assert capsys.readouterr() == first
+    run(monkeypatch, [folders / "one", folders / "two", *flags[1:3]], "Hi\n")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"== A {folders / 'one'}" and f"== B {folders / 'two'}" in said
+    with pytest.raises(ThreestepError, match="holds no question; write one to it"):
+        run(monkeypatch, flags, " \n")
+
+
+def test_a_terminal(folders, monkeypatch, capsys):
+    lines = ["/help", "Hi", "", "/nothing", "Hi " * 200, "/max_new_tokens 3", "/retry", "/quit", "never"]
+    run(monkeypatch, [folders / "one", "--max_new_tokens", 6, "--temperature", 0], "", lines)
+    said = capsys.readouterr().out
+    assert "/temperature" in said and said.count("model> ") == 3
+    assert "error: there is no /nothing" in said and "which leaves no room" in said
+    assert "(cut)" in said
+    run(
+        monkeypatch,
+        [folders / "one", folders / "two", "--reward_model", folders / "reward"],
+        "",
+        ["/max_new_tokens 3", "Hi"],
+    )
+    said = capsys.readouterr().out
+    assert f"A {folders / 'one'}> " in said and f"B {folders / 'two'}> " in said and said.count("  score ") == 2
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys):
+    calls = []
+
+    def stopped(talk, place):
+        calls.append(place)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "show_answer", stopped)
+    run(monkeypatch, [folders / "one"], "", ["Hi", "Hi"])
+    assert calls == [0, 0] and capsys.readouterr().out.count("(stopped)") == 2
+
+
+def test_the_style_follows_the_tokenizer(folders, tiny_tokenizer):
+    arguments = chat.ChatArguments()
+    assert chat.data_for(arguments, str(folders / "one")).prompt_style == "human_assistant"
+    tiny_tokenizer = type(tiny_tokenizer).from_pretrained(folders / "one")
+    tiny_tokenizer.chat_template = "{{ messages[0].content }}"
+    tiny_tokenizer.save_pretrained(folders / "two")
+    assert chat.data_for(arguments, str(folders / "two")).prompt_style == "chat_template"
+    arguments = chat.ChatArguments(prompt_style="human_assistant")
+    assert chat.data_for(arguments, str(folders / "two")).prompt_style == "human_assistant"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], r"expected one model or two, got 0: MODEL \[MODEL2\] before the flags"),
+        (["a", "b", "c"], "expected one model or two, got 3"),
+        (["a", "--prompt_style", "x"], "--prompt_style expects one of auto, human_assistant, chat_template, got 'x'"),
+        (["a", "--seed", "-1"], "--seed expects a number from 0 up, got -1"),
+        (["a", "--web_port", "0"], "--web_port expects a port from 1 to 65535, got 0"),
+        (["/nowhere/a"], "the model folder '/nowhere/a' does not exist"),
+    ],
+)
+def test_mistakes(flags, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        chat.main(flags)

@@ -1,0 +1,119 @@
+"""The tasks by their command lines, on models of random weights."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from training import evaluate
+from training.asking.model import Answer
+from training.utils.run.errors import ThreestepError
+
+WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")
+
+
+@pytest.fixture
+def flags(tmp_path, tiny_tokenizer):
+    """Two models, a reward model, eight questions of which all are held out."""
+    for seed, (name, make) in enumerate((("one", tiny_causal_lm), ("two", tiny_causal_lm), ("rm", tiny_scalar_model))):
+        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
+        make("llama", seed=seed, **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
+        tiny_tokenizer.save_pretrained(tmp_path / name)
+    rows = [{"prompt": f"Human: {word}? Assistant:", "chosen": f" {word}", "rejected": " no"} for word in WORDS]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = f"--model_name_or_path {tmp_path}/one --data_path jsonl:{tmp_path}/rows.jsonl"
+    line += f" --data_output_path {tmp_path}/cache --data_split 0,0,1 --eval_fraction 0.5 --max_prompt_seq_len 64"
+    return [*line.split(), "--output_dir", f"{tmp_path}/out"]
+
+
+def read(tmp_path, task: str):
+    return json.loads((tmp_path / "out" / f"{task}.json").read_text())
+
+
+def test_win_rate_by_a_reward_model(flags, tmp_path, capsys):
+    own = ["--baseline", f"{tmp_path}/two", "--reward_model", f"{tmp_path}/rm", "--max_new_tokens", "6"]
+    evaluate.main(["win_rate", *flags, *own])
+    found = read(tmp_path, "win_rate")
+    assert found["prompts"] == 4 == found["wins"] + found["ties"] + found["losses"]
+    assert found["win_rate"]["value"] == (found["wins"] + 0.5 * found["ties"]) / 4
+    assert found["models"] == [f"{tmp_path}/one", f"{tmp_path}/two"]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "win_rate.jsonl").read_text().splitlines()]
+    gains = [line["scores"][0] - line["scores"][1] for line in lines]
+    assert found["reward_gain"]["value"] == pytest.approx(sum(gains) / 4)
+    assert found["wins"] == sum(gain > 0 for gain in gains)
+    page = (tmp_path / "out" / "win_rate.html").read_text()
+    assert page.count("<article>") == 4 and "win_rate" in capsys.readouterr().out
+    # A model against itself: every draw is the same, so every pair is a tie.
+    evaluate.main(["win_rate", *flags, "--baseline", f"{tmp_path}/one", *own[2:]])
+    found = read(tmp_path, "win_rate")
+    assert (found["ties"], found["win_rate"]["value"], found["reward_gain"]["value"]) == (4, 0.5, 0.0)
+
+
+def test_a_rule_is_a_share(flags, tmp_path):
+    rule = tmp_path / "rule.py"
+    rule.write_text("def short(prompts, responses, **columns):\n    return [float(len(r) < 12) for r in responses]\n")
+    evaluate.main(["reward", *flags, "--reward", f"{rule}:short", "--max_new_tokens", "4", "--split", "eval"])
+    found = read(tmp_path, "reward")
+    assert 0 <= found["reward"]["low"] <= found["reward"]["value"] <= found["reward"]["high"] <= 1
+    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "4"])
+    assert read(tmp_path, "gsm8k")["reward"]["value"] == 0.0 and read(tmp_path, "gsm8k")["reward"]["high"] > 0.3
+
+
+def test_perplexity_of_responses_and_of_text(flags, tmp_path, tiny_tokenizer):
+    flags[flags.index("0,0,1")] = "1,0,0"
+    evaluate.main(["perplexity", *flags, "--max_seq_len", "64"])
+    found = read(tmp_path, "perplexity")
+    assert found["perplexity"]["value"] == pytest.approx(math.exp(found["loss"]["value"]))
+    assert found["rows"] == 4 and not (tmp_path / "out" / "perplexity.html").exists()
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": "pear apple fig " * 9}) + "\n" for _ in range(4)))
+    evaluate.main(
+        ["perplexity", *flags, "--max_seq_len", "16", "--unsupervised_dataset_name", f"jsonl:{tmp_path}/text.jsonl"]
+    )
+    found = read(tmp_path, "perplexity")
+    assert found["tokens"] == 15 * found["rows"]
+
+
+def test_figures_of_answers():
+    """Gains 1, 0, -0.5, 0.5: two wins, a tie and a loss are 2.5 of 4."""
+    said = [Answer("", (1, 2), True), Answer("", (1,), False), Answer("", (1,), True), Answer("", (1,), True)]
+    figures = evaluate.answer_figures([[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.5, 0.5]], [said, said], seed=0)
+    assert (figures["wins"], figures["ties"], figures["losses"]) == (2, 1, 1)
+    assert figures["win_rate"].value == 0.625 and figures["reward_gain"].value == 0.25
+    assert figures["answer_tokens"] == 1.25 and figures["baseline_ended_share"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "sentence"),
+    [
+        ("winrate", "", "expected a task first, one of win_rate, .* got 'winrate'; did you mean 'win_rate'"),
+        ("win_rate", "--reward length", "win_rate expects the other model as --baseline, got none"),
+        ("gsm8k", "--baseline x", "--baseline is for win_rate, and gsm8k compares with nothing; leave it out"),
+        ("reward", "", "--reward has the reward model, and --reward_model names none; name one, or give a rule"),
+        ("reward", "--split all", "--split expects one of eval, train, got 'all'"),
+        ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects a whole number from 1 up"),
+        ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
+        ("gsm8k", "--eval_fraction 0", "--split eval has no rows: raise --eval_fraction"),
+    ],
+)
+def test_mistakes(flags, task, more, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        evaluate.main([task, *flags, *more.split()])
+
+
+def test_prompts_of_two_tokenizers_meet_by_their_rows(capsys):
+    from types import SimpleNamespace
+
+    one, two = ([SimpleNamespace(row_id=row) for row in rows] for rows in ([1, 2, 3], [3, 1]))
+    shared = evaluate.shared_prompts([one, two])
+    assert [[row.row_id for row in side] for side in shared] == [[1, 3], [1, 3]]
+    assert "1 prompts are left out" in capsys.readouterr().err
+    with pytest.raises(ThreestepError, match="share no prompt: raise --max_prompt_seq_len"):
+        evaluate.shared_prompts([one[1:2], two])
+
+
+def test_the_dtype_can_be_asked_for(flags, tmp_path):
+    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "2", "--dtype", "bf16"])
+    assert read(tmp_path, "gsm8k")["dtype"] == "bf16"

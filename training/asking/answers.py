@@ -1,0 +1,73 @@
+"""Many prompts answered in batches, and the answers' scores by --reward: a reward model, rules, or a sum of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.asking.arguments import SamplingArguments
+from training.asking.model import Answer, AskedModel, check_room
+from training.asking.scorer import Scorer
+from training.step3_ppo.rewards.weighted import Reward
+from training.step3_ppo.rollout.hf import TransformersRollout
+from training.step3_ppo.scoring import start_rules
+from training.utils.data.collate import collate_prompts
+from training.utils.data.phases import PromptRow
+from training.utils.models.loading import same_tokenizer
+from training.utils.run.metrics import progress_bar
+from training.utils.run.seeds import derived_seed
+
+
+def answers_to(
+    asked: AskedModel, rows: Sequence[PromptRow], flags: SamplingArguments, seed: int, rows_per_batch: int
+) -> list[Answer]:
+    """One answer a prompt, from the seeds of step 3's evaluation: with its flags they are the samples that it wrote."""
+    longest = asked.data.max_prompt_seq_len + flags.max_new_tokens
+    check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
+    engine, sampling, device = TransformersRollout(), asked.sampling(flags), asked.model.device
+    answers = []
+    with progress_bar(len(rows), f"answers of {asked.name}", True, "prompt", on_terminal_only=True) as bar:
+        for first in range(0, len(rows), rows_per_batch):
+            places = range(first, min(first + rows_per_batch, len(rows)))
+            batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
+            seeds = [derived_seed(seed, "evaluation", place) for place in places]
+            rollout = engine.roll_out(
+                asked.model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds
+            )
+            texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_id)
+            answers += [
+                Answer(texts[index], tuple(rollout.response_of(index).tolist()), bool(rollout.ended_B[index]))
+                for index in range(len(places))
+            ]
+            bar.update(len(places))
+    return answers
+
+
+def scores_of(
+    asked: AskedModel,
+    rows: Sequence[PromptRow],
+    answers: Sequence[Answer],
+    rewards: Sequence[Reward],
+    scorer: Scorer | None,
+    timeout_seconds: float,
+) -> list[float]:
+    """The weighted sum of the rewards, one an answer. scorer: there where one of the rewards is the model."""
+    texts = [answer.text for answer in answers]
+    rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
+    columns = sorted({name for row in rows for name in row.columns})
+    found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
+    parts = {name: own for name, (own, _) in found.items()}
+    for reward in rewards:
+        if reward.rule is None:
+            assert scorer is not None
+            parts[reward.name] = _model_scores(asked, rows, answers, scorer)
+    return [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
+
+
+def _model_scores(
+    asked: AskedModel, rows: Sequence[PromptRow], answers: Sequence[Answer], scorer: Scorer
+) -> list[float]:
+    if same_tokenizer(asked.tokenizer, scorer.tokenizer):
+        prompts = [row.flipped_prompt_ids[::-1].tolist() for row in rows]
+        return scorer.score_ids(prompts, [list(answer.token_ids) for answer in answers])
+    pairs = [scorer.ids_of_text(row.prompt_text, answer.text) for row, answer in zip(rows, answers, strict=True)]
+    return scorer.score_ids([prompt for prompt, _ in pairs], [response for _, response in pairs])

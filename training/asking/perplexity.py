@@ -1,0 +1,51 @@
+"""How well a model predicts given texts: negative log-likelihoods in the token layout, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from training.asking.model import AskedModel, check_room
+from training.utils.engine.startup import Ranks
+from training.utils.layout.documents import Document
+from training.utils.layout.planner import plan_step
+from training.utils.layout.rows import packed_rows
+from training.utils.models.attention import plan_for
+from training.utils.models.layout_check import why_not_packed
+from training.utils.models.token_model import PolicyModel
+from training.utils.run.metrics import say
+
+_PLANNED_ROWS = 256  # laid out at a time, so that rows of much the same length share a forward
+
+
+@torch.no_grad()
+def row_losses(
+    asked: AskedModel, documents: Sequence[Document], longest_tokens: int, rows_per_batch: int, flag: str
+) -> tuple[list[float], list[int], float]:
+    """Return (loss, targets) of each document, the loss in nats summed over its target tokens, and the share of all
+    targets that are the model's first choice. ThreestepError where `flag` allows more than the model's positions."""
+    check_room(asked, longest_tokens, flag)
+    read, ranks = PolicyModel(asked.model), Ranks(0, 0, 1, asked.model.device)
+    reason = why_not_packed(
+        asked.model, lambda rows: read(rows).logprobs_M, longest_tokens, ranks.device, sharing=False
+    )
+    if reason is not None:
+        say(f"warning: {asked.name} reads padded rows: {reason}")
+    plan = plan_for(asked.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)
+    pad = asked.tokenizer.pad_token_id
+    losses, targets, right = [0.0] * len(documents), [0] * len(documents), 0
+    for first in range(0, len(documents), _PLANNED_ROWS):
+        part = documents[first : first + _PLANNED_ROWS]
+        for layout in plan_step([document.tokens for document in part], plan).micro_batches[0]:
+            found = read(packed_rows([[part[index] for index in row] for row in layout], pad).to(ranks.device))
+            right += int(found.is_greedy_M.sum())
+            counts = [(index, _targets(part[index])) for row in layout for index in row]
+            own = found.logprobs_M.double().split([count for _, count in counts])
+            for (index, count), logprobs in zip(counts, own, strict=True):
+                losses[first + index], targets[first + index] = -float(logprobs.sum()), count
+    return losses, targets, right / max(1, sum(targets))
+
+
+def _targets(document: Document) -> int:
+    return sum(int(segment.tokens.is_target.sum()) for segment in document.segments)
