@@ -28,6 +28,12 @@ case "$line" in *"${{FAIL_ON:-nothing fails}}"*) exit 9 ;; esac
 exit 0
 """
 
+CHECKS = [
+    "[-m][ruff][check][.]",
+    "[-m][ruff][format][--check][--quiet][.]",
+    "[-m][pytest][-n][2][--dist][loadfile][--durations=15]",
+]
+
 
 @pytest.fixture
 def checkout(tmp_path):
@@ -92,7 +98,7 @@ def test_the_first_run_installs_and_the_second_does_not(checkout):
 
     done, calls = run(checkout, "test.sh")
     assert [call for call in calls if "install" in call] == []
-    assert calls[-2:] == ["[-m][ruff][check][.]", "[-m][pytest][-n][2][--dist][loadfile][--durations=15]"]
+    assert calls[-3:] == CHECKS
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.py"])
@@ -151,7 +157,7 @@ def test_the_environment_may_be_elsewhere(checkout, tmp_path):
 
 def test_the_environment_may_be_what_is_there(checkout):
     _, calls = run(checkout, "test.sh", THREESTEP_VENV="none")
-    assert calls == ["[-m][ruff][check][.]", "[-m][pytest][-n][2][--dist][loadfile][--durations=15]"]
+    assert calls == CHECKS
     assert not (checkout / ".venv").exists()
 
 
