@@ -39,6 +39,7 @@ from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
@@ -123,6 +124,16 @@ def check_resumable(saving: CheckpointArguments, ppo: PpoArguments) -> None:
                 f"--resume does not go together with --{flag}, whose files are numbered from the run's beginning; "
                 "leave one of them out"
             )
+
+
+def check_timeouts(faults: FaultArguments, reward: RewardArguments) -> None:
+    """ThreestepError where ranks would give up a rank before it may give up its reward function."""
+    if reward.reward_timeout >= faults.rank_timeout:
+        raise ThreestepError(
+            f"--reward_timeout {reward.reward_timeout:g} expects less than --rank_timeout {faults.rank_timeout:g}, the "
+            "seconds that the other ranks wait for one whose reward function is at work; lower the first or raise the "
+            "second"
+        )
 
 
 def load_tokenizers(roles: RolesArguments, data: DataArguments, with_critic: bool = True) -> Tokenizers:

@@ -48,7 +48,8 @@ def _missing_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str) ->
 def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
     stage = settings.zero_stage
     # DeepSpeed's default buckets (5e8 elements) are allocated in full: 2 GB for a model of any size.
-    bucket = max(1, min(500_000_000, trainable_elements))
+    # Even, which half precision asks for (deepspeed 0.19, stage_1_and_2.py: nccl_start_alignment_factor).
+    bucket = max(2, min(500_000_000, trainable_elements + trainable_elements % 2))
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": on_gpu and stage >= 2,  # with caller-owned accumulation DeepSpeed allows it from stage 2

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.utils.engine.checked_adamw import CheckedAdamW
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
@@ -27,7 +28,8 @@ _GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at a time when all are 
 @dataclass(frozen=True)
 class StepReport:
     """learning_rate: of the step just taken. grad_norm: before clipping, over all ranks, NaN where DeepSpeed keeps
-    none. skipped: float16 overflow, nothing was updated."""
+    none, infinite where the step was skipped. skipped: a loss or gradient of some rank was not finite (in float16 that
+    is also how the loss scale is found), and nothing was updated."""
 
     learning_rate: float
     grad_norm: float
@@ -86,11 +88,15 @@ class TrainingEngine:
 
         DeepSpeed divides the sum over ranks by their number, which is undone by multiplying here, and divides by
         the accumulation count unless told not to (deepspeed 0.19: engine.backward, scale_wrt_gas).
+
+        A loss that is infinite may have a finite gradient. Here it gets one of NaN, which the reduction carries to all
+        ranks: every one of them skips the step.
         """
-        self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
+        scale = torch.where(loss.detach().isfinite(), float(self.ranks.world_size), math.nan)
+        self.engine.backward(loss * scale, scale_wrt_gas=False)
 
     def step(self) -> StepReport:
-        """Reduce, clip and apply the gradients accumulated since the last step."""
+        """Reduce, clip and apply the gradients accumulated since the last step, or drop them where they are not finite."""
         learning_rate = self.optimizer_learning_rate()
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
@@ -197,7 +203,8 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
         {"params": adapters, "weight_decay": settings.weight_decay, "lr": settings.lora_learning_rate},
     ]
     # torch's fused AdamW is vectorised on the CPU and one kernel on the GPU, and nothing has to be compiled.
-    return torch.optim.AdamW(
+    plain_adamw = settings.zero_stage == 0 and settings.dtype == "fp32"
+    return (CheckedAdamW if plain_adamw else torch.optim.AdamW)(
         [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.adam_betas, fused=True
     )
 
