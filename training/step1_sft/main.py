@@ -53,7 +53,10 @@ def main(argv: Sequence[str]) -> None:
     with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step1_sft.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
+        tokenizer = use_chat_template(
+            load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code), data
+        )
         added = add_tokens(tokenizer, data.tokens_in_need)
         phase = build_phase(1, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
@@ -61,7 +64,6 @@ def main(argv: Sequence[str]) -> None:
         causal_lm = load_under(
             settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer), added)
         )
-        check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
         packed = may_pack(
             engine.padded,

@@ -65,7 +65,10 @@ def main(argv: Sequence[str]) -> None:
     with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step2_reward.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
+        tokenizer = use_chat_template(
+            load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code), data
+        )
         added = add_tokens(tokenizer, data.tokens_in_need)
         tokenizer = with_pad_apart(tokenizer, conversation_end(data, tokenizer))
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
@@ -76,7 +79,6 @@ def main(argv: Sequence[str]) -> None:
             return load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added)
 
         scorer = load_under(settings, ranks, load)
-        check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
         needs = data.needs_segments
         packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=needs)

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> None:
     run, saving, faults, data, roles_arguments, ppo, algorithm, reward = groups
 
     from training.step3_ppo.assembly import (
+        check_lengths,
         check_resumable,
         check_timeouts,
         checked_names,
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
     with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step3_ppo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
+        check_lengths(roles_arguments, data, ppo, names.with_critic_tokenizer)
         tokenizers = load_tokenizers(roles_arguments, data, names.with_critic_tokenizer)
         scale = chosen_scale(roles_arguments, ppo)
         inputs = load_prompts(run, data, ppo, algorithm.critic_warmup, tokenizers.actor, ranks, say)

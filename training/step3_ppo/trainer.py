@@ -37,7 +37,9 @@ from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checkpoints import Checkpoints
+from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.host_memory import give_back_freed_memory
+from training.utils.engine.out_of_memory import memory_explained
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -294,7 +296,13 @@ class PpoTrainer:
 
     def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
         device = self.ranks.device
-        with self.roles.whole_actor.lent() as model:
+        rows, width = prompts.prompt_ids_BP.shape
+        most = self.settings.sampling.max_new_tokens
+        shape = f"{rows} prompts of at most {width} tokens, {count} responses of at most {most} tokens to each"
+        with (
+            memory_explained("a rollout", self.ranks.rank, lambda: shape),
+            self.roles.whole_actor.lent() as model,
+        ):
             return self.rollout_engine.roll_out(
                 model,
                 prompts.prompt_ids_BP.to(device),

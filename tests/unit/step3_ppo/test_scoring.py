@@ -144,3 +144,15 @@ def test_a_thread_knows_the_ranks_gpu(monkeypatch):
     device = torch.device("cuda", 3)
     assert scoring._on_device(lambda texts, *, level: [texts, level], device)("t", level=1) == ["t", 1]
     assert placed == [device]
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
+def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange):
+    monkeypatch.setattr(scoring, "score", lambda *given: torch.tensor([1.0, 0.0, strange, 2.0]))
+    samples = start_scoring(ROWS, rollout(), SimpleNamespace(), settings(Reward("model", 1.0, None)))
+    with pytest.raises(ThreestepError) as error:
+        samples.scored  # noqa: B018
+    assert str(error.value).startswith(
+        f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
+        "prompt ends 'prompt 1', with the response ids [3]: "
+    )

@@ -141,12 +141,40 @@ def test_the_coefficient_follows_its_controller():
     without.steer_kl({}, experiences)  # there is no such figure
 
 
+COUNTS = SimpleNamespace(totals=SimpleNamespace(sequences=4.0))
+
+
+def learning(monkeypatch, minibatch, figures: dict[str, float]) -> tuple[list[str], dict[str, float]]:
+    """What one call of learn did, with two minibatches of four pieces, and what it told."""
+    trainer = made_trainer(Engine())
+    did: list[str] = []
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: minibatch)
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: did.append("step") or figures)
+    trainer.roles.average = SimpleNamespace(update=lambda: did.append("average"))
+    rows = [SimpleNamespace(row_id=10 + index) for index in range(8)]
+    return did, trainer.learn([], 1, rows)
+
+
+def test_a_minibatch_of_which_nothing_counts_takes_no_step(monkeypatch):
+    nothing = SimpleNamespace(totals=SimpleNamespace(sequences=0.0))
+    assert learning(monkeypatch, nothing, {}) == ([], {"train/empty_minibatches": 2.0})
+    did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 0.0})
+    assert did == ["step", "average"] * 2 and told == {"actor/skipped": 0.0, "train/empty_minibatches": 0.0}
+
+
+def test_a_skipped_step_is_counted_and_leaves_the_average_alone(monkeypatch, capsys):
+    did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 1.0, "actor/policy_loss": float("nan")})
+    assert did == ["step", "step"] and told["actor/skipped"] == 1.0
+    assert "2 of --max_bad_steps 10" in capsys.readouterr().out
+
+
 def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
     trainer = made_trainer(Engine(), advantage="gae")
     trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=2)
     told: list[bool] = []
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append(given[-1]) or {})
     for iteration in (1, 2, 3):
         trainer.learn([], iteration)
@@ -158,8 +186,10 @@ def test_the_moving_average_counts_every_step_of_the_actor(monkeypatch):
     trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=1, ppo_epochs=2)
     told: list[str] = []
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append("step") or {})
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
+    monkeypatch.setattr(
+        "training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append("step") or {"actor/skipped": 0.0}
+    )
     trainer.roles.average = SimpleNamespace(update=lambda: told.append("average"))
     trainer.learn([], 1)
     assert told == ["step"] * 4  # two epochs of two minibatches; the critic alone
