@@ -20,6 +20,8 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
+# Of huggingface_hub, of vLLM, and of whatever else heeds https://donottrack.sh: no counts of use leave the machine.
+_SAYS_NOTHING_TO_SERVICES = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
 _FIRST_ERROR = "the first error of the run"
 _FIRST_ERROR_SECONDS = 3.0  # how long a rank that lost another one waits for its words
 _CLAIM_LIFETIME_SECONDS = 60.0
@@ -28,6 +30,9 @@ _CLAIM_LIFETIME_SECONDS = 60.0
 def run_program(main: Callable[[Sequence[str]], None]) -> None:
     """Call `main` with the command line; end with code 2 and one sentence on a ThreestepError, and where memory runs
     out. Any other error keeps its traceback, of which several ranks print the first alone."""
+    os.umask(os.umask(0o022) | 0o002)  # the user's own, but nothing that anybody may write to
+    for name in _SAYS_NOTHING_TO_SERVICES:
+        os.environ.setdefault(name, "1")
     try:
         main(sys.argv[1:])
     except ThreestepError as mistake:
