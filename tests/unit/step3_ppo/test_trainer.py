@@ -145,10 +145,10 @@ COUNTS = SimpleNamespace(totals=SimpleNamespace(sequences=4.0))
 
 
 def learning(monkeypatch, minibatch, figures: dict[str, float]) -> tuple[list[str], dict[str, float]]:
-    """What one call of learn did, with two minibatches of four pieces, and what it told."""
+    """What one call of learn did, with two minibatches of eight pieces, and what it told."""
     trainer = made_trainer(Engine())
     did: list[str] = []
-    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
     monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: minibatch)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: did.append("step") or figures)
     trainer.roles.average = SimpleNamespace(update=lambda: did.append("average"))

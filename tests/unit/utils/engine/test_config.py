@@ -41,6 +41,7 @@ def test_from_flags(config_of, stage, dtype):
 
 def test_buckets_are_no_larger_than_the_model(config_of):
     assert config_of(elements=1000)["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert config_of(elements=1001)["zero_optimization"]["allgather_bucket_size"] == 1002  # bf16 refuses an odd one
     assert config_of(elements=10**12)["zero_optimization"]["allgather_bucket_size"] == 500_000_000
 
 

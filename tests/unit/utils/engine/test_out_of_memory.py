@@ -13,7 +13,7 @@ from training.utils.run.errors import ThreestepError
 
 def rows(*lengths: tuple[int, ...]):
     def document(length: int):
-        return plain(TokenSequence(torch.arange(length), torch.ones(length, dtype=torch.bool)))
+        return plain(TokenSequence(torch.arange(length), torch.arange(length) > 0))
 
     return packed_rows([[document(length) for length in row] for row in lengths], 0)
 

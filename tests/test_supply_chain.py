@@ -15,7 +15,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PICKLERS = ("pickle", "dill", "cloudpickle", "joblib", "shelve")
 PROGRAM = """
 import json, os, sys
@@ -42,7 +42,8 @@ def distrusted(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+            from_one = isinstance(node, ast.ImportFrom)
+            names = [node.module or ""] if from_one else [name.name for name in node.names]
             found += [
                 name for name in names if name.split(".")[0] in ("pickle", "dill", "cloudpickle", "joblib", "shelve")
             ]
@@ -58,8 +59,8 @@ def distrusted(source: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "planted",
-    ["import pickle", "from dill import loads", "torch.load(path)", "torch.load(path, weights_only=False)", "eval(text)",
-     "yaml.load(text)", "np.load(path, allow_pickle=True)", "AutoModel.from_pretrained(n, trust_remote_code=True)"],
+    ["import pickle", "from dill import loads", "torch.load(path)", "torch.load(path, weights_only=False)",
+     "eval(text)", "yaml.load(text)", "np.load(path, allow_pickle=True)", "load(name, trust_remote_code=True)"],
 )  # fmt: skip
 def test_what_is_distrusted_is_found(planted):
     assert distrusted(planted)
