@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import SENTENCES
 from training.step3_ppo import scoring
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.records import Rollout
+from training.step3_ppo.reward_arguments import RewardArguments
+from training.step3_ppo.rewards import RULE_NAMES, rule_named
 from training.step3_ppo.rewards.weighted import Reward, Rewards
 from training.step3_ppo.scoring import start_rules, start_scoring
 from training.utils.data.phases import PromptRow
@@ -156,3 +159,14 @@ def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange)
         f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
         "prompt ends 'prompt 1', with the response ids [3]: "
     )
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_every_rule_takes_an_empty_response(name):
+    if name == "math":
+        pytest.importorskip("math_verify")
+    rule = rule_named(name, RewardArguments(reward_regex="x", reward_length_characters=5))
+    given = rule(
+        [SENTENCES[0].partition(" Assistant:")[0] + " Assistant:"], [""], ground_truth=["5"], data_source=[None]
+    )
+    assert given == [0.0]

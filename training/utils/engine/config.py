@@ -126,6 +126,10 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
     for key in owned:
         if theirs.get(key, "auto") != "auto":
             mistakes.add(f"{where}: '{key}' is set by Threestep's own flags; remove it or write \"auto\"")
+    mistakes.require(
+        theirs.get("bf16", {}).get("check_grad_overflow", "auto") in ("auto", True),
+        f"{where}: 'bf16.check_grad_overflow' is off, and a gradient of NaN would then become the weights; remove it",
+    )
     stage = theirs.get("zero_optimization", {}).get("stage", "auto")
     if stage not in ("auto", settings.zero_stage):
         mistakes.add(f"{where} asks for ZeRO stage {stage} and --zero_stage for {settings.zero_stage}; let them agree")

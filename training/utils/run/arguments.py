@@ -53,6 +53,9 @@ def parse_arguments(
     if config_path is not None:
         # The path at the end parts a list of the file from what the command line begins with.
         config_flags = [*_flags_of(read_yaml(config_path), parser, config_path), f"--config={config_path}"]
+    for word in (*config_flags, *argv):
+        if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse reads it as nothing
+            raise ThreestepError(f"in the command line or the configuration: '{word}': '--' is no value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser)
 

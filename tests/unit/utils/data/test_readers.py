@@ -327,5 +327,5 @@ def test_a_damaged_arrow_file_is_no_crash(tmp_path):
     offsets = np.array([0, 5, 11], np.int32).tobytes()  # where each text begins, and the last one's end
     assert content.count(offsets) == 1
     (tmp_path / "rows.arrow").write_bytes(content.replace(offsets, np.array([0, 5, 2**30], np.int32).tobytes()))
-    with pytest.raises(ThreestepError, match="rows.arrow: expected an Arrow file or stream: .* out of bounds"):
+    with pytest.raises(ThreestepError, match="rows.arrow: expected an Arrow file or stream: .*offsets"):
         open_rows("arrow", [str(tmp_path / "rows.arrow")], None)

@@ -94,6 +94,10 @@ def test_the_form_that_transformers_documents_is_taken(config_of):
     ("theirs", "message"),
     [
         ({"zero_optimisation": {}}, r"knows no key 'zero_optimisation'; did you mean 'zero_optimization'"),
+        (
+            {"bf16": {"check_grad_overflow": False}},
+            "'bf16.check_grad_overflow' is off, and a gradient of NaN would then",
+        ),
         ({"zero_optimization": {"reduce_bucket": 1}}, r"knows no key 'zero_optimization.reduce_bucket'; did you mean"),
         ({"bf16": {"enable": True}}, r"knows no key 'bf16.enable'; did you mean 'enabled'"),
         ({"zero_optimization": 2}, "'zero_optimization' expects an object, got a int"),

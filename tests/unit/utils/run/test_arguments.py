@@ -147,6 +147,8 @@ def test_mistakes_in_a_file(parse, config, message):
         (["word"], "the command line holds words that belong to no flag: word"),
         (["--seed", "x"], "invalid int value: 'x'"),
         (["--seed"], "argument --seed: expected one argument"),
+        (["--seed=--"], "in the command line or the configuration: '--seed=--': '--' is no value; leave it out"),
+        (["--data_path", "a", "--", "b"], "'--': '--' is no value"),
         (["--config"], "--config expects a file's path after it"),
         (["--config", "nowhere.yaml"], "cannot read the configuration nowhere.yaml: No such file"),
     ],
