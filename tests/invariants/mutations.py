@@ -407,12 +407,63 @@ def data_flags(dice: random.Random, tokenizer: Any) -> None:
         assert report.rows == len(rows) == sum(1 for _ in rows)
 
 
+def whole_run(dice: random.Random, tokenizer: Any) -> None:
+    """The YAML file of all three steps, damaged, read up to where the first of them would start."""
+    import yaml
+
+    from training.all_steps import check_settings, read_plan
+    from training.utils.run.arguments import read_yaml
+
+    steps = {"step1_sft": {"num_train_epochs": 1}, "step2_reward": {"zero_stage": 1}, "step3_ppo": {"temperature": 0.7}}
+    content = {
+        "output_dir": "out",
+        "ranks": 2,
+        "seed": 1,
+        "new_model": {"vocab_size": 99},
+        "shared": {"data_split": "1,1,1"},
+    }
+    content |= steps
+    place: dict[Any, Any] = dice.choice(
+        [content, content, *(part for part in content.values() if isinstance(part, dict))]
+    )
+    if dice.random() < 0.7:
+        place[dice.choice([*place, "extra", 3, None])] = dice.choice([*JUNK, *WORDS])
+    text = yaml.safe_dump(content, allow_unicode=True).encode("utf-8", "surrogatepass")
+    for _ in range(dice.choice((0, 0, 1))):
+        text = damage_bytes(dice, text)
+    Path("all.yaml").write_bytes(text)
+    plan = read_plan(read_yaml("all.yaml"), "all.yaml")
+    files = {step: Path(f"{step}.yaml") for step in plan.settings}
+    for step, path in files.items():
+        path.write_text(yaml_text(plan.settings[step]), encoding="utf-8")
+    check_settings(files)
+
+
+def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
+    """A DeepSpeed configuration of the user's, damaged."""
+    from training.utils.engine.config import deepspeed_config, filled_in_keys
+    from training.utils.engine.settings import EngineSettings
+
+    content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
+    if dice.random() < 0.7:
+        place = dice.choice([content, *content.values()])
+        place[dice.choice([*place, "extra", "optimizer", "fp16", "offload_optimizer"])] = dice.choice([*JUNK, *WORDS])
+    text = json.dumps(content).encode("utf-8", "surrogatepass")
+    for _ in range(dice.choice((0, 1))):
+        text = damage_bytes(dice, text)
+    Path("ds.json").write_bytes(text)
+    settings = EngineSettings(dtype="bf16", zero_stage=1, deepspeed_config="ds.json")
+    filled_in_keys("ds.json", deepspeed_config(settings, 1, 100, False))
+
+
 KINDS: dict[str, Callable[[random.Random, Any], None]] = {
+    "whole run": whole_run,
+    "deepspeed json": deepspeed_json,
     "data file": data_file,
     "configuration": configuration,
     "data flags": data_flags,
 }
-SHARES = {"data file": 11, "configuration": 6, "data flags": 3}
+SHARES = {"data file": 9, "configuration": 6, "data flags": 3, "whole run": 1, "deepspeed json": 1}
 
 
 def main() -> None:

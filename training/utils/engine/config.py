@@ -91,7 +91,7 @@ def _read_json(path: str) -> dict[str, Any]:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise ThreestepError(f"cannot read --deepspeed_config {path}: {problem.strerror}") from problem
-    except json.JSONDecodeError as problem:
+    except (ValueError, RecursionError) as problem:  # no JSON, no UTF-8, a number too long, nested too deep
         raise ThreestepError(f"--deepspeed_config {path} is not valid JSON: {problem}") from problem
     if not isinstance(values, dict):
         raise ThreestepError(f"--deepspeed_config {path}: expected an object, got a {type(values).__name__}")

@@ -108,6 +108,7 @@ def test_the_form_that_transformers_documents_is_taken(config_of):
         ({"fp16": {"enabled": True}}, "enables fp16 and --dtype is bf16; let them agree"),
         ({"bf16": {"enabled": False}}, "disables bf16 and --dtype is bf16; let them agree"),
         ('{"a": 1,}', "is not valid JSON"),
+        ('{"a": ' + "[" * 100_000, "is not valid JSON: .*recursion"),
         ("[1]", "expected an object, got a list"),
     ],
 )
