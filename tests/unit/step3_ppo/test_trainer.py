@@ -158,9 +158,10 @@ def learning(monkeypatch, minibatch, figures: dict[str, float]) -> tuple[list[st
 
 def test_a_minibatch_of_which_nothing_counts_takes_no_step(monkeypatch):
     nothing = SimpleNamespace(totals=SimpleNamespace(sequences=0.0))
-    assert learning(monkeypatch, nothing, {}) == ([], {"train/empty_minibatches": 2.0})
+    assert learning(monkeypatch, nothing, {}) == ([], {"train/minibatches": 0.0, "train/empty_minibatches": 2.0})
     did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 0.0})
-    assert did == ["step", "average"] * 2 and told == {"actor/skipped": 0.0, "train/empty_minibatches": 0.0}
+    assert did == ["step", "average"] * 2
+    assert told == {"actor/skipped": 0.0, "train/minibatches": 2.0, "train/empty_minibatches": 0.0}
 
 
 def test_a_skipped_step_is_counted_and_leaves_the_average_alone(monkeypatch, capsys):
@@ -213,10 +214,14 @@ def test_updates_end_where_their_kl_is_too_large(monkeypatch):
     trainer.settings = dataclasses.replace(trainer.settings, ppo_epochs=2, stop_update_kl=0.05)
     kls = iter([0.01, 0.07, 0.5, 0.5])
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {"actor/update_kl": next(kls)})
     figures = trainer.learn([], 1)
-    assert figures == {"actor/update_kl": pytest.approx(0.04), "train/minibatches": 2.0}
+    assert figures == {
+        "actor/update_kl": pytest.approx(0.04),
+        "train/minibatches": 2.0,
+        "train/empty_minibatches": 0.0,
+    }
     trainer.settings = dataclasses.replace(trainer.settings, stop_update_kl=None)
     kls = iter([0.01, 0.07, 0.5, 0.5])
     assert trainer.learn([], 1)["train/minibatches"] == 4.0
@@ -232,7 +237,7 @@ def test_what_updates_are_worth_in_flops(monkeypatch):
     ids, is_target = torch.tensor([1, 2, 3]), torch.tensor([False, True, True])
     pieces = [SimpleNamespace(sequence=TokenSequence(ids, is_target)) for _ in range(16)]
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: pieces)
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {})
     figures = trainer.learn([], 1)
     assert figures["learn/flops"] == 3 * (10.0 + 10.0)  # three epochs of actor and critic
