@@ -101,27 +101,29 @@ def faulty(place: Path, name: str, fault: str, start: Path, pairs_file: Path, *f
     return ran, time.time() - metrics.stat().st_mtime
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill", "exit", "memory"])
-def test_a_rank_that_dies_ends_the_others_with_one_error(
-    place: Path, start: Path, pairs_file: Path, fault: str
-) -> None:
-    """By DeepSpeed's launcher."""
-    ran, seconds = faulty(place, f"faults_{fault}", fault, start, pairs_file)
-    assert ran.code != 0 and seconds < 60, ran.words
-    said = {
-        "raise": "error on rank 1, the first of the run:",
-        "kill": "error: rank 0 lost another rank, which ended without a word",
-        "exit": "error: rank 0 lost another rank, which ended without a word",
-        "memory": "error: out of memory on rank 1 in a backward of 1 row of ",
-    }[fault]
-    assert ran.stderr.count("error: ") + ran.stderr.count("error on rank") == 1 and said in ran.stderr, ran.words
+SAID = {
+    "raise": "error on rank 1, the first of the run:",
+    "kill": "error: rank 0 lost another rank, which ended without a word",
+    "exit": "error: rank 0 lost another rank, which ended without a word",
+    "memory": "error: out of memory on rank 1 in a backward of 1 row of ",
+    "hang": "error: rank 0 waited in vain for another rank, which hangs or is far slower, until --rank_timeout was over",
+}
+
+
+def ends_with_one_error(ran: Ran, fault: str) -> None:
+    assert ran.code != 0 and SAID[fault] in ran.stderr, ran.words
+    assert ran.stderr.count("error: ") + ran.stderr.count("error on rank") == 1, ran.words
     assert ran.stderr.count("Traceback (most recent call last)") == (1 if fault == "raise" else 0), ran.words
 
 
-def test_a_rank_that_hangs_is_given_up(place: Path, start: Path, pairs_file: Path) -> None:
-    ran, _ = faulty(place, "faults_hang", "hang", start, pairs_file, "--rank_timeout", 8)
-    assert ran.code != 0
-    assert ran.stderr.count("waited in vain for another rank, which hangs or is far slower") == 1, ran.words
+@pytest.mark.parametrize("fault", ["raise", "kill"])
+def test_a_rank_that_dies_ends_the_others_with_one_error(
+    place: Path, start: Path, pairs_file: Path, fault: str
+) -> None:
+    """By DeepSpeed's launcher. Other ends of a rank: long_faults.py."""
+    ran, seconds = faulty(place, f"faults_{fault}", fault, start, pairs_file)
+    ends_with_one_error(ran, fault)
+    assert seconds < 60, ran.words
 
 
 def test_without_evaluation_rows(place: Path, start: Path, pairs_file: Path) -> None:
