@@ -106,7 +106,7 @@ SAID = {
     "kill": "error: rank 0 lost another rank, which ended without a word",
     "exit": "error: rank 0 lost another rank, which ended without a word",
     "memory": "error: out of memory on rank 1 in a backward of 1 row of ",
-    "hang": "error: rank 0 waited in vain for another rank, which hangs or is far slower, until --rank_timeout was over",
+    "hang": "error: rank 0 waited in vain for another rank, which hangs or is far slower, until --rank_timeout",
 }
 
 
