@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import SENTENCES
 from training.step3_ppo import scoring
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.records import Rollout
@@ -166,7 +165,7 @@ def test_every_rule_takes_an_empty_response(name):
     if name == "math":
         pytest.importorskip("math_verify")
     rule = rule_named(name, RewardArguments(reward_regex="x", reward_length_characters=5))
-    given = rule(
+    given = rule(["Human: Sort: owl fox Assistant:"], [""], ground_truth=["5"], data_source=[None])
         [SENTENCES[0].partition(" Assistant:")[0] + " Assistant:"], [""], ground_truth=["5"], data_source=[None]
     )
     assert given == [0.0]
