@@ -166,6 +166,4 @@ def test_every_rule_takes_an_empty_response(name):
         pytest.importorskip("math_verify")
     rule = rule_named(name, RewardArguments(reward_regex="x", reward_length_characters=5))
     given = rule(["Human: Sort: owl fox Assistant:"], [""], ground_truth=["5"], data_source=[None])
-        [SENTENCES[0].partition(" Assistant:")[0] + " Assistant:"], [""], ground_truth=["5"], data_source=[None]
-    )
     assert given == [0.0]
