@@ -123,7 +123,7 @@ class SftTrainer:
                 batch = [self.train_rows[row] for row in taken]
                 figures = self._optimizer_step(batch, first)
                 self.metrics.write(step, figures)
-                self.bad_steps.check(step, figures, batch)
+                self.bad_steps.check(step, figures, [row.row_id for row in batch])
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)

@@ -115,7 +115,7 @@ class DpoTrainer:
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step(taken)
                 self.metrics.write(step, figures)
-                self.bad_steps.check(step, figures, [self.train_rows[row] for row in taken])
+                self.bad_steps.check(step, figures, [self.train_rows[row].row_id for row in taken])
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)

@@ -37,7 +37,7 @@ from training.utils.data.collate import PromptBatch, collate_prompts
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checkpoints import Checkpoints
-from training.utils.engine.collectives import summed_numbers
+from training.utils.engine.collectives import gathered
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.layout.documents import TokenSequence
@@ -183,12 +183,13 @@ class PpoTrainer:
     def learn(
         self, experiences: Sequence[Experience], iteration: int, rows: Sequence[PromptRow] = ()
     ) -> dict[str, float]:
-        """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: the prompts, by which a
-        step that goes wrong is told."""
+        """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: this rank's prompts, by
+        which a step that goes wrong is told."""
         settings, ranks = self.settings, self.ranks
         kl_coef, train_actor = self.kl_control.coefficient, iteration > settings.critic_warmup
         own = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
         pieces = everyones_pieces(own, ranks.device)
+        row_ids = _everyones_row_ids(rows, settings.experience.samples_per_prompt)
         size = settings.sequences_per_minibatch * ranks.world_size
         told: list[dict[str, float]] = []
         most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
@@ -207,8 +208,7 @@ class PpoTrainer:
                 figures = learn_minibatch(
                     minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor
                 )
-                taken = [rows[place // settings.experience.samples_per_prompt] for place in places] if rows else []
-                self.bad_steps.check(iteration, figures, taken, of_this_rank=True)
+                self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
                 if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                     self.roles.average.update()
                 told.append(figures)
@@ -319,3 +319,9 @@ class PpoTrainer:
         taken = self.text_stream.take(self.texts_taken, count)
         self.texts_taken += count
         return [text_sequence(self.texts[row]) for row in taken]
+
+
+def _everyones_row_ids(rows: Sequence[PromptRow], samples_per_prompt: int) -> list[int]:
+    """Of each of all ranks' pieces, in the order of their numbers. A collective."""
+    parts = gathered([row.row_id for row in rows])
+    return [row_id for prompts in zip(*parts, strict=True) for row_id in prompts for _ in range(samples_per_prompt)]

@@ -19,7 +19,7 @@ from training.step3_ppo.prompt_source import ShuffledPrompts
 from training.step3_ppo.records import Rollout
 from training.step3_ppo.rollout.base import Sampling
 from training.step3_ppo.settings import PpoSettings
-from training.step3_ppo.trainer import PpoTrainer
+from training.step3_ppo.trainer import PpoTrainer, _everyones_row_ids
 from training.utils.data.phases import PromptRow
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
@@ -162,6 +162,13 @@ def test_a_minibatch_of_which_nothing_counts_takes_no_step(monkeypatch):
     did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 0.0})
     assert did == ["step", "average"] * 2
     assert told == {"actor/skipped": 0.0, "train/minibatches": 2.0, "train/empty_minibatches": 0.0}
+
+
+def test_row_ids_of_all_ranks_stand_where_their_pieces_do(monkeypatch):
+    """Prompts are dealt to ranks one by one: the first of each rank, then the second of each."""
+    monkeypatch.setattr("training.step3_ppo.trainer.gathered", lambda own: [own, [row + 100 for row in own]])
+    rows = [SimpleNamespace(row_id=7), SimpleNamespace(row_id=8)]
+    assert _everyones_row_ids(rows, 2) == [7, 7, 107, 107, 8, 8, 108, 108]
 
 
 def test_a_skipped_step_is_counted_and_leaves_the_average_alone(monkeypatch, capsys):

@@ -9,20 +9,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from training.utils.engine.collectives import gathered
 from training.utils.run.errors import ThreestepError
 from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.metrics import say
 from training.utils.run.run_folder import BAD_STEPS
-
-
-class HasRowId(Protocol):
-    """Any row of a phase."""
-
-    @property
-    def row_id(self) -> int: ...
 
 
 class BadSteps:
@@ -42,23 +33,23 @@ class BadSteps:
         self._is_main_rank = is_main_rank
         self._skip_is_bad = dtype != "fp16"
 
-    def check(
-        self, step: int, figures: Mapping[str, float], batch: Sequence[HasRowId], of_this_rank: bool = False
-    ) -> None:
+    def check(self, step: int, figures: Mapping[str, float], row_ids: Sequence[int]) -> None:
         """Count `step` where one of its figures .../loss or ..._loss is not finite, or .../skipped says so.
 
-        figures: of one optimizer step, over all ranks, the same on each. batch: its rows on all ranks, or those of
-        this one. Raises ThreestepError on every rank where it is the last of so many. A collective where it is bad.
+        figures: of one optimizer step, over all ranks, the same on each. row_ids: of its batch on all ranks. Raises
+        ThreestepError, on every rank, where it is the last of so many.
         """
         what = {name: value for name, value in figures.items() if self._tells(name, value)}
         if not what:
             return
         self.count += 1
         told = ", ".join(f"{name} {value:g}" for name, value in what.items())
-        own = [row.row_id for row in batch]
-        rows = [row for part in gathered(own) for row in part] if of_this_rank else own
         if self._is_main_rank and self._path is not None:
-            line = {"step": step, "figures": {name: str(value) for name, value in what.items()}, "row_ids": rows}
+            line = {
+                "step": step,
+                "figures": {name: str(value) for name, value in what.items()},
+                "row_ids": list(row_ids),
+            }
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         where = f"; the row ids of its batch are in {self._path}" if self._path is not None else ""

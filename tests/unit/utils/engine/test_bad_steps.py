@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checked_adamw import CheckedAdamW
 from training.utils.run.errors import ThreestepError
 
-BATCH = [SimpleNamespace(row_id=7), SimpleNamespace(row_id=3)]
+BATCH = [7, 3]
 NAN = float("nan")
 
 
