@@ -24,8 +24,8 @@ from training.utils.run.run_arguments import RunArguments
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-EOS_TOKEN = "<|endoftext|>"
-PAD_TOKEN = "<|pad|>"
+EOS_TOKEN = "<|endoftext|>"  # noqa: S105 (a token of text)
+PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
 _BYTES = 256
 # Words with the space before them, digits one by one (the first with the space before the number), other signs,
 # white space: as GPT-2 cuts text, except for the digits.

@@ -16,20 +16,30 @@ from training.utils.models.arguments import ModelArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, CheckpointArguments, DataArguments, ModelArguments, EngineArguments, SftArguments)
+GROUPS = (
+    RunArguments,
+    CheckpointArguments,
+    FaultArguments,
+    DataArguments,
+    ModelArguments,
+    EngineArguments,
+    SftArguments,
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.SFT)
-    run, saving, data, model, engine, sft = groups
+    run, saving, faults, data, model, engine, sft = groups
 
     from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import use_chat_template
+    from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
@@ -40,10 +50,13 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.run.metrics import say
 
     settings = engine.settings(sft.learning_rate)
-    with started_process_group() as ranks:
+    with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step1_sft.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
+        tokenizer = use_chat_template(
+            load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code), data
+        )
         added = add_tokens(tokenizer, data.tokens_in_need)
         phase = build_phase(1, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
@@ -51,7 +64,6 @@ def main(argv: Sequence[str]) -> None:
         causal_lm = load_under(
             settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer), added)
         )
-        check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
         packed = may_pack(
             engine.padded,
@@ -68,27 +80,15 @@ def main(argv: Sequence[str]) -> None:
         data_is = phase.train.manifest["fingerprint"]
         kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
         with kept as (metrics, checkpoints):
-            trainer = SftTrainer(trained, phase.train, phase.eval, loop, metrics, sft.settings(), checkpoints)
-            result = trainer.train()
+            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)
+            rows = (phase.train, phase.eval)
+            result = SftTrainer(trained, *rows, loop, metrics, sft.settings(), checkpoints, bad_steps).train()
 
         tensors = trained.full_state(causal_lm)
         if ranks.is_main:
             save_model(folder.model, causal_lm, tensors, tokenizer)
-        folder.write_summary(
-            {
-                "eval_loss_before": result.before.loss,
-                "eval_loss_after": result.after.loss,
-                "eval_token_accuracy_before": result.before.token_accuracy,
-                "eval_token_accuracy": result.after.token_accuracy,
-                "seconds": result.seconds,
-            }
-        )
-        say(
-            f"step 1: evaluation loss {result.before.loss:.3f} -> {result.after.loss:.3f} nats a token, token accuracy "
-            f"{result.before.token_accuracy:.3f} -> {result.after.token_accuracy:.3f}, in {result.seconds:.0f} s; the "
-            f"model is in {folder.model}",
-            ranks.is_main,
-        )
+        folder.write_summary(result.summary())
+        say(f"step 1: {result.sentence()} in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.settings import SftSettings
 from training.utils.data.documents import sentence_document
 from training.utils.data.phases import SentenceRow
+from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checkpoints import Checkpoints
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
@@ -45,11 +46,32 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SftResult:
-    """The evaluations before and after training."""
+    """The evaluations before and after training; None where there are no evaluation rows."""
 
-    before: Evaluation
-    after: Evaluation
+    before: Evaluation | None
+    after: Evaluation | None
     seconds: float
+
+    def summary(self) -> dict[str, float | None]:
+        """The run's closing figures."""
+        before, after = ({} if one is None else vars(one) for one in (self.before, self.after))
+        return {
+            "eval_loss_before": before.get("loss"),
+            "eval_loss_after": after.get("loss"),
+            "eval_token_accuracy_before": before.get("token_accuracy"),
+            "eval_token_accuracy": after.get("token_accuracy"),
+            "seconds": self.seconds,
+        }
+
+    def sentence(self) -> str:
+        """The same in words."""
+        before, after = self.before, self.after
+        if before is None or after is None:
+            return "trained, without evaluation rows,"
+        return (
+            f"evaluation loss {before.loss:.3f} -> {after.loss:.3f} nats a token, token accuracy "
+            f"{before.token_accuracy:.3f} -> {after.token_accuracy:.3f},"
+        )
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,7 @@ class SftTrainer:
         metrics: MetricsWriter,
         sft: SftSettings,
         checkpoints: Checkpoints | None = None,
+        bad_steps: BadSteps | None = None,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
@@ -80,6 +103,7 @@ class SftTrainer:
         self.metrics = metrics
         self.sft = sft
         self.checkpoints = checkpoints or Checkpoints()
+        self.bad_steps = bad_steps or BadSteps()
         self.ranks = engine.ranks
 
     def train(self) -> SftResult:
@@ -89,24 +113,28 @@ class SftTrainer:
         stream = ShuffledStream(len(self.train_rows), settings.seed)
         done, saved = self.checkpoints.restore()
         if saved:
-            before, after = (Evaluation(**saved[name]) for name in ("before", "after"))
+            before, after = (saved[name] and Evaluation(**saved[name]) for name in ("before", "after"))
         else:
             before = after = self.evaluate(step=0)
         with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main, done=done) as bar:
             for step in traced(range(done + 1, settings.total_steps + 1), settings.traces, self.ranks.rank):
                 first = (step - 1) * settings.items_per_step
                 taken = stream.take(first, settings.items_per_step)
-                figures = self._optimizer_step([self.train_rows[row] for row in taken], first)
+                batch = [self.train_rows[row] for row in taken]
+                figures = self._optimizer_step(batch, first)
                 self.metrics.write(step, figures)
+                self.bad_steps.check(step, figures, [row.row_id for row in batch])
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)
                 if self.checkpoints.due(step, settings.total_steps):
-                    self.checkpoints.save(step, {"before": asdict(before), "after": asdict(after)})
+                    self.checkpoints.save(step, {"before": before and asdict(before), "after": after and asdict(after)})
         return SftResult(before, after, time.monotonic() - started)
 
-    def evaluate(self, step: int) -> Evaluation:
-        """Return (and record) how the model predicts the evaluation rows, without noise."""
+    def evaluate(self, step: int) -> Evaluation | None:
+        """Return (and record) how the model predicts the evaluation rows, without noise; None where there are none."""
+        if not len(self.eval_rows):
+            return None
         self.engine.eval()
         documents = [sentence_document(row) for row in self.eval_rows]
         sums = {"loss": 0.0, "targets": 0.0, "right": 0.0}

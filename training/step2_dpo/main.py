@@ -16,16 +16,25 @@ from training.utils.models.arguments import ModelArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, CheckpointArguments, DataArguments, ModelArguments, EngineArguments, DpoArguments)
+GROUPS = (
+    RunArguments,
+    CheckpointArguments,
+    FaultArguments,
+    DataArguments,
+    ModelArguments,
+    EngineArguments,
+    DpoArguments,
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, read the reference, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
-    run, saving, data, model, engine, dpo = groups
+    run, saving, faults, data, model, engine, dpo = groups
     dpo.check_reference(model)
 
     from training.step2_dpo.loss import Objective
@@ -34,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import use_chat_template
+    from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
@@ -44,10 +54,13 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.run.metrics import say
 
     settings = engine.settings(dpo.learning_rate)
-    with started_process_group() as ranks:
+    with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step2_dpo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
+        tokenizer = use_chat_template(
+            load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code), data
+        )
         added = add_tokens(tokenizer, data.tokens_in_need)
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
         steps = whole_steps(engine, len(phase.train), ranks)
@@ -55,7 +68,6 @@ def main(argv: Sequence[str]) -> None:
         causal_lm = load_under(
             settings, ranks, lambda dtype: load_causal_lm(model.settings(), dtype, len(tokenizer), added)
         )
-        check_positions(causal_lm, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(PolicyModel(causal_lm), settings, ranks, steps[0])
         packed = may_pack(
             engine.padded,
@@ -80,7 +92,8 @@ def main(argv: Sequence[str]) -> None:
                 references = known_references(trained, phase.train, phase.eval, loop, file, metrics, say)
             objective = Objective(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.sft_coef)
             rows = (phase.train, phase.eval)
-            result = DpoTrainer(trained, *rows, references, objective, loop, metrics, checkpoints).train()
+            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)
+            result = DpoTrainer(trained, *rows, references, objective, loop, metrics, checkpoints, bad_steps).train()
 
         tensors = trained.full_state(causal_lm)
         if ranks.is_main:

@@ -19,6 +19,7 @@ from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, p
 from training.step2_dpo.reference import References
 from training.utils.data.documents import responses_document
 from training.utils.data.phases import ResponsesRow
+from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checkpoints import Checkpoints
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
@@ -86,6 +87,7 @@ class DpoTrainer:
         settings: LoopSettings,
         metrics: MetricsWriter,
         checkpoints: Checkpoints | None = None,
+        bad_steps: BadSteps | None = None,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
@@ -95,6 +97,7 @@ class DpoTrainer:
         self.settings = settings
         self.metrics = metrics
         self.checkpoints = checkpoints or Checkpoints()
+        self.bad_steps = bad_steps or BadSteps()
         self.ranks = engine.ranks
 
     def train(self) -> DpoResult:
@@ -112,6 +115,7 @@ class DpoTrainer:
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
                 figures = self._optimizer_step(taken)
                 self.metrics.write(step, figures)
+                self.bad_steps.check(step, figures, [self.train_rows[row].row_id for row in taken])
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)

@@ -135,13 +135,13 @@ def load_scorer(
     from training.utils.run.metrics import say
 
     settings = EngineSettings(dtype=how.dtype, zero_stage=how.zero_stage)
+    check_positions(ModelSettings(how.model_name_or_path), data.max_seq_len, "--max_seq_len")
     own_pad_token_id = load_config(how.model_name_or_path).get_text_config().pad_token_id
     model = load_under(
         settings,
         ranks,
         lambda dtype: load_scalar_model(ModelSettings(how.model_name_or_path), dtype, tokenizer, must_have_head=True),
     )
-    check_positions(model, data.max_seq_len, "--max_seq_len")
     read = FrozenModel(ScalarModel(model), settings, ranks)
     reason = None if how.padded else why_not_packed(model, read, data.max_seq_len, ranks.device)
     if reason is not None:

@@ -18,16 +18,25 @@ from training.utils.models.arguments import ModelArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (RunArguments, CheckpointArguments, DataArguments, ModelArguments, EngineArguments, RewardArguments)
+GROUPS = (
+    RunArguments,
+    CheckpointArguments,
+    FaultArguments,
+    DataArguments,
+    ModelArguments,
+    EngineArguments,
+    RewardArguments,
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
-    run, saving, data, model, engine, reward = groups
+    run, saving, faults, data, model, engine, reward = groups
 
     from training.step2_reward.batches import check_margins
     from training.step2_reward.loss import LossOptions
@@ -35,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import conversation_end, use_chat_template
+    from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
@@ -52,10 +62,13 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.run.metrics import say
 
     settings = engine.settings(reward.learning_rate)
-    with started_process_group() as ranks:
+    with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step2_reward.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
-        tokenizer = use_chat_template(load_tokenizer(model.model_name_or_path, model.pad_token), data)
+        check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
+        tokenizer = use_chat_template(
+            load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code), data
+        )
         added = add_tokens(tokenizer, data.tokens_in_need)
         tokenizer = with_pad_apart(tokenizer, conversation_end(data, tokenizer))
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, say)
@@ -66,7 +79,6 @@ def main(argv: Sequence[str]) -> None:
             return load_scalar_model(model.settings(), dtype, tokenizer, must_have_head=False, added_tokens=added)
 
         scorer = load_under(settings, ranks, load)
-        check_positions(scorer, data.max_seq_len, "--max_seq_len")
         trained = TrainingEngine(ScalarModel(scorer), settings, ranks, steps[0])
         needs = data.needs_segments
         packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=needs)
@@ -76,7 +88,9 @@ def main(argv: Sequence[str]) -> None:
         kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
         with kept as (metrics, checkpoints):
             options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
-            trainer = RewardTrainer(trained, phase.train, phase.eval, loop, metrics, options, checkpoints)
+            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)
+            rows = (phase.train, phase.eval)
+            trainer = RewardTrainer(trained, *rows, loop, metrics, options, checkpoints, bad_steps)
             result = trainer.train()
             chosen = trainer.chosen_scores(reward.normalization_rows)
 

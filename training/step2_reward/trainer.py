@@ -17,6 +17,7 @@ from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.scoring import chosen_alone, score_responses
 from training.utils.data.documents import responses_document
 from training.utils.data.phases import ResponsesRow
+from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checkpoints import Checkpoints
 from training.utils.engine.collectives import summed_numbers
 from training.utils.engine.loop import LoopSettings
@@ -48,6 +49,7 @@ class RewardTrainer:
         metrics: MetricsWriter,
         options: LossOptions = LossOptions(),  # noqa: B008 (frozen, and the plain loss)
         checkpoints: Checkpoints | None = None,
+        bad_steps: BadSteps | None = None,
     ) -> None:
         self.engine = engine
         self.train_rows = train_rows
@@ -55,6 +57,7 @@ class RewardTrainer:
         self.settings = settings
         self.metrics = metrics
         self.checkpoints = checkpoints or Checkpoints()
+        self.bad_steps = bad_steps or BadSteps()
         self.options = options
         self.ranks = engine.ranks
 
@@ -71,8 +74,10 @@ class RewardTrainer:
         with progress_bar(settings.total_steps, "step 2, reward model", self.ranks.is_main, done=done) as bar:
             for step in traced(range(done + 1, settings.total_steps + 1), settings.traces, self.ranks.rank):
                 taken = stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
-                figures = self._optimizer_step([self.train_rows[row] for row in taken])
+                batch = [self.train_rows[row] for row in taken]
+                figures = self._optimizer_step(batch)
                 self.metrics.write(step, figures)
+                self.bad_steps.check(step, figures, [row.row_id for row in batch])
                 show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
                 if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
                     after = self.evaluate(step)

@@ -24,6 +24,10 @@ class RolesArguments:
     pad_token: str | None = field(
         default=None, metadata={"help": "A token of the tokenizer to pad with, where it names none itself."}
     )
+    trust_remote_code: bool = field(
+        default=ModelSettings.trust_remote_code,
+        metadata={"help": "Run Python code that comes with the models or tokenizers: only where you have read it."},
+    )
     actor_learning_rate: float = field(default=9.65e-6, metadata={"help": "Peak learning rate of the actor."})
     critic_learning_rate: float = field(default=5e-6, metadata={"help": "Peak learning rate of the critic."})
     actor_lora_learning_rate: float | None = field(
@@ -119,6 +123,7 @@ class RolesArguments:
             lora_dropout=self.lora_dropout,
             lora_module_name=getattr(self, f"{role}_lora_module_name"),
             only_optimize_lora=self.only_optimize_lora,
+            trust_remote_code=self.trust_remote_code,
         )
 
     def _engine(self, role: str) -> EngineSettings:

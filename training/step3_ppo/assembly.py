@@ -39,6 +39,7 @@ from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
@@ -125,13 +126,34 @@ def check_resumable(saving: CheckpointArguments, ppo: PpoArguments) -> None:
             )
 
 
+def check_timeouts(faults: FaultArguments, reward: RewardArguments) -> None:
+    """ThreestepError where ranks would give up a rank before it may give up its reward function."""
+    if reward.reward_timeout >= faults.rank_timeout:
+        raise ThreestepError(
+            f"--reward_timeout {reward.reward_timeout:g} expects less than --rank_timeout {faults.rank_timeout:g}, the "
+            "seconds that the other ranks wait for one whose reward function is at work; lower the first or raise the "
+            "second"
+        )
+
+
+def check_lengths(roles: RolesArguments, data: DataArguments, ppo: PpoArguments, with_critic: bool) -> None:
+    """ThreestepError where a prompt with its response may be longer than a model's positions; nothing is loaded."""
+    longest = data.max_prompt_seq_len + ppo.max_answer_seq_len
+    models = [roles.actor_model(), *([roles.critic_model()] if with_critic else [])]
+    for model in models:
+        check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len together")
+
+
 def load_tokenizers(roles: RolesArguments, data: DataArguments, with_critic: bool = True) -> Tokenizers:
     """Load both; ThreestepError where actor and reward model would read different texts from the same ids.
     with_critic: False where nothing is loaded from the critic's path."""
-    actor = use_chat_template(load_tokenizer(roles.actor_model_name_or_path, roles.pad_token), data)
+    trusted = roles.trust_remote_code
+    actor = load_tokenizer(roles.actor_model_name_or_path, roles.pad_token, trust_remote_code=trusted)
+    actor = use_chat_template(actor, data)
     if not with_critic:
         return Tokenizers(actor, None)
-    critic = use_chat_template(load_tokenizer(roles.critic_model_name_or_path, roles.pad_token), data)
+    critic = load_tokenizer(roles.critic_model_name_or_path, roles.pad_token, trust_remote_code=trusted)
+    critic = use_chat_template(critic, data)
     if not same_tokenizer(actor, critic):
         raise ThreestepError(
             f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
@@ -219,8 +241,6 @@ def make_parts(
     elif roles.critic_model is not None and roles.critic is not None:
         critic = roles.critic
         read.append((roles.critic_model, lambda rows: critic(rows, at="targets")))
-    for model, _ in read:
-        check_positions(model, longest, "--max_prompt_seq_len and --max_answer_seq_len")
     packed = all(may_pack(ppo.padded, model, roles.actor, own, longest, say) for model, own in read)
     plan = _plan(ppo, longest, roles.actor_model, packed, inputs.ranks.world_size)
     meters = _meters(roles, inputs.ranks) if ppo.report_mfu and inputs.total_rollouts else ()

@@ -178,7 +178,8 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch
     scores_B = read["score"]
     if settings.score_scale is not None:
         scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
-    return scores_B.clamp(-settings.clip_reward, settings.clip_reward)
+    clipped_B = scores_B.clamp(-settings.clip_reward, settings.clip_reward)
+    return torch.where(scores_B.isfinite(), clipped_B, scores_B)  # an infinite one is a fault, and found as one
 
 
 def laid_out(

@@ -17,12 +17,14 @@ from training.utils.data.arguments import DataArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 GROUPS = (
     RunArguments,
     CheckpointArguments,
+    FaultArguments,
     DataArguments,
     RolesArguments,
     PpoArguments,
@@ -34,10 +36,12 @@ GROUPS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
-    run, saving, data, roles_arguments, ppo, algorithm, reward = groups
+    run, saving, faults, data, roles_arguments, ppo, algorithm, reward = groups
 
     from training.step3_ppo.assembly import (
+        check_lengths,
         check_resumable,
+        check_timeouts,
         checked_names,
         chosen_scale,
         closing_sentence,
@@ -49,16 +53,19 @@ def main(argv: Sequence[str]) -> None:
     )
     from training.step3_ppo.roles import RoleSettings, load_roles
     from training.step3_ppo.trainer import PpoTrainer
+    from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.checkpoints import kept_run, plan_checkpoints
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
     from training.utils.run.metrics import say
 
     names = checked_names(roles_arguments, ppo, algorithm, reward)
+    check_timeouts(faults, reward)
     check_resumable(saving, ppo)
-    with started_process_group() as ranks:
+    with started_process_group(faults.rank_timeout) as ranks:
         plan = plan_checkpoints(saving, run.output_dir, "training.step3_ppo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
+        check_lengths(roles_arguments, data, ppo, names.with_critic_tokenizer)
         tokenizers = load_tokenizers(roles_arguments, data, names.with_critic_tokenizer)
         scale = chosen_scale(roles_arguments, ppo)
         inputs = load_prompts(run, data, ppo, algorithm.critic_warmup, tokenizers.actor, ranks, say)
@@ -87,8 +94,10 @@ def main(argv: Sequence[str]) -> None:
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say
             )
             rollout_engine, evaluator, settings = parts
+            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, roles_arguments.dtype)
             rows = (inputs.train, inputs.texts)
-            result = PpoTrainer(roles, rollout_engine, *rows, evaluator, settings, metrics, checkpoints).train()
+            trainer = PpoTrainer(roles, rollout_engine, *rows, evaluator, settings, metrics, checkpoints, bad_steps)
+            result = trainer.train()
 
         if not ppo.val_only:
             save_roles(roles, tokenizers, folder)

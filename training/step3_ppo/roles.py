@@ -121,13 +121,13 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
 
     scorer = reward_model = None
     if settings.with_reward_model:
-        scorer = scalar_model(ModelSettings(settings.critic_model.name_or_path))
+        scorer = scalar_model(settings.critic_model.as_it_is())
         offloads = settings.critic_engine.offload or settings.offload_reward_model
         reward_model = FrozenModel(ScalarModel(scorer), replace(settings.critic_engine, offload=offloads), ranks)
     adapter_is_all = settings.actor_model.lora_dim > 0 and settings.actor_model.only_optimize_lora
     frozen_actor = None
     if settings.with_reference and not adapter_is_all:
-        plain = ModelSettings(settings.actor_model.name_or_path)
+        plain = settings.actor_model.as_it_is()
         offloads = settings.actor_engine.offload or settings.offload_reference
         engine = replace(settings.actor_engine, offload=offloads)
         frozen_actor = FrozenModel(PolicyModel(language_model(plain)), engine, ranks)

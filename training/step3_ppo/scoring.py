@@ -11,12 +11,14 @@ import torch
 
 from training.step3_ppo.experience import ExperienceSettings, outcome_scores, score
 from training.step3_ppo.records import Rollout, Samples, Scored
-from training.step3_ppo.rewards.calling import Rule, rule_batch
+from training.step3_ppo.rewards.calling import SHOWN_CHARACTERS, Rule, rule_batch
 from training.step3_ppo.rewards.running import RunningRule
 from training.step3_ppo.roles import Roles
 from training.utils.data.phases import PromptRow
 from training.utils.engine.collectives import gathered, largest
 from training.utils.run.errors import ThreestepError
+
+SHOWN_IDS = 24  # of a response, in an error
 
 Answers = dict[str, tuple[list[float], dict[str, list[float]]]]  # of each rule by name: scores and values to log
 
@@ -34,6 +36,8 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     model_scores_B = score(rollout, roles, settings) if rewards.with_model else None
 
     def collect() -> Scored:
+        if model_scores_B is not None:
+            _check_scores(model_scores_B, rows, rollout)
         answers = wait()
         scores_B = torch.zeros(len(rollout.response_lengths_B), device=device)
         parts: dict[str, torch.Tensor] = {}
@@ -49,6 +53,24 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         return Scored(scores_B, outcome_scores(rollout, scores_B, settings.length), parts)
 
     return Samples(tuple(rows), rollout, collect)
+
+
+def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Rollout) -> None:
+    """ThreestepError on every rank where the reward model's score of any rank's sample is no number. A collective."""
+    strange = (~scores_B.isfinite()).nonzero().flatten().tolist()
+    if not largest(len(strange), scores_B.device):
+        return
+    problem = None
+    if strange:
+        row = rows[strange[0] // (len(scores_B) // len(rows))]
+        prompt = row.prompt_text[-SHOWN_CHARACTERS:]
+        problem = (
+            f"the reward model's score is {float(scores_B[strange[0]])} for {len(strange)} of {len(scores_B)} samples, "
+            f"the first of them row {row.row_id} (uid {row.uid}), whose prompt ends {prompt!r}, with the response ids "
+            f"{rollout.response_of(strange[0]).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this "
+            "--dtype; evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
+        )
+    raise ThreestepError(next(said for said in gathered(problem) if said is not None))
 
 
 def start_rules(

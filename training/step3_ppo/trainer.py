@@ -34,9 +34,12 @@ from training.step3_ppo.rollout.base import RolloutEngine
 from training.step3_ppo.scoring import start_scoring
 from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.collate import PromptBatch, collate_prompts
-from training.utils.data.phases import TextBlock
+from training.utils.data.phases import PromptRow, TextBlock
+from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.checkpoints import Checkpoints
+from training.utils.engine.collectives import gathered
 from training.utils.engine.host_memory import give_back_freed_memory
+from training.utils.engine.out_of_memory import memory_explained
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.metrics import MetricsWriter, progress_bar, show
@@ -58,6 +61,7 @@ class PpoTrainer:
         settings: PpoSettings,
         metrics: MetricsWriter,
         checkpoints: Checkpoints | None = None,
+        bad_steps: BadSteps | None = None,
     ) -> None:
         self.roles = roles
         self.rollout_engine = rollout_engine
@@ -66,6 +70,7 @@ class PpoTrainer:
         self.settings = settings
         self.metrics = metrics
         self.checkpoints = checkpoints or Checkpoints()
+        self.bad_steps = bad_steps or BadSteps()
         self.ranks = roles.actor.ranks
         self.texts = texts
         self.text_stream = ShuffledStream(len(texts), settings.seed) if texts is not None else None
@@ -89,7 +94,8 @@ class PpoTrainer:
         self.clock.read()
         with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main, done=done) as bar:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
-                experiences = []
+                experiences: list[Experience] = []
+                rows: list[PromptRow] = []
                 for batch in range(settings.generation_batches):
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
                     rollout = self.roll_out(prompts, seeds)  # 2
@@ -97,8 +103,9 @@ class PpoTrainer:
                     if settings.dynamic_sampling_tries:
                         samples = self.replace_equal_groups(samples, iteration, batch)  # 1 to 3 again
                     experiences.append(self.experience_of(samples))  # 4 to 6
+                    rows += samples.rows
                     self.prompt_source.tell(samples.rows, experiences[-1])
-                figures = self.learn(experiences, iteration)  # 7
+                figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience, self.ranks.device)
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
@@ -173,31 +180,41 @@ class PpoTrainer:
         return make_experience(samples, greedy, self.roles, settings, self.kl_control.coefficient, self.clock)
 
     @timed("7_learn")
-    def learn(self, experiences: Sequence[Experience], iteration: int) -> dict[str, float]:
-        """Part 7: epochs of minibatches, each one optimizer step of actor and critic."""
+    def learn(
+        self, experiences: Sequence[Experience], iteration: int, rows: Sequence[PromptRow] = ()
+    ) -> dict[str, float]:
+        """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: this rank's prompts, by
+        which a step that goes wrong is told."""
         settings, ranks = self.settings, self.ranks
         kl_coef, train_actor = self.kl_control.coefficient, iteration > settings.critic_warmup
         own = pieces_of(experiences, settings.experience.samples_per_prompt, ranks.rank, ranks.world_size)
         pieces = everyones_pieces(own, ranks.device)
+        row_ids = _everyones_row_ids(rows, settings.experience.samples_per_prompt)
         size = settings.sequences_per_minibatch * ranks.world_size
         told: list[dict[str, float]] = []
         most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
+        empty = 0
         for epoch in range(settings.ppo_epochs):
             seed = derived_seed(settings.seed, "minibatch", iteration, epoch)
             order = ShuffledStream(len(pieces), seed)
             for start in range(0, len(pieces), size):
-                chosen = [pieces[index] for index in order.take(start, size)]
+                places = order.take(start, size)
+                chosen = [pieces[index] for index in places]
                 texts = self._next_texts(len(chosen)) if train_actor else []
                 minibatch = make_minibatch(chosen, texts, settings.experience, settings.learning, seed, ranks.device)
+                if not minibatch.totals.sequences:  # of none that counts there is nothing to learn
+                    empty += 1
+                    continue
                 figures = learn_minibatch(
                     minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor
                 )
-                if train_actor and self.roles.average is not None:
+                self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
+                if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                     self.roles.average.update()
                 told.append(figures)
                 if figures.get("actor/update_kl", 0.0) > most_kl:
-                    return self._learned(told, pieces, train_actor)
-        return self._learned(told, pieces, train_actor)
+                    return self._learned(told, empty, pieces, train_actor)
+        return self._learned(told, empty, pieces, train_actor)
 
     def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
         """Part 8: record the figures, and show some."""
@@ -260,15 +277,15 @@ class PpoTrainer:
         self.prompt_source.load_state_dict(state["prompt_source"])
 
     def _learned(
-        self, told: Sequence[dict[str, float]], pieces: Sequence[Piece], train_actor: bool
+        self, told: Sequence[dict[str, float]], empty: int, pieces: Sequence[Piece], train_actor: bool
     ) -> dict[str, float]:
-        """Means over the minibatches, and what they were worth in FLOPs."""
+        """Means over the minibatches, and what they were worth in FLOPs. empty: passed over."""
         settings, names = self.settings, dict.fromkeys(name for figures in told for name in figures)
         means = {}
         for name in names:
             values = [figures[name] for figures in told if name in figures]
             means[name] = sum(values) / len(values)
-        means["train/minibatches"] = float(len(told))
+        means |= {"train/minibatches": float(len(told)), "train/empty_minibatches": float(empty)}
         if settings.meters:
             _, documents = documents_of([piece.sequence for piece in pieces], settings.experience.plan)
             reads = sum(int(piece.sequence.is_target.sum()) for piece in pieces)
@@ -279,7 +296,13 @@ class PpoTrainer:
 
     def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
         device = self.ranks.device
-        with self.roles.whole_actor.lent() as model:
+        rows, width = prompts.prompt_ids_BP.shape
+        most = self.settings.sampling.max_new_tokens
+        shape = f"{rows} prompts of at most {width} tokens, {count} responses of at most {most} tokens to each"
+        with (
+            memory_explained("a rollout", self.ranks.rank, lambda: shape),
+            self.roles.whole_actor.lent() as model,
+        ):
             return self.rollout_engine.roll_out(
                 model,
                 prompts.prompt_ids_BP.to(device),
@@ -296,3 +319,9 @@ class PpoTrainer:
         taken = self.text_stream.take(self.texts_taken, count)
         self.texts_taken += count
         return [text_sequence(self.texts[row]) for row in taken]
+
+
+def _everyones_row_ids(rows: Sequence[PromptRow], samples_per_prompt: int) -> list[int]:
+    """Of each of all ranks' pieces, in the order of their numbers. A collective."""
+    parts = gathered([row.row_id for row in rows])
+    return [row_id for prompts in zip(*parts, strict=True) for row_id in prompts for _ in range(samples_per_prompt)]

@@ -12,7 +12,9 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.assembly import (
     _plan,
+    check_lengths,
     check_resumable,
+    check_timeouts,
     checked_names,
     chosen_scale,
     closing_sentence,
@@ -30,6 +32,7 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.models.score_scale import ScoreScale, set_score_scale
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.errors import ThreestepError
+from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
 
@@ -175,3 +178,30 @@ def test_a_run_whose_rollouts_are_numbered_is_not_resumed():
     for flag in ("rollout_dump", "rollout_replay"):
         with pytest.raises(ThreestepError, match=f"--resume does not go together with --{flag}, whose files are"):
             check_resumable(CheckpointArguments(resume="latest"), PpoArguments(**{flag: "x"}))
+
+
+def test_ranks_wait_longer_than_a_reward_function_may_work():
+    check_timeouts(FaultArguments(), RewardArguments())
+    check_timeouts(FaultArguments(rank_timeout=301), RewardArguments())
+    with pytest.raises(
+        ThreestepError, match="--reward_timeout 300 expects less than --rank_timeout 300, the seconds that the other"
+    ):
+        check_timeouts(FaultArguments(rank_timeout=300), RewardArguments())
+
+
+@pytest.mark.parametrize("short", ["actor", "critic"])
+def test_positions_are_compared_before_anything_loads(tmp_path, short):
+    for name in ("actor", "critic"):
+        tiny_config("llama", max_position_embeddings=64 if name == short else 128).save_pretrained(tmp_path / name)
+    roles = RolesArguments(
+        actor_model_name_or_path=str(tmp_path / "actor"), critic_model_name_or_path=str(tmp_path / "critic")
+    )
+    data, ppo = DataArguments(max_prompt_seq_len=60), PpoArguments(max_answer_seq_len=5)
+    with pytest.raises(
+        ThreestepError,
+        match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens and the model "
+        f"'{tmp_path / short}' has 64 positions",
+    ):
+        check_lengths(roles, data, ppo, with_critic=True)
+    if short == "critic":
+        check_lengths(roles, data, ppo, with_critic=False)

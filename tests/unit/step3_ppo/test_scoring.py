@@ -13,6 +13,8 @@ import torch
 from training.step3_ppo import scoring
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.records import Rollout
+from training.step3_ppo.reward_arguments import RewardArguments
+from training.step3_ppo.rewards import RULE_NAMES, rule_named
 from training.step3_ppo.rewards.weighted import Reward, Rewards
 from training.step3_ppo.scoring import start_rules, start_scoring
 from training.utils.data.phases import PromptRow
@@ -144,3 +146,24 @@ def test_a_thread_knows_the_ranks_gpu(monkeypatch):
     device = torch.device("cuda", 3)
     assert scoring._on_device(lambda texts, *, level: [texts, level], device)("t", level=1) == ["t", 1]
     assert placed == [device]
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
+def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange):
+    monkeypatch.setattr(scoring, "score", lambda *given: torch.tensor([1.0, 0.0, strange, 2.0]))
+    samples = start_scoring(ROWS, rollout(), SimpleNamespace(), settings(Reward("model", 1.0, None)))
+    with pytest.raises(ThreestepError) as error:
+        samples.scored  # noqa: B018
+    assert str(error.value).startswith(
+        f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
+        "prompt ends 'prompt 1', with the response ids [3]: "
+    )
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_every_rule_takes_an_empty_response(name):
+    if name == "math":
+        pytest.importorskip("math_verify")
+    rule = rule_named(name, RewardArguments(reward_regex="x", reward_length_characters=5))
+    given = rule(["Human: Sort: owl fox Assistant:"], [""], ground_truth=["5"], data_source=[None])
+    assert given == [0.0]

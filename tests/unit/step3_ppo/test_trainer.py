@@ -19,7 +19,7 @@ from training.step3_ppo.prompt_source import ShuffledPrompts
 from training.step3_ppo.records import Rollout
 from training.step3_ppo.rollout.base import Sampling
 from training.step3_ppo.settings import PpoSettings
-from training.step3_ppo.trainer import PpoTrainer
+from training.step3_ppo.trainer import PpoTrainer, _everyones_row_ids
 from training.utils.data.phases import PromptRow
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
@@ -141,12 +141,48 @@ def test_the_coefficient_follows_its_controller():
     without.steer_kl({}, experiences)  # there is no such figure
 
 
+COUNTS = SimpleNamespace(totals=SimpleNamespace(sequences=4.0))
+
+
+def learning(monkeypatch, minibatch, figures: dict[str, float]) -> tuple[list[str], dict[str, float]]:
+    """What one call of learn did, with two minibatches of eight pieces, and what it told."""
+    trainer = made_trainer(Engine())
+    did: list[str] = []
+    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: minibatch)
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: did.append("step") or figures)
+    trainer.roles.average = SimpleNamespace(update=lambda: did.append("average"))
+    rows = [SimpleNamespace(row_id=10 + index) for index in range(8)]
+    return did, trainer.learn([], 1, rows)
+
+
+def test_a_minibatch_of_which_nothing_counts_takes_no_step(monkeypatch):
+    nothing = SimpleNamespace(totals=SimpleNamespace(sequences=0.0))
+    assert learning(monkeypatch, nothing, {}) == ([], {"train/minibatches": 0.0, "train/empty_minibatches": 2.0})
+    did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 0.0})
+    assert did == ["step", "average"] * 2
+    assert told == {"actor/skipped": 0.0, "train/minibatches": 2.0, "train/empty_minibatches": 0.0}
+
+
+def test_row_ids_of_all_ranks_stand_where_their_pieces_do(monkeypatch):
+    """Prompts are dealt to ranks one by one: the first of each rank, then the second of each."""
+    monkeypatch.setattr("training.step3_ppo.trainer.gathered", lambda own: [own, [row + 100 for row in own]])
+    rows = [SimpleNamespace(row_id=7), SimpleNamespace(row_id=8)]
+    assert _everyones_row_ids(rows, 2) == [7, 7, 107, 107, 8, 8, 108, 108]
+
+
+def test_a_skipped_step_is_counted_and_leaves_the_average_alone(monkeypatch, capsys):
+    did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 1.0, "actor/policy_loss": float("nan")})
+    assert did == ["step", "step"] and told["actor/skipped"] == 1.0
+    assert "2 of --max_bad_steps 10" in capsys.readouterr().out
+
+
 def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
     trainer = made_trainer(Engine(), advantage="gae")
     trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=2)
     told: list[bool] = []
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append(given[-1]) or {})
     for iteration in (1, 2, 3):
         trainer.learn([], iteration)
@@ -158,8 +194,10 @@ def test_the_moving_average_counts_every_step_of_the_actor(monkeypatch):
     trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=1, ppo_epochs=2)
     told: list[str] = []
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append("step") or {})
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
+    monkeypatch.setattr(
+        "training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append("step") or {"actor/skipped": 0.0}
+    )
     trainer.roles.average = SimpleNamespace(update=lambda: told.append("average"))
     trainer.learn([], 1)
     assert told == ["step"] * 4  # two epochs of two minibatches; the critic alone
@@ -183,10 +221,14 @@ def test_updates_end_where_their_kl_is_too_large(monkeypatch):
     trainer.settings = dataclasses.replace(trainer.settings, ppo_epochs=2, stop_update_kl=0.05)
     kls = iter([0.01, 0.07, 0.5, 0.5])
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {"actor/update_kl": next(kls)})
     figures = trainer.learn([], 1)
-    assert figures == {"actor/update_kl": pytest.approx(0.04), "train/minibatches": 2.0}
+    assert figures == {
+        "actor/update_kl": pytest.approx(0.04),
+        "train/minibatches": 2.0,
+        "train/empty_minibatches": 0.0,
+    }
     trainer.settings = dataclasses.replace(trainer.settings, stop_update_kl=None)
     kls = iter([0.01, 0.07, 0.5, 0.5])
     assert trainer.learn([], 1)["train/minibatches"] == 4.0
@@ -202,7 +244,7 @@ def test_what_updates_are_worth_in_flops(monkeypatch):
     ids, is_target = torch.tensor([1, 2, 3]), torch.tensor([False, True, True])
     pieces = [SimpleNamespace(sequence=TokenSequence(ids, is_target)) for _ in range(16)]
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: pieces)
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
     monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {})
     figures = trainer.learn([], 1)
     assert figures["learn/flops"] == 3 * (10.0 + 10.0)  # three epochs of actor and critic

@@ -95,7 +95,7 @@ def _literals_asked_for(template: str) -> frozenset[str]:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     try:
-        tree = jinja2.Environment(extensions=[Marks, ext.loopcontrols]).parse(template)
+        tree = jinja2.Environment(extensions=[Marks, ext.loopcontrols]).parse(template)  # noqa: S701 (text for a model, no page)
     except jinja2.TemplateSyntaxError as error:
         raise ThreestepError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from error
     looked_at: list[nodes.Node] = [compare for compare in tree.find_all(nodes.Compare) if not _is_role(compare.expr)]

@@ -22,6 +22,7 @@ from training.utils.data.addresses import find_files, open_local, open_stream, s
 from training.utils.run.errors import ThreestepError
 
 _ROWS_PER_BATCH = 1024
+_UNREADABLE = (ValueError, RecursionError)  # JSON with a number of thousands of digits, or nested too deep
 
 # What kinds of values each column holds, and where each kind was met first. A null is of no kind.
 Kinds = dict[str, dict[str, str]]
@@ -183,6 +184,7 @@ def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | N
         try:
             parquet = pyarrow.parquet.ParquetFile(file)
             table = _spooled(parquet.schema_arrow, parquet.iter_batches(_ROWS_PER_BATCH), spool_dir)
+            table.validate(full=True)
         except (pyarrow.ArrowException, OSError) as error:
             raise ThreestepError(f"{path}: expected a Parquet file: {_first_line(error)}") from error
     return ArrowRows(path, table, expected)
@@ -199,6 +201,8 @@ def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | Non
             table = pyarrow.ipc.open_file(content).read_all()
         except pyarrow.ArrowInvalid:
             table = pyarrow.ipc.open_stream(content).read_all()
+        # Offsets that a damaged file points elsewhere with would end the process when a row is read.
+        table.validate(full=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise ThreestepError(f"{path}: expected an Arrow file or stream: {_first_line(error)}") from error
     return ArrowRows(path, table, expected)
@@ -332,13 +336,29 @@ def _decode(content: bytes, where: str) -> str:
 def _parse(line: bytes, where: str) -> Any:
     text = _decode(line, where)
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ThreestepError(
             f"{where}: expected one JSON object, got text that is not JSON ({error.msg} at column "
             f"{error.colno}): "
             f"{text.strip()[:60]!r}"
         ) from error
+    except _UNREADABLE as error:
+        raise ThreestepError(f"{where}: expected one JSON object, got one that cannot be read: {error}") from error
+    _check_characters(value, text, where)
+    return value
+
+
+def _check_characters(value: Any, text: str, where: str) -> None:
+    r"""JSON may write half of a pair such as \ud83d\ude00 alone: nothing can store it or turn it into tokens."""
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ThreestepError(
+                f"{where}: expected text, got \\u{ord(error.object[error.start]):x}, half of a pair that stands for "
+                "one character; write both halves, or the character itself"
+            ) from error
 
 
 def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
@@ -368,6 +388,11 @@ def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
             raise ThreestepError(
                 f"{path}, line {error.lineno}: expected a JSON object, got text that is not JSON ({error.msg})"
             ) from error
+        except _UNREADABLE as error:
+            raise ThreestepError(
+                f"{path}, line {line_number}: expected a JSON object, got one that cannot be read: {error}"
+            ) from error
+        _check_characters(item, text[position:end], f"{path}, line {line_number}")
         yield item, position, line_number
         position = skip(end)
         if text[position : position + 1] == ",":

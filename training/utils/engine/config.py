@@ -48,7 +48,8 @@ def _missing_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str) ->
 def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
     stage = settings.zero_stage
     # DeepSpeed's default buckets (5e8 elements) are allocated in full: 2 GB for a model of any size.
-    bucket = max(1, min(500_000_000, trainable_elements))
+    # Even, which half precision asks for (deepspeed 0.19, stage_1_and_2.py: nccl_start_alignment_factor).
+    bucket = max(2, min(500_000_000, trainable_elements + trainable_elements % 2))
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": on_gpu and stage >= 2,  # with caller-owned accumulation DeepSpeed allows it from stage 2
@@ -90,7 +91,7 @@ def _read_json(path: str) -> dict[str, Any]:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise ThreestepError(f"cannot read --deepspeed_config {path}: {problem.strerror}") from problem
-    except json.JSONDecodeError as problem:
+    except (ValueError, RecursionError) as problem:  # no JSON, no UTF-8, a number too long, nested too deep
         raise ThreestepError(f"--deepspeed_config {path} is not valid JSON: {problem}") from problem
     if not isinstance(values, dict):
         raise ThreestepError(f"--deepspeed_config {path}: expected an object, got a {type(values).__name__}")
@@ -125,6 +126,10 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
     for key in owned:
         if theirs.get(key, "auto") != "auto":
             mistakes.add(f"{where}: '{key}' is set by Threestep's own flags; remove it or write \"auto\"")
+    mistakes.require(
+        theirs.get("bf16", {}).get("check_grad_overflow", "auto") in ("auto", True),
+        f"{where}: 'bf16.check_grad_overflow' is off, and a gradient of NaN would then become the weights; remove it",
+    )
     stage = theirs.get("zero_optimization", {}).get("stage", "auto")
     if stage not in ("auto", settings.zero_stage):
         mistakes.add(f"{where} asks for ZeRO stage {stage} and --zero_stage for {settings.zero_stage}; let them agree")

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from training.utils.engine.config import deepspeed_config
+from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
+from training.utils.layout.rows import TokenRows
 
 
 class FrozenModel:
@@ -19,6 +21,7 @@ class FrozenModel:
         module.requires_grad_(False)
         module.eval()
         self._module = module
+        self._rank = ranks.rank
         if settings.zero_stage == 3:
             import deepspeed
 
@@ -29,4 +32,6 @@ class FrozenModel:
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._module(*args, **kwargs)
+        rows = args[0] if args and isinstance(args[0], TokenRows) else None
+        with memory_explained("a forward", self._rank, lambda: rows_in_words(rows)):
+            return self._module(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ import torch
 
 from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.run.errors import ThreestepError
+from training.utils.run.fault_arguments import RANK_TIMEOUT_SECONDS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,8 +36,10 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def started_process_group() -> Iterator[Ranks]:
+def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[Ranks]:
     """Join the process group that the launcher describes, or make one of a single process; leave it at the end.
+
+    timeout_seconds: how long a rank waits for the others in a collective.
 
     A group that is not destroyed lets a finished run exit with an error (`terminate called without an active
     exception`, seen with gloo on two ranks).
@@ -55,7 +59,10 @@ def started_process_group() -> Iterator[Ranks]:
     # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
-        dist_backend=get_accelerator().communication_backend_name(), auto_mpi_discovery=False, verbose=False
+        dist_backend=get_accelerator().communication_backend_name(),
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=datetime.timedelta(seconds=timeout_seconds),
     )
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():

@@ -16,9 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.utils.engine.checked_adamw import CheckedAdamW
 from training.utils.engine.config import deepspeed_config
+from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
+from training.utils.layout.rows import TokenRows
 from training.utils.run.errors import ThreestepError
 
 _GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at a time when all are read: 200 MB in float32
@@ -27,7 +30,8 @@ _GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at a time when all are 
 @dataclass(frozen=True)
 class StepReport:
     """learning_rate: of the step just taken. grad_norm: before clipping, over all ranks, NaN where DeepSpeed keeps
-    none. skipped: float16 overflow, nothing was updated."""
+    none, infinite where the step was skipped. skipped: a loss or gradient of some rank was not finite (in float16 that
+    is also how the loss scale is found), and nothing was updated."""
 
     learning_rate: float
     grad_norm: float
@@ -55,6 +59,7 @@ class TrainingEngine:
         optimizer = _optimizer(module, settings, ranks.device)
         self.settings = settings
         self.ranks = ranks
+        self._rows: TokenRows | None = None  # of the last forward, for errors
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
         with contextlib.redirect_stdout(io.StringIO()):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
@@ -72,7 +77,9 @@ class TrainingEngine:
         return self.engine.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.engine(*args, **kwargs)
+        self._rows = args[0] if args and isinstance(args[0], TokenRows) else None
+        with self._memory_explained("a forward"):
+            return self.engine(*args, **kwargs)
 
     def train(self) -> None:
         self.engine.train()
@@ -86,19 +93,28 @@ class TrainingEngine:
 
         DeepSpeed divides the sum over ranks by their number, which is undone by multiplying here, and divides by
         the accumulation count unless told not to (deepspeed 0.19: engine.backward, scale_wrt_gas).
+
+        A loss that is infinite may have a finite gradient. Here it gets one of NaN, which the reduction carries to all
+        ranks: every one of them skips the step.
         """
-        self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
+        scale = torch.where(loss.detach().isfinite(), float(self.ranks.world_size), math.nan)
+        with self._memory_explained("a backward"):
+            self.engine.backward(loss * scale, scale_wrt_gas=False)
 
     def step(self) -> StepReport:
-        """Reduce, clip and apply the gradients accumulated since the last step."""
+        """Reduce, clip and apply the gradients added up since the last step, or drop them where they are not finite."""
         learning_rate = self.optimizer_learning_rate()
-        self.engine.step()
+        with self._memory_explained("an optimizer step after a backward"):
+            self.engine.step()
         norm = self.engine.get_global_grad_norm()
         return StepReport(
             learning_rate=learning_rate,
             grad_norm=float("nan") if norm is None else float(norm),
             skipped=not self.engine.was_step_applied(),
         )
+
+    def _memory_explained(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        return memory_explained(doing, self.ranks.rank, lambda: rows_in_words(self._rows))
 
     def optimizer_learning_rate(self) -> float:
         return float(self.engine.optimizer.param_groups[0]["lr"])
@@ -197,7 +213,8 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
         {"params": adapters, "weight_decay": settings.weight_decay, "lr": settings.lora_learning_rate},
     ]
     # torch's fused AdamW is vectorised on the CPU and one kernel on the GPU, and nothing has to be compiled.
-    return torch.optim.AdamW(
+    plain_adamw = settings.zero_stage == 0 and settings.dtype == "fp32"
+    return (CheckedAdamW if plain_adamw else torch.optim.AdamW)(
         [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.adam_betas, fused=True
     )
 

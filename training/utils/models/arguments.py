@@ -17,6 +17,10 @@ class ModelArguments:
     pad_token: str | None = field(
         default=None, metadata={"help": "A token of the tokenizer to pad with, where it names none itself."}
     )
+    trust_remote_code: bool = field(
+        default=ModelSettings.trust_remote_code,
+        metadata={"help": "Run Python code that comes with the model or its tokenizer: only where you have read it."},
+    )
     attn_implementation: str = field(
         default="sdpa",
         metadata={
@@ -68,6 +72,7 @@ class ModelArguments:
             lora_dropout=self.lora_dropout,
             lora_module_name=self.lora_module_name,
             only_optimize_lora=self.only_optimize_lora,
+            trust_remote_code=self.trust_remote_code,
         )
 
 

@@ -18,7 +18,7 @@ from training.utils.layout.documents import Document
 
 # What configurations call the experts that there are, and those that a token visits.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_EXPERTS_PER_TOKEN = "num_experts_per_tok"
+_EXPERTS_PER_TOKEN = "num_experts_per_tok"  # noqa: S105 (a name in a configuration)
 
 
 @dataclass(frozen=True)

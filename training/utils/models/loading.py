@@ -26,7 +26,7 @@ _DROPOUT_NAMES = (
 
 
 def load_tokenizer(
-    name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False
+    name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer kept with a model. ThreestepError where it lacks an end or a pad token.
 
@@ -38,8 +38,9 @@ def load_tokenizer(
     if not (end_may_pad and (Path(name_or_path) / "tokenizer_config.json").is_file()):
         _check_folder(name_or_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as problem:  # transformers raises many kinds; every one means that this name gives no tokenizer
+        _refuse_remote_code(name_or_path, problem)
         raise ThreestepError(f"no tokenizer could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
     if pad_token is not None:
         unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
@@ -140,7 +141,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    config = load_config(settings.name_or_path)
+    config = load_config(settings.name_or_path, settings.trust_remote_code)
     if must_have_head:
         architectures = getattr(config, "architectures", None) or []
         if not any("SequenceClassification" in name for name in architectures):
@@ -169,14 +170,15 @@ def load_scalar_model(
     return _prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
-def load_config(name_or_path: str) -> Any:
-    """Return a model's configuration; ThreestepError where there is none."""
+def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
+    """Return a model's configuration; ThreestepError where there is none, or where it is code that nobody trusts."""
     from transformers import AutoConfig
 
     _check_folder(name_or_path)
     try:
-        return AutoConfig.from_pretrained(name_or_path)
+        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as problem:
+        _refuse_remote_code(name_or_path, problem)
         raise ThreestepError(f"no model could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
 
 
@@ -192,6 +194,8 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -
     # sdpa is transformers' own choice; asked for by name, a family that lacks it would be refused, and falls back here.
     if settings.attn_implementation != SDPA:
         config["attn_implementation"] = settings.attn_implementation
+    # Left out, transformers would ask at the terminal.
+    config["trust_remote_code"] = settings.trust_remote_code
     # transformers reports a new scalar head as a table of missing keys; a new head is what step 2 asks for.
     report = logging.getLogger("transformers.modeling_utils")
     level = report.level
@@ -199,6 +203,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -
     try:
         model = auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
     except (OSError, ValueError, ImportError) as problem:
+        _refuse_remote_code(settings.name_or_path, problem)
         raise ThreestepError(
             f"no model could be loaded from '{settings.name_or_path}': {_first_line(problem)}"
         ) from problem
@@ -230,14 +235,25 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
         )
 
 
-def check_positions(model: PreTrainedModel, longest_tokens: int, flags: str) -> None:
-    """ThreestepError where `longest_tokens`, what `flags` allow, is more than the model has positions for."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
+    """ThreestepError where `longest_tokens`, what `flags` allow, is more than the model has positions for, by its
+    configuration: no weight is read."""
+    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens and {type(model).__name__} has {positions} positions; "
-            "lower them or use a model with more positions"
+            f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "
+            f"{positions} positions; lower them or use a model with more positions"
         )
+
+
+def _refuse_remote_code(name_or_path: str, problem: BaseException) -> None:
+    """ThreestepError where what failed is that the model comes with code of its own, which was not asked for."""
+    if "trust_remote_code" in str(problem):
+        raise ThreestepError(
+            f"'{name_or_path}' comes with Python code of its own, which is not run unless asked for: read it, and give "
+            "--trust_remote_code true, or use a model of an architecture that transformers has"
+        ) from problem
 
 
 def _prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> PreTrainedModel:

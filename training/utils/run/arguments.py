@@ -53,6 +53,9 @@ def parse_arguments(
     if config_path is not None:
         # The path at the end parts a list of the file from what the command line begins with.
         config_flags = [*_flags_of(read_yaml(config_path), parser, config_path), f"--config={config_path}"]
+    for word in (*config_flags, *argv):
+        if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse reads it as nothing
+            raise ThreestepError(f"in the command line or the configuration: '{word}': '--' is no value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser)
 
@@ -71,9 +74,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as problem:
         raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
+    except ValueError as problem:  # bytes that are no text, or a path that no system takes
+        raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as problem:
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:  # ValueError: a date that is none, a long number
         raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
     if values is None:
         values = {}
@@ -94,22 +99,23 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    class Finder(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:  # by itself it prints, and exits
+            raise ThreestepError("--config expects a file's path after it")
+
+    finder = Finder(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", default=None)
-    try:
-        known, _ = finder.parse_known_args(list(argv))
-    except SystemExit as problem:  # argparse exits where --config has no value
-        raise ThreestepError("--config expects a file's path after it") from problem
+    known, _ = finder.parse_known_args(list(argv))
     return known.config
 
 
 def _flags_of(values: dict[str, Any], parser: argparse.ArgumentParser, path: str) -> list[str]:
     """Spell YAML values as flags, so that files and flags are checked by the same rules."""
-    names = _names(parser)
+    names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
     flags: list[str] = []
     mistakes = Mistakes()
     for name, value in values.items():
-        if name not in names or name in ("config", "help", "local_rank"):
+        if name not in names:
             mistakes.add(f"{path}: unknown setting '{name}'{nearest_names(str(name), names)}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")

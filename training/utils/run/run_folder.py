@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-LOGS = ("metrics.jsonl", "samples.jsonl")
+BAD_STEPS = "bad_steps.jsonl"
+LOGS = ("metrics.jsonl", "samples.jsonl", BAD_STEPS)
 
 
 class RunFolder:

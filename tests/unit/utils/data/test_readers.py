@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
+import numpy as np
+import pyarrow
 import pytest
 
 from training.utils.data.readers import Expected, JsonLines, JsonList, files_of, open_rows, split_reader
@@ -291,3 +293,39 @@ def test_rows_are_read_from_several_threads_at_once(tmp_path):
     rows = rows_at(f"jsonl:{tmp_path}/rows.jsonl")
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda n: rows[n]["n"], range(2000))) == list(range(2000))
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ('"\\ud800"', r"expected text, got .ud800, half of a pair that stands for one character"),
+        ("[" * 100_000, "expected (one|a) JSON object, got one that cannot be read: .*recursion"),
+        ("9" * 5000, "expected (one|a) JSON object, got one that cannot be read: .*digits"),
+    ],
+)
+def test_json_that_nobody_can_use(tmp_path, value, sentence):
+    line = '{"prompt": ' + value + "}"
+    for name, content in (("jsonl", "{}\n" + line), ("json", "[{},\n" + line + "]")):
+        path = tmp_path / f"rows.{name}"
+        path.write_text(content)
+        with pytest.raises(ThreestepError, match=f"rows.{name}, line 2: {sentence}"):
+            open_rows(name, [str(path)], None)
+
+
+def test_characters_written_as_pairs_are_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "\\ud83d\\ude00 \\\\ud800"}\n')
+    assert open_rows("jsonl", [str(path)], None)[0]["prompt"] == "\U0001f600 \\ud800"
+
+
+def test_a_damaged_arrow_file_is_no_crash(tmp_path):
+    """Its offsets point outside: to read the row would end the process."""
+    table = pyarrow.table({"prompt": ["first", "second"]})
+    with pyarrow.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    content = (tmp_path / "rows.arrow").read_bytes()
+    offsets = np.array([0, 5, 11], np.int32).tobytes()  # where each text begins, and the last one's end
+    assert content.count(offsets) == 1
+    (tmp_path / "rows.arrow").write_bytes(content.replace(offsets, np.array([0, 5, 2**30], np.int32).tobytes()))
+    with pytest.raises(ThreestepError, match="rows.arrow: expected an Arrow file or stream: .*offsets"):
+        open_rows("arrow", [str(tmp_path / "rows.arrow")], None)

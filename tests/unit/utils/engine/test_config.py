@@ -41,6 +41,7 @@ def test_from_flags(config_of, stage, dtype):
 
 def test_buckets_are_no_larger_than_the_model(config_of):
     assert config_of(elements=1000)["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert config_of(elements=1001)["zero_optimization"]["allgather_bucket_size"] == 1002  # bf16 refuses an odd one
     assert config_of(elements=10**12)["zero_optimization"]["allgather_bucket_size"] == 500_000_000
 
 
@@ -93,6 +94,10 @@ def test_the_form_that_transformers_documents_is_taken(config_of):
     ("theirs", "message"),
     [
         ({"zero_optimisation": {}}, r"knows no key 'zero_optimisation'; did you mean 'zero_optimization'"),
+        (
+            {"bf16": {"check_grad_overflow": False}},
+            "'bf16.check_grad_overflow' is off, and a gradient of NaN would then",
+        ),
         ({"zero_optimization": {"reduce_bucket": 1}}, r"knows no key 'zero_optimization.reduce_bucket'; did you mean"),
         ({"bf16": {"enable": True}}, r"knows no key 'bf16.enable'; did you mean 'enabled'"),
         ({"zero_optimization": 2}, "'zero_optimization' expects an object, got a int"),
@@ -103,6 +108,7 @@ def test_the_form_that_transformers_documents_is_taken(config_of):
         ({"fp16": {"enabled": True}}, "enables fp16 and --dtype is bf16; let them agree"),
         ({"bf16": {"enabled": False}}, "disables bf16 and --dtype is bf16; let them agree"),
         ('{"a": 1,}', "is not valid JSON"),
+        ('{"a": ' + "[" * 100_000, "is not valid JSON: .*recursion"),
         ("[1]", "expected an object, got a list"),
     ],
 )

@@ -16,6 +16,7 @@ from training.utils.models.loading import (
     add_tokens,
     check_positions,
     load_causal_lm,
+    load_config,
     load_scalar_model,
     load_tokenizer,
     model_files,
@@ -190,16 +191,44 @@ def test_tokenizers_that_differ():
     assert not same_tokenizer(one, other_end)
 
 
-def test_positions():
-    model = tiny_causal_lm("llama")
-    check_positions(model, 128, "--max_seq_len")
-    with pytest.raises(
-        ThreestepError, match="--max_seq_len allow sequences of 129 tokens and LlamaForCausalLM has 128 positions"
+def test_positions_by_the_configuration_alone(tmp_path):
+    for family in ("llama", "gpt2"):
+        folder = tmp_path / family
+        tiny_causal_lm(family).config.save_pretrained(folder)  # no weights
+        check_positions(ModelSettings(str(folder)), 128, "--max_seq_len")
+        with pytest.raises(
+            ThreestepError,
+            match=f"--max_seq_len allow sequences of 129 tokens and the model '{folder}' has 128 positions; lower them",
+        ):
+            check_positions(ModelSettings(str(folder)), 129, "--max_seq_len")
+
+
+def test_code_of_a_model_runs_where_it_is_asked_for(save_folder, tmp_path, monkeypatch):
+    """Not otherwise, nor is anybody asked at the terminal."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = save_folder()
+    marker = tmp_path / "ran"
+    code = "from transformers import LlamaConfig\n" + f"open({str(marker)!r}, 'w').close()\n"
+    (Path(folder) / "own.py").write_text(code + "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n")
+    edit_json(f"{folder}/config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+    (Path(folder) / "tokenizer_config.json").write_text(
+        json.dumps(
+            json.loads((Path(folder) / "tokenizer_config.json").read_text())
+            | {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+        )
+    )
+    asked = monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked at the terminal"))
+    assert asked is None
+    for load in (
+        lambda: load_config(folder),
+        lambda: load_tokenizer(folder),
+        lambda: load_causal_lm(ModelSettings(folder), torch.float32, 1),
     ):
-        check_positions(model, 129, "--max_seq_len")
-    check_positions(tiny_causal_lm("gpt2"), 128, "--max_seq_len")
-    with pytest.raises(ThreestepError, match="has 128 positions"):
-        check_positions(tiny_causal_lm("gpt2"), 129, "--max_seq_len")
+        with pytest.raises(ThreestepError, match="comes with Python code of its own, .* --trust_remote_code true"):
+            load()
+    assert not marker.exists()
+    assert load_config(folder, trust_remote_code=True).model_type == "own" and marker.exists()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma2"])

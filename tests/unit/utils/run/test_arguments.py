@@ -147,6 +147,8 @@ def test_mistakes_in_a_file(parse, config, message):
         (["word"], "the command line holds words that belong to no flag: word"),
         (["--seed", "x"], "invalid int value: 'x'"),
         (["--seed"], "argument --seed: expected one argument"),
+        (["--seed=--"], "in the command line or the configuration: '--seed=--': '--' is no value; leave it out"),
+        (["--data_path", "a", "--", "b"], "'--': '--' is no value"),
         (["--config"], "--config expects a file's path after it"),
         (["--config", "nowhere.yaml"], "cannot read the configuration nowhere.yaml: No such file"),
     ],
@@ -181,6 +183,30 @@ def test_help_ends_well_and_tells_defaults(parse, capsys):
 def test_a_folder_is_no_configuration(tmp_path):
     with pytest.raises(ThreestepError, match="cannot read the configuration"):
         read_yaml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"seed: \xff", "cannot read the configuration .*run.yaml: expected UTF-8 text: "),
+        (b"output_dir: 2001-99-99", "run.yaml is not valid YAML: month must be in 1..12"),
+        (b"seed: " + b"9" * 5000, "run.yaml is not valid YAML: .*digits"),
+        (b"data_path: " + b"[" * 100_000, "run.yaml is not valid YAML: .*recursion"),
+        (b"help: x", r"unknown setting 'help'$"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, content, message):
+    (tmp_path / "run.yaml").write_bytes(content)
+    with pytest.raises(ThreestepError, match=message):
+        parse_arguments((Run, Data), ["--config", str(tmp_path / "run.yaml")], "")
+
+
+def test_a_path_that_no_system_takes(capsys):
+    with pytest.raises(ThreestepError, match="cannot read the configuration a\0b"):
+        read_yaml("a\0b")
+    with pytest.raises(ThreestepError):
+        parse_arguments((Run, Data), ["--config"], "")
+    assert capsys.readouterr().err == ""  # one sentence, and no usage before it
 
 
 def test_two_groups_that_share_a_name():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from training.utils.run import program
 from training.utils.run.errors import ThreestepError
@@ -86,3 +87,63 @@ def test_where_nothing_can_be_claimed_every_rank_speaks(monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(program.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
     assert program._claim_to_speak("x") and program._claim_to_speak("x")
+
+
+GLOO = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234"
+
+
+def test_what_a_lost_rank_looks_like():
+    assert program.is_lost_rank(RuntimeError(GLOO))
+    assert program.is_lost_rank(torch.distributed.DistBackendError("NCCL error"))
+    assert program.is_lost_rank(ConnectionResetError("Connection reset by peer"))
+    assert not program.is_lost_rank(RuntimeError("shapes differ")) and not program.is_lost_rank(ValueError(GLOO))
+
+
+@pytest.fixture
+def among_two(monkeypatch, tmp_path):
+    """run_program on a rank of two that share tmp_path; what ends with the exit code."""
+    monkeypatch.setattr(program.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(program, "_FIRST_ERROR_SECONDS", 0.2)
+    monkeypatch.setattr(program.signal, "signal", lambda *given: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def run(rank: int, problem: Exception) -> int:
+        monkeypatch.setenv("RANK", str(rank))
+
+        def main(_argv):
+            raise problem
+
+        with pytest.raises(SystemExit) as end:
+            program.run_program(main)
+        return end.value.code
+
+    return run
+
+
+def test_the_first_error_of_several_ranks_is_printed_once(among_two, capsys):
+    assert among_two(1, ZeroDivisionError("the first")) == 1
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("error on rank 1, the first of the run:\nTraceback") and "ZeroDivisionError: the first" in said
+    )
+    assert among_two(0, RuntimeError(GLOO)) == 1 and among_two(0, KeyError("a later one")) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_mistake_is_a_first_error_too(among_two, capsys):
+    assert among_two(1, ThreestepError("expected 1, got 2")) == 2 and among_two(0, RuntimeError(GLOO)) == 1
+    assert capsys.readouterr().err == "error: expected 1, got 2\n"
+
+
+def test_a_rank_that_ended_without_a_word(among_two, capsys):
+    assert among_two(0, RuntimeError(GLOO)) == 1
+    assert capsys.readouterr().err == (
+        "error: rank 0 lost another rank, which ended without a word: killed from outside, or by the system for its "
+        f"memory ({GLOO}); with checkpoints, --resume goes on from the last one\n"
+    )
+
+
+def test_a_rank_that_hangs(among_two, capsys):
+    assert among_two(0, RuntimeError("gloo: Timed out waiting 5000ms for recv operation to complete")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: rank 0 waited in vain for another rank, which hangs or is far slower, until --rank_")

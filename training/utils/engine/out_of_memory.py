@@ -1,0 +1,36 @@
+"""A computation that runs out of memory ends with a sentence that names its rows' lengths and the knobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from training.utils.layout.rows import PAD_SEGMENT, TokenRows
+from training.utils.run.errors import ThreestepError
+from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
+
+_SHOWN_ROWS = 16
+
+
+@contextlib.contextmanager
+def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterator[None]:
+    """Turn an allocator's refusal inside into a ThreestepError. shape: what was computed, in words."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        raise ThreestepError(out_of_memory_sentence(problem, f" on rank {rank} in {doing} of {shape()}")) from problem
+
+
+def rows_in_words(rows: TokenRows | None) -> str:
+    """The number of rows, their width, and how many tokens of each are no padding."""
+    if rows is None:
+        return "a micro-batch"
+    count, width = rows.input_ids_NT.shape
+    lengths = (rows.segment_ids_NT != PAD_SEGMENT).sum(dim=1).tolist()
+    shown = ", ".join(str(length) for length in lengths[:_SHOWN_ROWS]) + (", ..." if count > _SHOWN_ROWS else "")
+    return (
+        f"{count} row{'s' if count != 1 else ''} of {width} tokens ({rows.end_B.numel()} sequences; tokens that are no "
+        f"padding, row by row: {shown})"
+    )
