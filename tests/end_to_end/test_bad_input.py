@@ -27,10 +27,14 @@ class Mistake:
     ranks: int = 1
 
 
-ONE = "--model_name_or_path {weightless} --data_path jsonl:{pairs} --per_device_train_batch_size 2".split()
+ONE = (  # the models have 128 positions
+    "--model_name_or_path {weightless} --data_path jsonl:{pairs} --per_device_train_batch_size 2 --max_seq_len 100 "
+    "--max_prompt_seq_len 64"
+).split()
 THREE = (
     "--actor_model_name_or_path {weightless} --critic_model_name_or_path {reward} --data_path jsonl:{pairs} "
-    "--per_device_generation_batch_size 4 --per_device_training_batch_size 2"
+    "--per_device_generation_batch_size 4 --per_device_training_batch_size 2 --max_seq_len 100 --max_prompt_seq_len 64 "
+    "--max_answer_seq_len 36"
 ).split()
 
 MISTAKES = [

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
 
     from training.step2_reward.batches import check_margins
     from training.step2_reward.loss import LossOptions
-    from training.step2_reward.report import decimals
+    from training.step2_reward.report import gain_sentence
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import conversation_end, use_chat_template
@@ -109,11 +109,8 @@ def main(argv: Sequence[str]) -> None:
                 "seconds": result.seconds,
             }
         )
-        say(
-            f"step 2: pair accuracy {decimals(result.before.accuracy)} -> {decimals(result.after.accuracy)}, score gap "
-            f"{decimals(result.after.score_gap, 2)}, in {result.seconds:.0f} s; the model is in {folder.model}",
-            ranks.is_main,
-        )
+        gain = gain_sentence(result.before, result.after)
+        say(f"step 2: {gain}, in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,12 @@ def decimals(value: float | None, places: int = 3) -> str:
     return "-" if value is None else f"{value:.{places}f}"
 
 
+def gain_sentence(before: Evaluation, after: Evaluation) -> str:
+    """What training changed, in half a line."""
+    accuracy = f"{decimals(before.accuracy)} -> {decimals(after.accuracy)}"
+    return f"pair accuracy {accuracy}, score gap {decimals(after.score_gap, 2)}"
+
+
 def _figures(evaluation: Evaluation) -> str:
     return (
         f"{evaluation.pairs:,} pairs of {evaluation.prompts:,} prompts: accuracy {decimals(evaluation.accuracy)} "
