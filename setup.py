@@ -59,6 +59,8 @@ setup(
         "vllm": ["vllm"],
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
+        "trackio": ["trackio"],
+        "mlflow": ["mlflow"],
         "web": ["gradio"],
     },
     classifiers=[

@@ -28,6 +28,7 @@ from training.utils.run.arguments import parse_arguments, read_yaml
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
+from training.utils.run.report.writing import report_at_end
 
 STEPS = ("step1_sft", "step2_reward", "step3_ppo")
 TITLES = {
@@ -41,6 +42,7 @@ TOP_LEVEL = {
     "ranks": "processes a step (THREESTEP_RANKS overrides; default: one a GPU, or one)",
     "seed": "one seed for everything",
     "dataset_module": "Python file or files that register datasets",
+    "report": "false: no report.html at the end of the run and of each step",
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
     "new_model": "flags of python -m training.new_model",
     "shared": "settings of all three steps",
@@ -71,6 +73,7 @@ class Plan:
     ranks: int | None
     new_model: dict[str, Any] | None
     settings: dict[str, dict[str, Any]]  # by step; complete, as written to OUTPUT_DIR/configs
+    report: bool = True
 
 
 def main(argv: Sequence[str]) -> None:
@@ -87,6 +90,7 @@ def main(argv: Sequence[str]) -> None:
     path = plan.output_dir / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(f"\n{format_table(summary)}\n\nwritten to {path}", flush=True)
+    report_at_end(plan.output_dir, plan.report)
 
 
 def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = None, seed: int | None = None) -> Plan:
@@ -105,6 +109,8 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     ranks = values.get("ranks")
     ranks_known = ranks is None or (isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0)
     mistakes.require(ranks_known, f"{origin}: expected ranks to be a positive whole number, got {ranks!r}")
+    report = values.get("report", True)
+    mistakes.require(isinstance(report, bool), f"{origin}: expected report to be true or false, got {report!r}")
     first_model = values.get("model_name_or_path")
     mistakes.require(
         (new_model is None) != (first_model is None),
@@ -115,9 +121,9 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
 
     folder = Path(out)  # type: ignore[arg-type]
     common = dict(sections["shared"])
-    for name, value in (("dataset_module", values.get("dataset_module")), ("seed", values.get("seed"))):
-        if value is not None:
-            common[name] = value
+    for name in ("dataset_module", "seed", "report"):
+        if values.get(name) is not None:
+            common[name] = values[name]
     if seed is not None:
         common["seed"] = seed
     first_model = str(folder / "new_model") if first_model is None else first_model
@@ -134,6 +140,7 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
             }
             for step in STEPS
         },
+        report=report,
     )
 
 

@@ -65,6 +65,17 @@ def test_settings_and_metrics(chain_named, name: str, step: int):
     assert json.loads((folder / "summary.json").read_text())["seconds"] > 0
 
 
+@CHAINS
+@STEPS
+def test_the_report_is_written_at_the_end(chain_named, name: str, step: int):
+    chain: Chain = chain_named(name)
+    folder = chain.folders[step]
+    assert f"report: {folder / 'report.html'}" in chain.ran[step].stdout
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    words = {1: ["Token accuracy"], 2: ["Scores after training", "rejected"], 3: ["Length and reward", "Human: Sort"]}
+    assert all(word in text for word in [*words[step], "training rows dropped", "learning_rate"])
+
+
 @STEPS
 def test_the_settings_read_back_as_a_configuration(chain_named, step: int):
     """`--config OUTPUT_DIR/config.yaml` is the same run again."""
@@ -115,10 +126,11 @@ def test_samples(chain_named, name: str):
 @CHAINS
 @STEPS
 def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
-    """A line of the launcher's command, the data's lines, the machine's rate, the result; on stderr the bar alone."""
+    """A line of the launcher's command, the data's lines, the machine's rate, the report's place, the result; on stderr
+    the progress alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
-    starts = ("data: ", "mfu: ", "sample: ", f"step {step}: ")
+    starts = ("data: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
     assert lines[0].startswith("+ ") and all(line.startswith(starts) for line in lines[1:])
     assert len(set(lines)) == len(lines)
     assert sum(line.startswith(f"step {step}: ") for line in lines) == 1
@@ -128,7 +140,7 @@ def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
     )
     bars = [line for line in ran.stderr.splitlines() if line.strip()]
     assert bars and all(line.startswith(f"step {step}, ") for line in bars), ran.stderr
-    assert sum("2/2" in line for line in bars) == 1
+    assert [line.split(", ")[1].split(":")[1] for line in bars] == [" step 1 of 2", " step 2 of 2"]
 
 
 @pytest.fixture(scope="module")

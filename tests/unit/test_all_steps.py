@@ -41,6 +41,7 @@ class Flags:
     dataset_module: list[str] = dataclasses.field(default_factory=list)
     max_seq_len: int = 512
     ppo_epochs: int = 1
+    report: bool = True
     model_name_or_path: str = ""
     actor_model_name_or_path: str = ""
     critic_model_name_or_path: str = ""
@@ -61,6 +62,7 @@ def steps(monkeypatch, tmp_path):
             folder = tmp_path / settings["output_dir"]
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").write_text(json.dumps(FIGURES[name]))
+            (folder / "config.yaml").write_text(yaml.safe_dump(settings))
         return codes.get(module, 0)
 
     monkeypatch.setattr(all_steps, "launch", launch)
@@ -104,6 +106,7 @@ def test_a_given_model_needs_no_new_one():
     [
         ({"step1": {}}, "f: unknown section 'step1'; did you mean 'step1_sft'"),
         ({"ranks": "two"}, "expected ranks to be a positive whole number, got 'two'"),
+        ({"report": "no"}, "expected report to be true or false, got 'no'"),
         ({"ranks": True}, "expected ranks to be a positive whole number, got True"),
         ({"output_dir": None}, "expected output_dir, a folder, got None"),
         ({"shared": ["data_path"]}, r"expected 'shared' to hold settings, got \['data_path'\]"),
@@ -148,6 +151,16 @@ def test_a_whole_run(steps, tmp_path, capsys):
     table = capsys.readouterr().out
     assert "| step 1: SFT loss " in table and "6.5000" in table and "1.2500" in table
     assert "the exact checker" in table and "standard error: 0.1250" in table
+    assert table.endswith("report: runs/x/report.html\n")
+    assert "Step 3: PPO" in (tmp_path / "runs/x/report.html").read_text(encoding="utf-8")
+
+
+def test_no_report_on_request(steps, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**VALUES, "report": False}))
+    all_steps.main(["--config", "run.yaml"])
+    assert "report" not in capsys.readouterr().out and not (tmp_path / "runs/x/report.html").exists()
+    settings = yaml.safe_load((tmp_path / "runs/x/configs/step1_sft.yaml").read_text())
+    assert settings["report"] is False
 
 
 def test_without_a_checker_the_table_has_no_such_row(steps, monkeypatch, capsys):

@@ -8,6 +8,7 @@ One process needs no launcher; several ranks start by `deepspeed`, torchrun or `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from training.step2_dpo.arguments import DpoArguments
 from training.utils.data.arguments import DataArguments
@@ -18,12 +19,14 @@ from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
+from training.utils.run.report_arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
 
 GROUPS = (
     RunArguments,
     CheckpointArguments,
     FaultArguments,
+    ReportArguments,
     DataArguments,
     ModelArguments,
     EngineArguments,
@@ -34,7 +37,7 @@ GROUPS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, read the reference, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
-    run, saving, faults, data, model, engine, dpo = groups
+    run, saving, faults, reporting, data, model, engine, dpo = groups
     dpo.check_reference(model)
 
     from training.step2_dpo.loss import Objective
@@ -52,6 +55,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.models.saving import save_model
     from training.utils.models.token_model import PolicyModel
     from training.utils.run.metrics import say
+    from training.utils.run.report.writing import report_at_end
 
     settings = engine.settings(dpo.learning_rate)
     with started_process_group(faults.rank_timeout) as ranks:
@@ -80,6 +84,7 @@ def main(argv: Sequence[str]) -> None:
         )
         loop = loop_settings(engine, steps, data.max_seq_len, causal_lm, packed, ranks, tokenizer.pad_token_id, run)
 
+        folder.write_json("data_report.json", asdict(phase.report))
         data_is = phase.train.manifest["fingerprint"]
         kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
         with kept as (metrics, checkpoints):
@@ -99,6 +104,7 @@ def main(argv: Sequence[str]) -> None:
         if ranks.is_main:
             save_model(folder.model, causal_lm, tensors, tokenizer)
         folder.write_summary(result.summary())
+        report_at_end(folder.path, reporting.report and ranks.is_main)
         say(f"step 2: {result.sentence()} in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
 
 

@@ -20,12 +20,14 @@ from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
+from training.utils.run.report_arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
 
 GROUPS = (
     RunArguments,
     CheckpointArguments,
     FaultArguments,
+    ReportArguments,
     DataArguments,
     ModelArguments,
     EngineArguments,
@@ -36,7 +38,7 @@ GROUPS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
-    run, saving, faults, data, model, engine, reward = groups
+    run, saving, faults, reporting, data, model, engine, reward = groups
 
     from training.step2_reward.batches import check_margins
     from training.step2_reward.loss import LossOptions
@@ -60,6 +62,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.models.score_scale import ScoreScale, set_score_scale
     from training.utils.models.token_model import ScalarModel
     from training.utils.run.metrics import say
+    from training.utils.run.report.writing import report_at_end
 
     settings = engine.settings(reward.learning_rate)
     with started_process_group(faults.rank_timeout) as ranks:
@@ -84,6 +87,7 @@ def main(argv: Sequence[str]) -> None:
         packed = may_pack(engine.padded, scorer, trained, trained, data.max_seq_len, say, needs_segments=needs)
         loop = loop_settings(engine, steps, data.max_seq_len, scorer, packed, ranks, tokenizer.pad_token_id, run)
 
+        folder.write_json("data_report.json", asdict(phase.report))
         data_is = phase.train.manifest["fingerprint"]
         kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
         with kept as (metrics, checkpoints):
@@ -100,15 +104,8 @@ def main(argv: Sequence[str]) -> None:
             save_model(folder.model, scorer, tensors, tokenizer)
         report = {"evaluation": result.after, "before": result.before, "training_chosen": chosen}
         folder.write_json("reward_report.json", {name: part and asdict(part) for name, part in report.items()})
-        folder.write_summary(
-            {
-                "eval_accuracy_before": result.before.accuracy,
-                "eval_accuracy": result.after.accuracy,
-                "eval_score_gap": result.after.score_gap,
-                "eval_loss": result.after.loss,
-                "seconds": result.seconds,
-            }
-        )
+        folder.write_summary(result.summary())
+        report_at_end(folder.path, reporting.report and ranks.is_main)
         gain = gain_sentence(result.before, result.after)
         say(f"step 2: {gain}, in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
 

@@ -36,6 +36,16 @@ class RewardResult:
     after: Evaluation
     seconds: float
 
+    def summary(self) -> dict[str, float | None]:
+        """The run's closing figures."""
+        return {
+            "eval_accuracy_before": self.before.accuracy,
+            "eval_accuracy": self.after.accuracy,
+            "eval_score_gap": self.after.score_gap,
+            "eval_loss": self.after.loss,
+            "seconds": self.seconds,
+        }
+
 
 class RewardTrainer:
     """Trains `engine`, a ScalarModel under DeepSpeed, on ranked responses."""

@@ -26,6 +26,7 @@ from training.utils.data.build import build_phase
 from training.utils.data.chat import conversation_end, use_chat_template
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.data.prompt_maker import PromptMaker
+from training.utils.data.reports import BuildReport
 from training.utils.data.tokenize import end_of_conversation_id
 from training.utils.data.unsupervised import build_unsupervised
 from training.utils.engine.setup import compute_meter, may_pack
@@ -77,6 +78,7 @@ class Inputs:
     warmup_steps: int
     ranks: Ranks
     data_fingerprint: str
+    data_report: BuildReport
 
 
 def checked_names(
@@ -216,7 +218,18 @@ def load_prompts(
     )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
     data_is = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
-    return Inputs(source, phase.eval, columns, texts, rollouts, rollouts * steps, critic_warmup * steps, ranks, data_is)
+    return Inputs(
+        source,
+        phase.eval,
+        columns,
+        texts,
+        rollouts,
+        rollouts * steps,
+        critic_warmup * steps,
+        ranks,
+        data_is,
+        phase.report,
+    )
 
 
 def make_parts(

@@ -77,6 +77,8 @@ def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, flo
         "rollout/outcome": float(outcomes_B.sum()),
         "rollout/ended_share": float(rollout.ended_B.sum()),
         "rollout/left_out": float((~experience.counts_B).sum()),
+        # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
+        "rollout/entropy": -float(sampled_BR.sum()),
     }
     if ref_BR is not None:  # where the training forward was left out, the rollout's own log-probabilities stand in
         sums["rollout/kl"] = float(((sampled_BR if old_BR is None else old_BR) - ref_BR).sum())

@@ -68,6 +68,7 @@ class Evaluator:
             figures |= described(greedy, "eval_greedy")
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
+        self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
         for sample in sampled[: self.shown]:
             say(f"sample: {told(sample)}", self.roles.actor.ranks.is_main)

@@ -9,6 +9,7 @@ One process needs no launcher; several ranks start by `deepspeed`, torchrun or `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
@@ -19,12 +20,14 @@ from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.fault_arguments import FaultArguments
 from training.utils.run.program import run_program
+from training.utils.run.report_arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
 
 GROUPS = (
     RunArguments,
     CheckpointArguments,
     FaultArguments,
+    ReportArguments,
     DataArguments,
     RolesArguments,
     PpoArguments,
@@ -36,7 +39,7 @@ GROUPS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
-    run, saving, faults, data, roles_arguments, ppo, algorithm, reward = groups
+    run, saving, faults, reporting, data, roles_arguments, ppo, algorithm, reward = groups
 
     from training.step3_ppo.assembly import (
         check_lengths,
@@ -58,6 +61,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
     from training.utils.run.metrics import say
+    from training.utils.run.report.writing import report_at_end
 
     names = checked_names(roles_arguments, ppo, algorithm, reward)
     check_timeouts(faults, reward)
@@ -88,6 +92,7 @@ def main(argv: Sequence[str]) -> None:
             total_steps=inputs.optimizer_steps,
         )
         engines = {"actor": roles.actor, "critic": roles.critic}
+        folder.write_json("data_report.json", asdict(inputs.data_report))
         kept = kept_run(plan, folder, engines, inputs.data_fingerprint, ranks, roles.average, tokenizers._asdict())
         with kept as (metrics, checkpoints):
             parts = make_parts(
@@ -103,6 +108,7 @@ def main(argv: Sequence[str]) -> None:
             save_roles(roles, tokenizers, folder)
         summary = summary_of(result)
         folder.write_summary(summary)
+        report_at_end(folder.path, reporting.report and ranks.is_main)
         say(closing_sentence(summary, folder, ppo.val_only), ranks.is_main)
 
 

@@ -61,6 +61,7 @@ def test_by_hand():
             "rollout/kl": (0.5 + 0.5 + 0.0) / 2,
             "rollout/ended_share": 0.5,
             "rollout/left_out": 0.5,
+            "rollout/entropy": (1.0 + 2.0 + 3.0) / 3,
             # old - sampled: -0.5 | 0, 1
             "rollout/logprob_mismatch": 1.5 / 3,
             "mismatch/k1": -0.5 / 3,

@@ -25,6 +25,7 @@ from training.utils.run.checkpoints import CheckpointFolder, damage, read_manife
 from training.utils.run.errors import ThreestepError
 from training.utils.run.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.run.metrics import MetricsWriter, say
+from training.utils.run.report_arguments import trackers_in
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.seeds import random_state, set_random_state
 
@@ -169,7 +170,9 @@ def kept_run(
     run.cut_logs(told.get("log_sizes", {}))  # an earlier run's, where this one begins
     present = {name: engine for name, engine in engines.items() if engine is not None}
     with (
-        MetricsWriter(run.path, ranks.is_main, told.get("step", 0), told.get("seconds", 0.0)) as metrics,
+        MetricsWriter(
+            run.path, ranks.is_main, told.get("step", 0), told.get("seconds", 0.0), trackers_in(settings), settings
+        ) as metrics,
         Interrupts() as interrupts,
     ):
         yield (

@@ -15,6 +15,7 @@ MAY_CHANGE = frozenset(
         "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "max_train_steps",
         "num_train_epochs", "eval_interval", "profile_steps", "per_device_eval_batch_size", "report_mfu",
         "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
+        "report", "report_to",
     }
 )  # fmt: skip
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}

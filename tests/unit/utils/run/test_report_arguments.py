@@ -1,0 +1,44 @@
+"""--report_to names trackers that exist and are installed, before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.utils.run import report_arguments
+from training.utils.run.arguments import parse_arguments
+from training.utils.run.errors import ThreestepError
+from training.utils.run.report_arguments import PACKAGES, ReportArguments, trackers_in
+from training.utils.run.trackers import TRACKERS
+
+
+def parsed(*words: str) -> ReportArguments:
+    return parse_arguments([ReportArguments], words, "")[0]
+
+
+def test_no_service_is_told_unless_asked():
+    assert trackers_in(vars(parsed())) == trackers_in({}) == ("tensorboard",) and parsed().report
+    assert parsed("--report_to", "none", "--report", "false") == ReportArguments("none", False)
+    assert trackers_in(vars(parsed("--report_to", "none"))) == ()
+
+
+def test_several_with_commas(monkeypatch):
+    monkeypatch.setattr(report_arguments.importlib.util, "find_spec", lambda name: name)
+    told = parsed("--report_to", "tensorboard, wandb,mlflow,wandb")
+    assert trackers_in(vars(told)) == ("tensorboard", "wandb", "mlflow")
+
+
+def test_every_name_has_a_tracker():
+    assert PACKAGES.keys() == TRACKERS.keys()
+
+
+def test_mistakes(monkeypatch):
+    monkeypatch.setattr(report_arguments.importlib.util, "find_spec", lambda name: None if name == "wandb" else name)
+    with pytest.raises(ThreestepError, match="--report_to wandb needs the package wandb: pip install wandb"):
+        parsed("--report_to", "wandb")
+    wanted = "--report_to expects tensorboard, wandb, trackio, mlflow, with commas, or none alone; got "
+    with pytest.raises(ThreestepError, match=wanted + r"'tensorbord'; did you mean 'tensorboard'\?"):
+        parsed("--report_to", "tensorbord")
+    with pytest.raises(ThreestepError, match=wanted + "'none'"):
+        parsed("--report_to", "none,mlflow")
+    with pytest.raises(ThreestepError, match=wanted + "''"):
+        parsed("--report_to", "")
