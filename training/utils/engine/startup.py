@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from training.utils.engine.collectives import barrier
 from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.run.errors import ThreestepError
 from training.utils.run.fault_arguments import RANK_TIMEOUT_SECONDS
@@ -74,6 +75,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
     try:
         yield ranks
+        barrier()  # a rank that leaves while another still works may abort as it ends (gloo, once in ten runs)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
