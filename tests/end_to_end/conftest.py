@@ -120,20 +120,25 @@ def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("end_to_end")
 
 
-@pytest.fixture(scope="session")
-def pairs_file(place: Path) -> Path:
-    """Sixty prompts with a chosen and a rejected response of many lengths."""
+def pair_rows(count: int) -> list[dict]:
+    """Prompts with a chosen and a rejected response of many lengths."""
     dice = random.Random(0)
     words = "pear apple fig plum cherry quince lemon".split()
     rows = []
-    for _ in range(60):
+    for _ in range(count):
         chosen = dice.choices(words, k=dice.randint(1, 6))
         rejected = dice.choices(words, k=dice.randint(1, 6)) + ["times"]
         prompt = f"Human: Sort these words: {' '.join(dice.sample(chosen, len(chosen)))}. Assistant:"
         texts = {"prompt": prompt, "chosen": " " + " ".join(sorted(chosen)), "rejected": " " + " ".join(rejected)}
         rows.append({**texts, "margin": len(rejected) / 4})
+    return rows
+
+
+@pytest.fixture(scope="session")
+def pairs_file(place: Path) -> Path:
+    """Sixty pairs."""
     path = place / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(60)))
     return path
 
 

@@ -14,11 +14,11 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed.launch import ROOT, run_ranks
+from tests.end_to_end.compared import figures
 from tests.end_to_end.conftest import MODULES, SHARED, save_start
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 PROGRAM = ROOT / "tests" / "end_to_end" / "resume_program.py"
-TIMES = ("seconds", "time/", "train/tokens_per_second", "train/pairs_per_second", "train/mfu", "reference/")
 BATCH = "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false --max_train_steps 3 --eval_interval 2"
 
 PPO = (
@@ -50,13 +50,6 @@ def run_program(place: Path, name: str, world_size: int, runs: list[tuple[str, l
     environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     run_ranks(PROGRAM, world_size, [place / f"{name}.json"], 600, environment)
     return Path(f"{note}0").read_text().splitlines()
-
-
-def figures(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
-    """What a run told, without what a clock gave."""
-    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-    plain = [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]
-    return [line for line in plain if len(line) > 1]  # more than a step
 
 
 def same(unbroken: Path, resumed: Path, models: tuple[str, ...] = ("model",)) -> None:

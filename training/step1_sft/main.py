@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from training.step1_sft.arguments import SftArguments
 from training.utils.data.arguments import DataArguments
@@ -42,19 +43,20 @@ def main(argv: Sequence[str]) -> None:
     from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import use_chat_template
+    from training.utils.data.fingerprint import digest_files
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
+    from training.utils.engine.checkpoints import kept_run, only_run_in, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer
+    from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer, model_files
     from training.utils.models.saving import save_model
     from training.utils.models.token_model import PolicyModel
     from training.utils.run.metrics import say
     from training.utils.run.report.writing import report_at_end
 
     settings = engine.settings(sft.learning_rate)
-    with started_process_group(faults.rank_timeout) as ranks:
+    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(saving, run.output_dir, "training.step1_sft.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
@@ -83,7 +85,10 @@ def main(argv: Sequence[str]) -> None:
 
         folder.write_json("data_report.json", asdict(phase.report))
         data_is = phase.train.manifest["fingerprint"]
-        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
+        again = model_files(model.model_name_or_path) if model.lora_dim else []  # what a resumed run loads anew
+        start = {"model_name_or_path": partial(digest_files, again, data.cache_dir)}
+        tokenizers = {"model": tokenizer}
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers=tokenizers, start=start)
         with kept as (metrics, checkpoints):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)
             rows = (phase.train, phase.eval)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from training.step2_dpo.arguments import DpoArguments
 from training.utils.data.arguments import DataArguments
@@ -46,19 +47,20 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import use_chat_template
+    from training.utils.data.fingerprint import digest_files
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
+    from training.utils.engine.checkpoints import kept_run, only_run_in, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer
+    from training.utils.models.loading import add_tokens, check_positions, load_causal_lm, load_tokenizer, model_files
     from training.utils.models.saving import save_model
     from training.utils.models.token_model import PolicyModel
     from training.utils.run.metrics import say
     from training.utils.run.report.writing import report_at_end
 
     settings = engine.settings(dpo.learning_rate)
-    with started_process_group(faults.rank_timeout) as ranks:
+    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(saving, run.output_dir, "training.step2_dpo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
@@ -86,12 +88,15 @@ def main(argv: Sequence[str]) -> None:
 
         folder.write_json("data_report.json", asdict(phase.report))
         data_is = phase.train.manifest["fingerprint"]
-        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
+        name = model.model_name_or_path
+        start = {"model_name_or_path": partial(digest_files, model_files(name), data.cache_dir)}
+        tokenizers = {"model": tokenizer}
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers=tokenizers, start=start)
         with kept as (metrics, checkpoints):
             if dpo.reference == "adapter_off":
                 references = adapter_off_references(trained, causal_lm)
             else:
-                name, file = model.model_name_or_path, None
+                file = None
                 if ranks.is_main and not added:  # embeddings of new tokens are drawn: no file knows them again
                     file = reference_file(name, phase, data, engine.dtype, packed)
                 references = known_references(trained, phase.train, phase.eval, loop, file, metrics, say)

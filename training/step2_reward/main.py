@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from training.step2_reward.arguments import RewardArguments
@@ -46,8 +47,9 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.trainer import RewardTrainer
     from training.utils.data.build import build_phase
     from training.utils.data.chat import conversation_end, use_chat_template
+    from training.utils.data.fingerprint import digest_files
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
+    from training.utils.engine.checkpoints import kept_run, only_run_in, plan_checkpoints
     from training.utils.engine.setup import load_under, loop_settings, may_pack, start_run, whole_steps
     from training.utils.engine.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
@@ -56,6 +58,7 @@ def main(argv: Sequence[str]) -> None:
         check_positions,
         load_scalar_model,
         load_tokenizer,
+        model_files,
         with_pad_apart,
     )
     from training.utils.models.saving import save_model
@@ -65,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.run.report.writing import report_at_end
 
     settings = engine.settings(reward.learning_rate)
-    with started_process_group(faults.rank_timeout) as ranks:
+    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(saving, run.output_dir, "training.step2_reward.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         check_positions(model.settings(), data.max_seq_len, "--max_seq_len")
@@ -89,7 +92,10 @@ def main(argv: Sequence[str]) -> None:
 
         folder.write_json("data_report.json", asdict(phase.report))
         data_is = phase.train.manifest["fingerprint"]
-        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer})
+        again = model_files(model.model_name_or_path) if model.lora_dim else []  # what a resumed run loads anew
+        start = {"model_name_or_path": partial(digest_files, again, data.cache_dir)}
+        tokenizers = {"model": tokenizer}
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers=tokenizers, start=start)
         with kept as (metrics, checkpoints):
             options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)

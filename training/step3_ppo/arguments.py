@@ -288,11 +288,6 @@ class PpoArguments:
             self.rollout_dump is None or self.rollout_replay is None,
             "--rollout_dump and --rollout_replay exclude each other: a replay draws nothing new",
         )
-        if self.rollout_dump is not None:
-            mistakes.require(
-                not list(Path(self.rollout_dump).glob("rollout_*")),
-                f"--rollout_dump expects a folder without rollouts, and {self.rollout_dump} has some; name another",
-            )
         if self.rollout_replay is not None:
             mistakes.require(
                 bool(list(Path(self.rollout_replay).glob("rollout_*"))),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,6 +26,7 @@ from training.step3_ppo.settings import PpoResult, PpoSettings
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
 from training.utils.data.chat import conversation_end, use_chat_template
+from training.utils.data.fingerprint import digest_files
 from training.utils.data.phases import PromptRow, TextBlock
 from training.utils.data.prompt_maker import PromptMaker
 from training.utils.data.reports import BuildReport
@@ -35,7 +38,7 @@ from training.utils.layout.order import steps_in
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
-from training.utils.models.loading import check_positions, load_tokenizer, same_tokenizer
+from training.utils.models.loading import check_positions, load_tokenizer, model_files, same_tokenizer
 from training.utils.models.saving import save_model
 from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.run.checkpoint_arguments import CheckpointArguments
@@ -118,14 +121,23 @@ def _check_critic_path(
     )
 
 
-def check_resumable(saving: CheckpointArguments, ppo: PpoArguments) -> None:
-    """ThreestepError where a run would go on whose rollouts are numbered from its beginning."""
-    for flag in ("rollout_dump", "rollout_replay"):
-        if saving.resume is not None and getattr(ppo, flag) is not None:
-            raise ThreestepError(
-                f"--resume does not go together with --{flag}, whose files are numbered from the run's beginning; "
-                "leave one of them out"
-            )
+def check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
+    """ThreestepError where a run that begins would write its rollouts among those of another."""
+    folder = ppo.rollout_dump
+    if folder is not None and saving.resume is None and any(Path(folder).glob("rollout_*")):
+        raise ThreestepError(
+            f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or go on with "
+            "the run that wrote them by --resume"
+        )
+
+
+def start_content(roles: RolesArguments, names: Names, cache_dir: str) -> dict[str, Callable[[], str]]:
+    """What digests the models that a run loads at each start, by flag: the actor's start is its reference, the critic's
+    the reward model."""
+    paths = {"actor_model_name_or_path": roles.actor_model_name_or_path}
+    if names.with_critic_tokenizer:
+        paths["critic_model_name_or_path"] = roles.critic_model_name_or_path
+    return {flag: partial(digest_files, model_files(path), cache_dir) for flag, path in paths.items()}
 
 
 def check_timeouts(faults: FaultArguments, reward: RewardArguments) -> None:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
     from training.step3_ppo.assembly import (
         check_lengths,
-        check_resumable,
+        check_rollout_dump,
         check_timeouts,
         checked_names,
         chosen_scale,
@@ -52,12 +52,13 @@ def main(argv: Sequence[str]) -> None:
         load_tokenizers,
         make_parts,
         save_roles,
+        start_content,
         summary_of,
     )
     from training.step3_ppo.roles import RoleSettings, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.engine.checkpoints import kept_run, plan_checkpoints
+    from training.utils.engine.checkpoints import kept_run, only_run_in, plan_checkpoints
     from training.utils.engine.setup import start_run
     from training.utils.engine.startup import started_process_group
     from training.utils.run.metrics import say
@@ -65,8 +66,8 @@ def main(argv: Sequence[str]) -> None:
 
     names = checked_names(roles_arguments, ppo, algorithm, reward)
     check_timeouts(faults, reward)
-    check_resumable(saving, ppo)
-    with started_process_group(faults.rank_timeout) as ranks:
+    check_rollout_dump(saving, ppo)
+    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(saving, run.output_dir, "training.step3_ppo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
         check_lengths(roles_arguments, data, ppo, names.with_critic_tokenizer)
@@ -93,7 +94,9 @@ def main(argv: Sequence[str]) -> None:
         )
         engines = {"actor": roles.actor, "critic": roles.critic}
         folder.write_json("data_report.json", asdict(inputs.data_report))
-        kept = kept_run(plan, folder, engines, inputs.data_fingerprint, ranks, roles.average, tokenizers._asdict())
+        start = start_content(roles_arguments, names, data.cache_dir)
+        about = (inputs.data_fingerprint, ranks, roles.average, tokenizers._asdict(), start)
+        kept = kept_run(plan, folder, engines, *about)
         with kept as (metrics, checkpoints):
             parts = make_parts(
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 from training.step3_ppo.records import Experience
 from training.utils.data.phases import PromptRow
 from training.utils.data.prompt_maker import PromptMaker
-from training.utils.engine.collectives import from_main, gathered
+from training.utils.engine.collectives import gathered, on_main
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.errors import ThreestepError
@@ -266,18 +266,7 @@ class ChosenPrompts(PromptSource):
         self._on_main(load)
 
     def _on_main(self, act: Callable[[], Given]) -> Given:
-        """What `act` gives on rank 0, on every rank, or the mistake that it raises there."""
-        answer: Any = None
-        mistake = None
-        if self._ranks.is_main:
-            try:
-                answer = act()
-            except ThreestepError as error:
-                mistake = str(error)
-        answer, mistake = from_main((answer, mistake))
-        if mistake is not None:
-            raise ThreestepError(mistake)
-        return answer
+        return on_main(act, self._ranks.is_main)
 
 
 def _shuffled(prompts: Sequence[PromptRow], seed: int, first: int, count: int) -> list[PromptRow]:

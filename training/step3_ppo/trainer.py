@@ -268,6 +268,7 @@ class PpoTrainer:
             "kl_control": self.kl_control.state_dict(),
             "texts_taken": self.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
+            "rollout_engine": self.rollout_engine.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -275,6 +276,7 @@ class PpoTrainer:
         self.kl_control.load_state_dict(state["kl_control"])
         self.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
+        self.rollout_engine.load_state_dict(state["rollout_engine"])
 
     def _learned(
         self, told: Sequence[dict[str, float]], empty: int, pieces: Sequence[Piece], train_actor: bool

@@ -13,7 +13,7 @@ from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.assembly import (
     _plan,
     check_lengths,
-    check_resumable,
+    check_rollout_dump,
     check_timeouts,
     checked_names,
     chosen_scale,
@@ -172,14 +172,6 @@ def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
     assert plan == PlanSettings(1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0)
 
 
-def test_a_run_whose_rollouts_are_numbered_is_not_resumed():
-    check_resumable(CheckpointArguments(), PpoArguments(rollout_dump="x"))
-    check_resumable(CheckpointArguments(resume="latest"), PpoArguments())
-    for flag in ("rollout_dump", "rollout_replay"):
-        with pytest.raises(ThreestepError, match=f"--resume does not go together with --{flag}, whose files are"):
-            check_resumable(CheckpointArguments(resume="latest"), PpoArguments(**{flag: "x"}))
-
-
 def test_ranks_wait_longer_than_a_reward_function_may_work():
     check_timeouts(FaultArguments(), RewardArguments())
     check_timeouts(FaultArguments(rank_timeout=301), RewardArguments())
@@ -205,3 +197,17 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
         check_lengths(roles, data, ppo, with_critic=True)
     if short == "critic":
         check_lengths(roles, data, ppo, with_critic=False)
+
+
+def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
+    folder = str(tmp_path)
+    check_rollout_dump(CheckpointArguments(), PpoArguments(rollout_dump=folder))
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    check_rollout_dump(CheckpointArguments(), PpoArguments())
+    check_rollout_dump(CheckpointArguments(resume="latest"), PpoArguments(rollout_dump=folder))
+    with pytest.raises(ThreestepError) as told:
+        check_rollout_dump(CheckpointArguments(), PpoArguments(rollout_dump=folder))
+    assert str(told.value) == (
+        f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or go on with the run "
+        "that wrote them by --resume"
+    )

@@ -17,7 +17,7 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.prompt_source import ShuffledPrompts
 from training.step3_ppo.records import Rollout
-from training.step3_ppo.rollout.base import Sampling
+from training.step3_ppo.rollout.base import RolloutEngine, Sampling
 from training.step3_ppo.settings import PpoSettings
 from training.step3_ppo.trainer import PpoTrainer, _everyones_row_ids
 from training.utils.data.phases import PromptRow
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 
 
-class Engine:
+class Engine(RolloutEngine):
     """One token a response: 5 where greedy, else 6, or what `token` makes of the prompt and the sample's number."""
 
     def __init__(self, token=lambda prompt, sample: 6) -> None:

@@ -65,3 +65,10 @@ class RolloutEngine(ABC):
         """Return `samples_per_prompt` responses to each prompt, those of one prompt adjacent; `seeds` has one for each
         of these sequences. A response depends on its prompt and its own seed alone, whatever else is in the batch.
         `model` holds whole (unsharded) weights and is in eval mode."""
+
+    def state_dict(self) -> dict[str, int]:
+        """What rollouts change here, the same on every rank; empty where nothing does."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:  # noqa: B027 (most have none)
+        """Take up what `state_dict` gave."""

@@ -2,7 +2,8 @@
 
 One safetensors file a rollout and rank, numbered in the order in which a run asks for them (evaluations included):
 `rollout_000003_rank0.safetensors` holds the Rollout's tensors and the seeds, and in its metadata, as JSON, how they
-were drawn. A run with the same settings asks for the same rollouts in the same order, and so gets them back.
+were drawn. A run with the same settings asks for the same rollouts in the same order, and so gets them back. A run that
+goes on from a checkpoint goes on with the number that it had there: what a killed run wrote after it is written again.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ class DumpingRollout(RolloutEngine):
         self._count += 1
         return rollout
 
+    def state_dict(self) -> dict[str, int]:
+        return {"rollouts": self._count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._count = state["rollouts"]
+
 
 class ReplayRollout(RolloutEngine):
     """The rollouts of `folder`, one after the other; the model is not asked."""
@@ -92,6 +99,12 @@ class ReplayRollout(RolloutEngine):
         self._count += 1
         fields = {name: tensors[name].to(prompt_ids_BP.device) for name in _TENSORS}
         return Rollout(**fields, seconds=time.perf_counter() - started)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rollouts": self._count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._count = state["rollouts"]
 
 
 def _metadata(sampling: Sampling, samples_per_prompt: int) -> dict[str, str]:

@@ -8,8 +8,9 @@ nothing of rows or tokens.
     python -m training.utils.data.cache list | verify | prune    (see `cache_program`)
 
 What is verified when a folder is opened: the manifest (readable, this format, this fingerprint, these
-parts), and of each file its size, its Arrow footer, and its sha256 where it is at most `CHECKED_BYTES`
-long. A changed byte in the middle of a larger file is not looked for; `--rebuild_cache` builds it again.
+parts, its own checksum), and of each file its size, its Arrow footer, and its sha256 where it is at most
+`CHECKED_BYTES` long. A changed byte in the middle of a larger file is not looked for; `--rebuild_cache` builds it
+again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ from typing import TYPE_CHECKING, Any
 from training.utils.data.fingerprint import hash_parts
 from training.utils.data.shard_files import drop_shards, keep_finished_shards
 from training.utils.data.workers import BuildStopped
-from training.utils.run.storage import flush_to_disk, read_json_object, sha256_of, try_lock, write_json
+from training.utils.run.storage import (
+    flush_to_disk,
+    read_json_object,
+    sha256_of,
+    sha256_of_object,
+    try_lock,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from training.utils.data.dataset import CachedSplit
 
-CACHE_FORMAT = 2  # 2: rows of phase 2 have margins
+CACHE_FORMAT = 3  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself
 CHECKED_BYTES = 16 * 2**20
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -190,6 +198,8 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
         raise Damaged("no readable manifest")
     if hash_parts(manifest.get("parts", {})) != fingerprint:
         raise Damaged("its manifest belongs to something else")
+    if manifest.get("sha256") != sha256_of_object(_without_checksum(manifest)):
+        raise Damaged("its manifest has another content than was written")
     splits = {}
     for key, entry in manifest["splits"].items():
         path = os.path.join(final, entry["file"])
@@ -208,6 +218,10 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
 def read_manifest(folder: str) -> dict[str, Any] | None:
     manifest = read_json_object(os.path.join(folder, MANIFEST))
     return manifest if manifest is not None and isinstance(manifest.get("splits"), dict) else None
+
+
+def _without_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in manifest.items() if key != "sha256"}
 
 
 def _build(
@@ -235,6 +249,7 @@ def _build(
             "build_seconds": round(time.perf_counter() - started, 3),
             "published_at_seconds": time.time(),
         }
+        manifest["sha256"] = sha256_of_object(manifest)
         write_json(os.path.join(building, MANIFEST), manifest)
         for name in [*(entry["file"] for entry in splits.values()), MANIFEST]:
             flush_to_disk(os.path.join(building, name))

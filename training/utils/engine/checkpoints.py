@@ -10,24 +10,28 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.utils.engine.collectives import barrier, from_main, largest
+from training.utils.engine.checkpoint_parts import Parts, agreed, noting
+from training.utils.engine.collectives import largest, on_main
 from training.utils.engine.export import describe_engine
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
-from training.utils.run.checkpoint_arguments import LATEST, MAY_CHANGE, CheckpointArguments
+from training.utils.run.checkpoint_arguments import LATEST, CheckpointArguments
 from training.utils.run.checkpoints import CheckpointFolder, damage, read_manifest
 from training.utils.run.errors import ThreestepError
 from training.utils.run.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.run.metrics import MetricsWriter, say
 from training.utils.run.report_arguments import trackers_in
 from training.utils.run.run_folder import RunFolder
-from training.utils.run.seeds import random_state, set_random_state
+from training.utils.run.run_lock import only_run
+from training.utils.run.seeds import derived_seed
+from training.utils.run.settings_check import check_settings, placed, placement
+from training.utils.run.storage import flush_to_disk
 
 _TRAINER_FILE = "trainer.json"
 _TIME_IS_SHORT = len(SIGNALS) + 1
@@ -72,24 +76,15 @@ def plan_checkpoints(
     """
     folder = CheckpointFolder(output_dir)
     told = {**settings, "program": program, "ranks": ranks.world_size}
-    # Every rank hears of the same mistake, which one of them says.
-    found, mistake = from_main(_found_on_main(flags, folder, told) if ranks.is_main else None)
-    if mistake is not None:
-        raise ThreestepError(mistake)
-    return CheckpointPlan(flags, folder, program, told, found and Path(found))
+    return CheckpointPlan(flags, folder, program, told, on_main(lambda: _found(flags, folder, told), ranks.is_main))
 
 
-def _found_on_main(
-    flags: CheckpointArguments, folder: CheckpointFolder, settings: dict[str, Any]
-) -> tuple[str | None, str | None]:
-    try:
-        found = _chosen(flags, folder)
-        if found is not None:
-            _check_settings(found, read_manifest(found)["settings"], settings)
-            folder.point_to(found)
-    except ThreestepError as mistake:
-        return None, str(mistake)
-    return None if found is None else str(found), None
+def _found(flags: CheckpointArguments, folder: CheckpointFolder, settings: dict[str, Any]) -> Path | None:
+    found = _chosen(flags, folder)
+    if found is not None:
+        check_settings(found, read_manifest(found)["settings"], settings)
+        folder.point_to(found)
+    return found
 
 
 def _chosen(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
@@ -130,22 +125,13 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     return folder.path / path.resolve().name
 
 
-def _check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    differ = [
-        f"{_spelled(name)} was {saved[name]} and is {mine[name]}"
-        for name in sorted(saved.keys() & mine.keys() - MAY_CHANGE)
-        if saved[name] != mine[name]
-    ]
-    if differ:
-        raise ThreestepError(
-            f"--resume: {found} was written with other settings: {'; '.join(differ)}; give those that it had, or "
-            "begin anew in another --output_dir"
-        )
-
-
-def _spelled(name: str) -> str:
-    plain = {"ranks": "the number of ranks", "program": "the program", "data": "the data's fingerprint"}
-    return plain.get(name, f"--{name}")
+@contextlib.contextmanager
+def only_run_in(output_dir: str, ranks: Ranks) -> Iterator[None]:
+    """Hold the run's folder; ThreestepError on every rank, which names the other run, where one holds it. A
+    collective."""
+    with contextlib.ExitStack() as held:
+        on_main(lambda: held.enter_context(only_run(output_dir)), ranks.is_main)
+        yield
 
 
 @contextlib.contextmanager
@@ -157,15 +143,22 @@ def kept_run(
     ranks: Ranks,
     average: WeightAverage | None = None,
     tokenizers: Mapping[str, Any] | None = None,
+    start: Mapping[str, Callable[[], str]] | None = None,
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
     """Metrics that go on where the checkpoint ends, and the checkpoints of a loop that trains `engines` (and keeps
-    `average`). tokenizers: by the engines' names, for `training.export`. Inside, signals wait for the end of a step.
-    ThreestepError where the checkpoint is of other data."""
-    settings = {**plan.settings, "data": data_fingerprint}
+    `average`). Inside, signals wait for the end of a step.
+
+    tokenizers: by the engines' names, for `training.export`. start: digests each model that a resumed run loads anew,
+    by flag; called on rank 0. ThreestepError where the checkpoint is of other data or other such models.
+    """
+    digests = {f"the content of --{flag}": digest for flag, digest in (start or {}).items()}
+    contents = on_main(lambda: {name: digest()[:12] for name, digest in digests.items()}, ranks.is_main)
+    settings = {**plan.settings, "data": data_fingerprint, **contents}
     told: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
     if plan.found is not None:
-        manifest = read_manifest(plan.found)
-        _check_settings(plan.found, manifest["settings"], settings)
+        saved = read_manifest(plan.found)["settings"]
+        check_settings(plan.found, saved, settings)
         told = json.loads((plan.found / _TRAINER_FILE).read_text(encoding="utf-8"))
     run.cut_logs(told.get("log_sizes", {}))  # an earlier run's, where this one begins
     present = {name: engine for name, engine in engines.items() if engine is not None}
@@ -175,37 +168,35 @@ def kept_run(
         ) as metrics,
         Interrupts() as interrupts,
     ):
-        yield (
-            metrics,
-            KeptCheckpoints(plan, run, present, settings, metrics, interrupts, told, ranks, average, tokenizers),
-        )
+        parts = Parts(present, average, ranks)
+        yield metrics, KeptCheckpoints(plan, run, parts, settings, metrics, interrupts, told, saved, tokenizers)
 
 
 class KeptCheckpoints(Checkpoints):
-    """Those of a run by its command line. told: what _TRAINER_FILE of the checkpoint holds; empty at the beginning."""
+    """Those of a run by its command line. told: what _TRAINER_FILE of the checkpoint holds, saved: the settings in its
+    manifest; both empty at the beginning."""
 
     def __init__(
         self,
         plan: CheckpointPlan,
         run: RunFolder,
-        engines: Mapping[str, TrainingEngine],
+        parts: Parts,
         settings: dict[str, Any],
         metrics: MetricsWriter,
         interrupts: Interrupts,
         told: dict[str, Any],
-        ranks: Ranks,
-        average: WeightAverage | None = None,
+        saved: dict[str, Any],
         tokenizers: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan = plan
         self._run = run
-        self._engines = engines
+        self._parts = parts
         self._settings = settings
         self._metrics = metrics
         self._interrupts = interrupts
         self._told = told
-        self._ranks = ranks
-        self._average = average
+        self._saved = saved
+        self._ranks = parts.ranks
         self._tokenizers = tokenizers or {}
         self._stop = 0
         self._step_began = time.monotonic()
@@ -216,14 +207,20 @@ class KeptCheckpoints(Checkpoints):
         found = self._plan.found
         if found is None:
             return 0, {}
-        for name, engine in self._engines.items():
-            _load_engine(engine, found, name)
-        if self._average is not None:
-            _load_average(self._average, _average_file(found, self._ranks.rank))
-        set_random_state(json.loads(_random_file(found, self._ranks.rank).read_text(encoding="utf-8")))
+        if placement(self._saved) == placement(self._settings):
+            self._parts.load(found)
+        else:
+            self._load_elsewhere(found)
         say(f"goes on after step {self._told['step']}, from {found}", self._ranks.is_main)
         self._step_began = time.monotonic()
         return self._told["step"], self._told["state"]
+
+    def _load_elsewhere(self, found: Path) -> None:
+        step, was, now = self._told["step"], placed(self._saved), placed(self._settings)
+        say(f"{found} was written on {was}, and is converted for {now}", self._ranks.is_main)
+        # Where generators begin anew, they do so otherwise than at the run's beginning, and alike each time.
+        seed = derived_seed(self._settings.get("seed", 0), "resumed", step, self._ranks.world_size)
+        self._parts.load_elsewhere(found, self._plan.folder.universal(step), self._saved["ranks"], seed)
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self._plan.flags
@@ -235,41 +232,51 @@ class KeptCheckpoints(Checkpoints):
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         started = time.monotonic()
-        folder, ranks = self._plan.folder, self._ranks
-        partial = folder.partial(step)
-        if ranks.is_main:
-            folder.begin(step)
-        barrier()
-        for name, engine in self._engines.items():
-            _save_engine(engine, partial, name)
-        if self._average is not None:
-            _save_average(self._average, _average_file(partial, ranks.rank))
-        _random_file(partial, ranks.rank).write_text(json.dumps(random_state()), encoding="utf-8")
-        barrier()
-        if ranks.is_main:
-            self._publish(step, state)
-        barrier()
+        refusal = self._written(step, state)
+        if refusal is not None:
+            say(self._lament(step, refusal), self._ranks.is_main)
         self._step_began = time.monotonic()
         self._save_seconds = self._step_began - started
         if self._stop:
-            say(self._farewell(step), ranks.is_main)
-            raise SystemExit(0)
+            say(self._farewell(step, refusal is None), self._ranks.is_main)
+            raise SystemExit(0 if refusal is None else 1)
+
+    def _written(self, step: int, state: Mapping[str, Any]) -> str | None:
+        """Write and publish a checkpoint, or leave everything as it was and return what the disk refused."""
+        folder, is_main = self._plan.folder, self._ranks.is_main
+        refusals: list[str] = []
+        if is_main:
+            with noting(refusals):
+                folder.begin(step, self._parts.engines)
+        refusal = agreed(refusals) or self._parts.write(folder.partial(step))
+        if refusal is None:
+            if is_main:
+                with noting(refusals):
+                    self._publish(step, state)
+            refusal = agreed(refusals)
+        if refusal is not None and is_main:
+            folder.give_up(step)
+        return refusal
 
     def _publish(self, step: int, state: Mapping[str, Any]) -> None:
         self._metrics.flush()
+        sizes = self._run.log_sizes()
+        for name in sizes:
+            flush_to_disk(self._run.path / name)
         told = {
             "step": step,
             "seconds": self._metrics.seconds,
-            "log_sizes": self._run.log_sizes(),
+            "log_sizes": sizes,
             "state": dict(state),
         }
         folder = self._plan.folder
         for name, tokenizer in self._tokenizers.items():
-            if name in self._engines:
-                describe_engine(folder.partial(step), name, self._engines[name], tokenizer)
+            if name in self._parts.engines:
+                describe_engine(folder.partial(step), name, self._parts.engines[name], tokenizer)
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(told), encoding="utf-8")
         folder.publish(step, {"settings": self._settings})
-        folder.prune(step, self._plan.flags.keep_last)
+        with contextlib.suppress(OSError):  # what is not removed now will be after the next one
+            folder.prune(step, self._plan.flags.keep_last)
 
     def _asked_to_stop(self) -> int:
         """0, or why this rank is to stop: the signal's place in SIGNALS from 1 on, or the time."""
@@ -287,44 +294,23 @@ class KeptCheckpoints(Checkpoints):
         needed = 1.5 * (self._longest_step_seconds + save_seconds)
         return _TIME_IS_SHORT if seconds_since_start() + needed > limit else 0
 
-    def _farewell(self, step: int) -> str:
+    def _lament(self, step: int, refusal: str) -> str:
+        last = next(iter(self._plan.folder.latest_first()), None)
+        return (
+            f"warning: NO CHECKPOINT was written after step {step} ({refusal}); the run goes on, and "
+            f"{'there is none to go on from yet' if last is None else f'the last good one is {last}'}; make room, or "
+            "lower --keep_last"
+        )
+
+    def _farewell(self, step: int, with_checkpoint: bool) -> str:
         reason = f"--stop_before {self._plan.flags.stop_before}"
         if self._stop != _TIME_IS_SHORT:
             reason = SIGNALS[self._stop - 1].name
+        if not with_checkpoint:
+            reason += ", without its checkpoint"
         ranks = f"THREESTEP_RANKS={self._ranks.world_size} "
         config = shlex.quote(str(self._run.path / "config.yaml"))
         return (
             f"stopped after step {step} ({reason}); to go on: {ranks}python -m training.utils.run.launch "
             f"{self._plan.program} --config {config} --resume"
         )
-
-
-def _random_file(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"random_{rank}.json"
-
-
-def _average_file(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"average_{rank}.safetensors"
-
-
-def _save_average(average: WeightAverage, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({str(index): share.contiguous() for index, share in enumerate(average.state())}, path)
-
-
-def _load_average(average: WeightAverage, path: Path) -> None:
-    from safetensors.torch import load_file
-
-    shares = load_file(path)
-    average.load_state([shares[str(index)] for index in range(len(shares))])
-
-
-def _save_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
-    engine.engine.save_checkpoint(str(folder), tag=name, save_latest=False)
-
-
-def _load_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
-    loaded, _ = engine.engine.load_checkpoint(str(folder), tag=name)
-    if loaded is None:
-        raise ThreestepError(f"--resume: DeepSpeed finds no state of '{name}' in {folder}")

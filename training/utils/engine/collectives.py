@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from training.utils.run.errors import ThreestepError
+
+Given = TypeVar("Given")
 
 
 def several_ranks() -> bool:
@@ -46,6 +51,21 @@ def from_main(item: Any) -> Any:
     items = [item]
     dist.broadcast_object_list(items, src=0)
     return items[0]
+
+
+def on_main(act: Callable[[], Given], is_main: bool) -> Given:
+    """Return what `act` gives on rank 0, on every rank; a ThreestepError that it raises there is raised everywhere."""
+    answer: Any = None
+    mistake = None
+    if is_main:
+        try:
+            answer = act()
+        except ThreestepError as error:
+            mistake = str(error)
+    answer, mistake = from_main((answer, mistake))
+    if mistake is not None:
+        raise ThreestepError(mistake)
+    return answer
 
 
 def barrier() -> None:

@@ -57,6 +57,9 @@ class TrainingEngine:
         elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainable)
         config = deepspeed_config(settings, ranks.world_size, elements, ranks.device.type == "cuda")
         optimizer = _optimizer(module, settings, ranks.device)
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        # The names of the weights in each group of the optimizer, in its order.
+        self.parameter_groups = [[names[weight] for weight in group["params"]] for group in optimizer.param_groups]
         self.settings = settings
         self.ranks = ranks
         self._rows: TokenRows | None = None  # of the last forward, for errors

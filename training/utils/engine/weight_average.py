@@ -54,6 +54,17 @@ class WeightAverage:
         for share, saved in zip(self._shares, shares, strict=True):
             share.copy_(saved)
 
+    def load_whole(self, parts: list[list[torch.Tensor]]) -> None:
+        """Take up what `state` gave on every rank, in their order: any number of ranks, on any ZeRO stage."""
+        ranks = self._engine.ranks
+        for index, (share, weight) in enumerate(zip(self._shares, self._weights, strict=True)):
+            elements = getattr(weight, "ds_numel", weight.numel())
+            whole = torch.cat([part[index].reshape(-1) for part in parts])[:elements]
+            size = -(-elements // ranks.world_size)
+            mine = whole[ranks.rank * size : ranks.rank * size + share.numel()]
+            share.zero_()
+            share.view(-1)[: mine.numel()].copy_(mine)
+
     def _is_sharded(self) -> bool:
         return self._engine.settings.zero_stage == 3
 

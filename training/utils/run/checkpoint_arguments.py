@@ -18,6 +18,14 @@ MAY_CHANGE = frozenset(
         "report", "report_to",
     }
 )  # fmt: skip
+# Where a checkpoint was written, and is taken up: these may change too, and its files are converted then.
+PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
+# What a step takes over all ranks stays, however it is divided: name -> the flags whose product with the ranks it is.
+PER_STEP = {
+    "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),
+    "prompts of a rollout": ("per_device_generation_batch_size", "generation_batches"),
+    "sequences of a minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
+}
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 

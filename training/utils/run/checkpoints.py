@@ -2,6 +2,7 @@
 
     OUTPUT_DIR/checkpoints/step_000100/      any files; manifest.json has the size and sha256 of each, and of itself
     OUTPUT_DIR/checkpoints/step_000200.partial/   being written, or what a run that was killed left of one
+    OUTPUT_DIR/checkpoints/step_000200.universal/ converted for other ranks, while a run goes on from it
     OUTPUT_DIR/checkpoints/latest            a name, replaced as a whole
 
 Every byte is hashed, when written and when read: at half a gigabyte a second or more, that is little beside writing
@@ -11,20 +12,21 @@ it. Knows nothing of engines and ranks: one process calls it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from training.utils.run.checkpoint_arguments import LATEST
-from training.utils.run.storage import flush_to_disk, sha256_of
+from training.utils.run.storage import flush_to_disk, sha256_of, sha256_of_object
 
 MANIFEST = "manifest.json"
 _PARTIAL = ".partial"
 _OLD = ".old"
+_UNIVERSAL = ".universal"
 
 
 class CheckpointFolder:
@@ -40,12 +42,29 @@ class CheckpointFolder:
         """Where the checkpoint of `step` is written."""
         return self.path / f"step_{step:06d}{_PARTIAL}"
 
-    def begin(self, step: int) -> None:
-        """Make an empty folder to write to, and clear away what runs that were killed left behind."""
+    def universal(self, step: int) -> Path:
+        """Where the checkpoint of `step` is converted to."""
+        return self.path / f"step_{step:06d}{_UNIVERSAL}"
+
+    def begin(self, step: int, parts: Iterable[str] = ()) -> None:
+        """Make an empty folder to write to with folders `parts`, and clear away what runs that were killed left."""
+        self.clear()
+        for part in ("", *parts):
+            (self.partial(step) / part).mkdir(parents=True)
+
+    def clear(self) -> None:
+        """Remove what is no checkpoint: half-written, replaced or converted ones."""
         for path in self.path.glob("step_*"):
-            if path.name.endswith((_PARTIAL, _OLD)):
+            if path.name.endswith((_PARTIAL, _OLD, _UNIVERSAL)):
                 shutil.rmtree(path)
-        self.partial(step).mkdir(parents=True)
+
+    def give_up(self, step: int) -> None:
+        """Remove what was written for `step`; what stood in its place before stands there again."""
+        final = self.of(step)
+        old = final.with_name(final.name + _OLD)
+        if old.exists() and not final.exists():
+            os.rename(old, final)
+        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def publish(self, step: int, description: dict[str, Any]) -> Path:
         """Make what was written for `step` the latest checkpoint; `description` is kept in its manifest."""
@@ -102,7 +121,7 @@ def damage(checkpoint: Path) -> str | None:
         return f"{MANIFEST} cannot be read ({problem.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
-    if own != _digest_of(content):
+    if own != sha256_of_object(content):
         return f"{MANIFEST} is damaged"
     for name, entry in files.items():
         try:
@@ -126,12 +145,8 @@ def _write_manifest(folder: Path, description: dict[str, Any]) -> None:
         flush_to_disk(path)
         files[path.relative_to(folder).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
     content = {**description, "files": files}
-    text = json.dumps({**content, "sha256": _digest_of(content)}, indent=1)
+    text = json.dumps({**content, "sha256": sha256_of_object(content)}, indent=1)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
     flush_to_disk(folder / MANIFEST)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         flush_to_disk(path)
-
-
-def _digest_of(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -93,6 +93,12 @@ def sha256_of(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_object(content: dict[str, Any]) -> str:
+    """Of what JSON keeps of it, whatever the order of its keys."""
+    plain = json.loads(json.dumps(content))  # keys of text, so that they are ordered as they will be read
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
 def flush_to_disk(path: str | Path) -> None:
     """fsync of a file or a folder."""
     handle = os.open(path, os.O_RDONLY)

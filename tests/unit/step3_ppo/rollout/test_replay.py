@@ -55,6 +55,25 @@ def test_what_was_dumped_comes_back_and_no_model_is_asked(folder, model, how):
     assert sorted(path.name for path in folder.iterdir()) == [file_of("", n, 1).name for n in (0, 1)]
 
 
+def test_a_run_that_goes_on_goes_on_with_its_number(folder, model, how):
+    first = ReplayRollout(folder, rank=1)
+    asked(first, None, how)
+    assert first.state_dict() == {"rollouts": 1}
+    resumed = ReplayRollout(folder, rank=1)
+    resumed.load_state_dict(first.state_dict())
+    asked(resumed, None, how, seed=50)
+    # What a run that was killed wrote after its last checkpoint is written again.
+    again = DumpingRollout(TransformersRollout(str), folder, rank=1)
+    again.load_state_dict({"rollouts": 1})
+    file_of(folder, 1, 1).write_bytes(b"")
+    asked(again, model, how, seed=50)
+    assert again.state_dict() == {"rollouts": 2} and not file_of(folder, 2, 1).exists()
+    asked(ReplayRollout(folder, rank=1), None, how)
+    resumed.load_state_dict({"rollouts": 1})
+    asked(resumed, None, how, seed=50)
+    assert TransformersRollout(str).state_dict() == {}
+
+
 def test_a_dump_changes_nothing(tmp_path, model, how):
     dumped = asked(DumpingRollout(TransformersRollout(str), tmp_path / "deep" / "er", 0), model, how)
     assert responses(dumped) == responses(asked(TransformersRollout(str), model, how))

@@ -62,7 +62,7 @@ def test_the_second_run_resumes(ask):
 def test_the_manifest_says_it_in_clear(ask):
     folder, _ = ask()
     manifest = json.loads(Path(folder.path, "manifest.json").read_text())
-    assert manifest["parts"]["seed"] == "1" and manifest["parts"]["cache format"] == "2"
+    assert manifest["parts"]["seed"] == "1" and manifest["parts"]["cache format"] == "3"
     assert manifest["splits"]["train"]["rows"] == 3 and manifest["splits"]["train"]["tokens"] == 6
     assert len(manifest["splits"]["train"]["sha256"]) == 64
     assert folder.splits["train"].manifest["fingerprint"] == manifest["fingerprint"]
@@ -135,6 +135,20 @@ def test_a_damaged_folder_is_found_out_and_built_again(ask, name, harm, fragment
     assert len(again.splits["train"]) == 3
     assert ask(build=never)[0].resumed
     assert not [entry for entry in os.listdir(Path(folder.path).parent) if ".old" in entry or ".building" in entry]
+
+
+def test_a_byte_flipped_anywhere_in_the_manifest_is_found_out(ask):
+    folder, _ = ask()
+    path = Path(folder.path, "manifest.json")
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            cache._open(folder.path, json.loads(content)["fingerprint"])
+        except cache.Damaged:
+            continue
+        # A blank between two values may be another one, and a number's last digit may say the same.
+        assert json.loads(path.read_bytes()) == json.loads(content)
 
 
 def test_large_files_are_checked_by_size_and_footer(ask, monkeypatch):

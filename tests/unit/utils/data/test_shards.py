@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.small_disk import small_disk
 from tests.unit.utils.data.conftest import pair_rows
 from training.utils.data import shards
 from training.utils.data.build import build_phase
@@ -313,6 +314,13 @@ def test_a_full_disk_names_the_folder_and_leaves_finished_shards_alone(ask, whol
     assert not any(name.endswith(".part") for name in left) and any(name.endswith(".arrow") for name in left)
     folder, log = ask(num_workers=num_workers)
     assert content(folder) == whole and any("shards were finished" in line for line in log)
+
+
+def test_a_small_disk(ask, whole, tmp_path):
+    """The rows need 145 kB, and as much again for their shards."""
+    with small_disk(tmp_path, 200 * 1024), pytest.raises(BuildStopped, match="has no room left .No space left on"):
+        ask()
+    assert content(ask()[0]) == whole
 
 
 def test_a_disk_that_is_full_when_the_shards_are_joined(ask, whole, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from training.utils.engine import checkpoints
-from training.utils.engine.checkpoints import CheckpointPlan, Checkpoints, kept_run, plan_checkpoints
+from training.utils.engine.checkpoints import CheckpointPlan, Checkpoints, kept_run, only_run_in, plan_checkpoints
 from training.utils.engine.startup import Ranks
 from training.utils.run.checkpoint_arguments import CheckpointArguments
 from training.utils.run.checkpoints import CheckpointFolder
@@ -101,12 +101,34 @@ def test_other_settings_are_named(tmp_path):
         plan(tmp_path, world_size=2, changes=changes.items())
     assert str(told.value) == (
         f"--resume: {tmp_path}/checkpoints/step_000001 was written with other settings: --learning_rate was 0.5 and is "
-        "0.25; the number of ranks was 1 and is 2; --seed was 7 and is 8; give those that it had, or begin anew in "
-        "another --output_dir"
+        "0.25; --seed was 7 and is 8; give those that it had, or begin anew in another --output_dir"
     )
     with pytest.raises(ThreestepError, match="the data's fingerprint was rows and is others"):  # noqa: SIM117
         with kept_run(plan(tmp_path), RunFolder(tmp_path, True), {}, "others", ranks()):
             pass
+
+
+def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
+    def run(content: str) -> None:
+        start = {"critic_model_name_or_path": lambda: content * 20}
+        resumed = plan(tmp_path, "latest" if content != "ab" else None)
+        with kept_run(resumed, RunFolder(tmp_path, True), {}, "rows", ranks(), start=start) as (_, kept):
+            kept.restore()
+            kept.save(1, {"before": 1})
+
+    run("ab")
+    assert plan(tmp_path).found is not None
+    with pytest.raises(
+        ThreestepError, match="the content of --critic_model_name_or_path was abababababab and is cdcdcdcdcdcd; give"
+    ):
+        run("cd")
+
+
+def test_one_run_a_folder(tmp_path):
+    with only_run_in(str(tmp_path), ranks()):  # noqa: SIM117
+        with pytest.raises(ThreestepError, match="belongs to a run that is under way"):
+            with only_run_in(str(tmp_path), ranks()):
+                pass
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Run as `python -m tests.end_to_end.other_ranks_program PLACE`: each chain once unbroken, and once stopped after each
+of its first steps and gone on with on another number of ranks and other ZeRO stages. Each leaves folders in PLACE."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.forked_runs import Files, import_everything, make_files, run
+
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Chain:
+    """places: (ranks, ZeRO stage) of each part, the first also of the unbroken run."""
+
+    name: str
+    program: str
+    places: tuple[tuple[int, int], ...]
+    more: str = ""
+
+
+CHAINS = (
+    Chain("sft", "sft", ((2, 2), (1, 3), (2, 2)), "--weight_decay 0.1"),
+    Chain("ppo", "ppo", ((2, 2), (1, 0)), "--enable_ema --ema_decay 0.5 --actor_weight_decay 0.1"),
+)
+
+
+def flags(chain: Chain, ranks: int, stage: int, files: Files) -> list[str]:
+    """Four sequences an optimizer step on any number of ranks. Float32 and no dropout: what differs is rounding."""
+    shared = (
+        f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --dtype fp32 "
+        f"--max_train_steps {STEPS} --num_train_epochs 9 --gradient_accumulation_steps {2 // ranks} --max_seq_len 100"
+    )
+    if chain.program == "ppo":
+        own = (
+            f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} --actor_zero_stage "
+            f"{stage} --critic_zero_stage {3 - stage} --per_device_generation_batch_size {4 // ranks} "
+            "--per_device_training_batch_size 2 --max_answer_seq_len 6 --kl_control adaptive --kl_target 0.1 "
+            f"--kl_horizon 100 --actor_learning_rate 1e-4 --critic_learning_rate 1e-4 --unsupervised_dataset_name "
+            f"jsonl:{files.texts}"
+        )
+    else:
+        own = (
+            f"--model_name_or_path {files.start} --zero_stage {stage} --per_device_train_batch_size 2 "
+            "--learning_rate 1e-3 --report_mfu false --eval_interval 2"
+        )
+    return [*shared.split(), *own.split(), *chain.more.split()]
+
+
+def main(place: Path) -> None:
+    import_everything()
+    files = make_files(place, rows=60)
+    for chain in CHAINS:
+        folders = ["--data_output_path", str(place / "cache"), "--output_dir"]
+        begun = flags(chain, *chain.places[0], files)
+        whole = run(chain.program, chain.places[0][0], [*begun, *folders, str(place / chain.name)], place / "log.txt")
+        assert not any(whole.codes), whole.said
+        for number, (ranks, stage) in enumerate(chain.places):
+            own = [*flags(chain, ranks, stage, files), *folders, str(place / f"{chain.name}_moved"), "--resume"]
+            if number + 1 < len(chain.places):
+                own += ["--stop_before", "1s"]  # time is always short: it ends after its first step
+            part = run(chain.program, ranks, own, place / f"{chain.name}_{number}.txt")
+            assert not any(part.codes), part.said
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,73 @@
+"""A run goes on on another number of ranks and other ZeRO stages as if nothing had happened, but for rounding."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.distributed.launch import ROOT
+from tests.end_to_end.compared import figures
+from tests.end_to_end.other_ranks_program import CHAINS, STEPS
+from training.utils.run.checkpoints import damage
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path) -> Path:
+    folder = place / "other_ranks"
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.end_to_end.other_ranks_program", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
+def test_it_goes_on_within_rounding(runs, chain):
+    unbroken, moved = runs / chain.name, runs / f"{chain.name}_moved"
+    mine, other = (figures(folder) for folder in (unbroken, moved))
+    assert [line["step"] for line in mine] == [line["step"] for line in other]
+    assert max(line["step"] for line in mine) == STEPS
+    for one, two in zip(mine, other, strict=True):
+        # The norm and what depends on how sequences fall into forwards are told by some places alone.
+        for name in one.keys() & two.keys():
+            assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), (one["step"], name)
+    models = sorted(path.parent.name for path in unbroken.glob("*/model.safetensors"))
+    assert models == (["critic", "model", "model_ema"] if chain.program == "ppo" else ["model"])
+    for model in models:
+        first, second = (load_file(folder / model / "model.safetensors") for folder in (unbroken, moved))
+        assert first.keys() == second.keys()
+        for name in first:
+            torch.testing.assert_close(second[name], first[name], rtol=0, atol=3e-4, msg=f"{model} {name}")
+    assert not list((moved / "checkpoints").glob("*.universal"))
+
+
+def test_damage_in_any_file_of_a_checkpoint_is_seen(runs):
+    """Of two ranks, four engines' files and a moving average; tests/unit/utils/run/test_checkpoints.py has every byte
+    of a manifest."""
+    whole = runs / "ppo_moved" / "checkpoints" / "step_000001"
+    assert damage(whole) is None
+    names = sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file())
+    assert any(name.startswith("critic/") for name in names) and "average_1.safetensors" in names
+    for name in names:
+        content = (whole / name).read_bytes()
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        for changed in (content[:-1], flipped, None):
+            (whole / name).unlink() if changed is None else (whole / name).write_bytes(changed)
+            problem = damage(whole)
+            assert problem is not None and problem.startswith(name), name
+        (whole / name).write_bytes(content)
+    assert damage(whole) is None
+
+
+def test_it_says_what_it_does(runs):
+    said = (runs / "sft_1.txt").read_text()
+    step = runs / "sft_moved" / "checkpoints" / "step_000001"
+    assert f"{step} was written on 2 ranks, --zero_stage 2, and is converted for 1 rank, --zero_stage 3" in said

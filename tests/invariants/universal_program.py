@@ -1,0 +1,110 @@
+"""Launched on one or two ranks: carries an engine's state from ZeRO stage to ZeRO stage, and reports what changed.
+
+Argument: the folder of the models. Report: {case: {"from to": {...}}}, on the first rank.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# name: the stages one after the other, dtype, rank of LoRA
+CASES = {
+    "fp32": ((0, 2, 3, 1, 0), "fp32", 0),
+    "bf16": ((2, 0, 3), "bf16", 0),
+    "lora": ((3, 2, 0), "fp32", 4),
+    "not_stepped": ((1, 3), "bf16", 0),
+}
+# Every ordered pair of stages; by hand, in place of the first: it takes three times as long.
+EVERY_PAIR = (0, 2, 3, 0, 1, 3, 2, 1, 0, 3, 1, 2, 0)
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
+
+
+def main(models: Path) -> None:
+    from tests.distributed.launch import report
+    from training.utils.engine.collectives import from_main
+    from training.utils.engine.startup import started_process_group
+
+    with started_process_group() as ranks, tempfile.TemporaryDirectory() as own:
+        place = Path(from_main(own))
+        results = {name: carried(name, models, place / name, ranks) for name in CASES}
+        report(results if ranks.is_main else {})
+
+
+def carried(name: str, models: Path, place: Path, ranks: Any) -> dict[str, dict[str, float]]:
+    """For each step of the chain: `changed`, the largest difference between the tensors that were converted first and
+    those that are converted now, `weights`, that between them and the model's; `step`, what Adam has counted, and
+    `counted`, what every part of its state has after one step more."""
+    from tests.invariants import engine_program
+    from training.utils.engine import universal
+    from training.utils.engine.collectives import barrier
+
+    stages, dtype, lora_dim = CASES[name]
+    told: dict[str, dict[str, float]] = {}
+    first: dict[str, Any] = {}
+    for number, (before, stage) in enumerate(pairwise((None, *stages))):
+        case = engine_program.Case(name, zero_stage=stage, dtype=dtype, lora_dim=lora_dim)
+        engine, model = engine_program.make_engine(case, models, ranks)
+        here = place / str(number)
+        if before is None:
+            for step in range(0 if name == "not_stepped" else 3):
+                take_step(engine, step, ranks)
+        else:
+            universal.load(engine, place / str(number - 1) / "universal", "model")
+        groups = universal._adam(engine).param_groups
+        now = {"rates": [group["lr"] for group in groups], "decays": [group["weight_decay"] for group in groups]}
+        engine.engine.save_checkpoint(str(here), tag="model", save_latest=False)
+        weights = engine.full_state(model)
+        barrier()
+        take_step(engine, 3, ranks)
+        counted = {float(state["step"]) for state in universal._adam(engine).state.values()}
+        if ranks.is_main:
+            universal.convert(here / "model", here / "universal" / "model", engine)
+            found = tensors(here / "universal" / "model")
+            if before is None:
+                first = {**found, "groups": now}
+            told[f"{before} to {stage}"] = {
+                "changed": max(float((found[key] - first[key]).abs().max()) for key in found),
+                "same_names": float({*found, "groups"} == {*first}),
+                "same_groups": float(now == first["groups"]),
+                "step": float(found[next(key for key in found if key.endswith("/step"))]),
+                "counted": max(counted) if len(counted) == 1 else -1.0,
+                "moved": max(float(found[key].abs().max()) for key in found if key.endswith("/exp_avg")),
+                "weights": largest_difference(found, weights) if lora_dim == 0 else 0.0,
+            }
+        barrier()
+    return told
+
+
+def take_step(engine: Any, number: int, ranks: Any) -> None:
+    from tests.invariants import engine_program, tiny
+
+    mine = tiny.sentences(4 * 6, seed=1)[number * 6 : (number + 1) * 6][ranks.rank :: ranks.world_size]
+    engine.backward(-engine(engine_program._laid(mine)).logprobs_M.sum() / 100)
+    engine.step()
+
+
+def largest_difference(found: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> float:
+    """Between the converted float32 weights, rounded to the model's dtype, and those that the model computes with."""
+    pairs = [(found[key], weight) for name, weight in weights.items() for key in found if key.endswith(f"{name}/fp32")]
+    assert pairs
+    return max(float((master.to(weight.dtype) - weight).abs().max()) for master, weight in pairs)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for path in sorted(folder.glob("zero/**/step.pt")):  # DeepSpeed adds weights that are not trained, without one
+        name = path.parent.relative_to(folder / "zero").as_posix()
+        found[f"{name}/step"] = torch.as_tensor(torch.load(path, weights_only=True)).float()
+        for key in STATES:
+            found[f"{name}/{key}"] = torch.load(path.parent / f"{key}.pt", weights_only=True)["param"].detach().float()
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

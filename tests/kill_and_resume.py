@@ -1,0 +1,240 @@
+"""Runs killed at random moments and resumed each time end as the run that was never stopped, to the bit.
+
+    python -m tests.kill_and_resume                                     all programs, 1 and 2 ranks, ZeRO 0, 2, 3
+    python -m tests.kill_and_resume --programs ppo --ranks 2 --stages 3 --kills 20 --steps 40 --signal SIGTERM
+
+The long form is run by hand; tests/end_to_end/test_kill_and_resume.py runs a short one. One line of a table is printed
+for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from how long that part
+of a run took where it was never stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    program: str
+    ranks: int
+    stage: int
+    lora: bool = False
+    offload: bool = False
+
+    @property
+    def name(self) -> str:
+        extra = ("_lora" if self.lora else "") + ("_offload" if self.offload else "")
+        return f"{self.program}_{self.ranks}_{self.stage}{extra}"
+
+    def flags(self, files: Files, steps: int, every: int) -> list[str]:
+        """The program's flags, but for its folders. bf16 on one rank, float32 on two; dropout, so that a run draws as
+        it trains; in step 3 an adaptive KL, a moving average and unsupervised text too."""
+        shared = (
+            f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.1 --max_prompt_seq_len 64 "
+            f"--max_train_steps {steps} --save_every {every} --eval_interval {2 * every} --lr_scheduler_type cosine "
+            f"--num_train_epochs 100 --dtype {'bf16' if self.ranks == 1 else 'fp32'}"
+        )
+        if self.offload:
+            shared += " --offload true"
+        if self.program == "ppo":
+            own = (
+                f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} "
+                f"--actor_zero_stage {self.stage} --critic_zero_stage {self.stage} --actor_dropout 0.1 "
+                "--per_device_generation_batch_size 2 --per_device_training_batch_size 2 --max_answer_seq_len 6 "
+                "--kl_control adaptive --kl_target 0.1 --kl_horizon 100 --actor_learning_rate 1e-3 "
+                f"--critic_learning_rate 1e-3 --unsupervised_dataset_name jsonl:{files.texts} --enable_ema "
+                "--ema_decay 0.5"
+            )
+            own += " --actor_lora_dim 4 --critic_lora_dim 2" if self.lora else ""
+        else:
+            own = (
+                f"--model_name_or_path {files.start} --max_seq_len 100 --zero_stage {self.stage} --dropout 0.1 "
+                "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false"
+            )
+            own += " --lora_dim 4 --lora_learning_rate 2e-3 --weight_decay 0.1" if self.lora else ""
+        return [*shared.split(), *own.split()]
+
+
+# The comparison, and the plan of the moments.
+
+
+def moments(case: Case, kills: int, parts: dict[str, list[float]], dice: random.Random) -> list[Moment]:
+    """The first few fall into the data build, the last into the writing of the model, the others anywhere between."""
+    inside = ["step", "update", "save", "evaluation", "restore"] + (["rollout"] * 2 if case.program == "ppo" else [])
+    building = max(1, kills // 8)
+    chosen = ["data"] * building + [inside[place % len(inside)] for place in range(kills - building - 1)] + ["model"]
+    middle = chosen[building:-1]
+    dice.shuffle(middle)
+    plan = []
+    for part in [*chosen[:building], *middle, chosen[-1]]:
+        often = part in ("step", "update", "rollout")
+        durations = parts.get(part) or [0.05]
+        longest = sorted(durations)[len(durations) // 2]
+        plan.append(Moment(part, dice.randint(1, 4) if often else 1, dice.uniform(0.0, longest)))
+    return plan
+
+
+def differences(unbroken: Path, resumed: Path) -> list[str]:
+    """What a run that was stopped left otherwise than the one that was not."""
+    from safetensors.torch import load_file
+
+    from tests.end_to_end.compared import figures
+
+    told = []
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        if (unbroken / name).exists() and figures(unbroken, name) != figures(resumed, name):
+            told.append(name)
+    one, two = (_tensors(folder.with_name(f"rollouts_{folder.name}")) for folder in (unbroken, resumed))
+    if one.keys() != two.keys() or not all(one[name].equal(two[name]) for name in one):
+        told.append("rollouts")
+    for model in sorted(path.parent.relative_to(unbroken) for path in unbroken.glob("*/model.safetensors")):
+        mine, other = (load_file(folder / model / "model.safetensors") for folder in (unbroken, resumed))
+        if mine.keys() != other.keys() or not all(mine[name].equal(other[name]) for name in mine):
+            told.append(str(model))
+    return told
+
+
+def _tensors(folder: Path) -> dict[str, Any]:
+    """Of every file of dumped rollouts; none where there is no folder."""
+    from safetensors.torch import load_file
+
+    paths = sorted(folder.glob("*.safetensors"))
+    return {f"{path.name} {name}": tensor for path in paths for name, tensor in load_file(path).items()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial. hits: how often it was ended in each part of a run."""
+
+    case: Case
+    hits: dict[str, int]
+    starts: int
+    problems: list[str]
+    seconds: float
+
+    def line(self) -> str:
+        case = self.case
+        hits = ", ".join(f"{part} {count}" for part, count in sorted(self.hits.items()))
+        verdict = "identical" if not self.problems else "DIFFERS: " + "; ".join(self.problems)
+        name = case.program + (" LoRA" if case.lora else "") + (" offload" if case.offload else "")
+        return (
+            f"| {name} | {case.ranks} | {case.stage} | {sum(self.hits.values())} ({hits}) | {self.starts} | {verdict} "
+            f"| {self.seconds:.0f} s |"
+        )
+
+
+def tried(trial: Trial, files: Files, place: Path, steps: int, seed: int) -> Outcome:
+    """The unbroken run, the one that is ended again and again, and how they compare."""
+    started = time.monotonic()
+    case, number = trial.case, trial.number
+    root = place / case.name
+    root.mkdir(parents=True)
+    flags = case.flags(files, steps, every=2 if steps > 10 else 1)
+
+    def folders(name: str) -> list[str]:
+        own = ["--output_dir", str(root / name), "--data_output_path", str(root / f"cache_{name}")]
+        return [*own, "--rollout_dump", str(root / f"rollouts_{name}")] if case.program == "ppo" else own
+
+    whole = run(case.program, case.ranks, [*flags, *folders("unbroken")], root / "unbroken.txt", None, number)
+    if any(whole.codes):
+        return Outcome(case, {}, 1, [f"codes {whole.codes}: {whole.said[-1500:]}"], time.monotonic() - started)
+    hits: dict[str, int] = {}
+    problems: list[str] = []
+    again = [*flags, *folders("stopped"), "--resume"]
+    starts = 0
+    dice = random.Random(f"{seed} {case.name}")
+    for moment in moments(case, trial.kills, whole.parts, dice):
+        starts += 1
+        ended = run(case.program, case.ranks, again, root / f"stopped_{starts}.txt", moment, number)
+        if ended.hit:
+            hits[moment.part] = hits.get(moment.part, 0) + 1
+        problems += _problems(ended, moment, number)
+        if problems or (root / "stopped" / "summary.json").exists():
+            break
+    if not problems and not (root / "stopped" / "summary.json").exists():
+        starts += 1
+        last = run(case.program, case.ranks, again, root / "stopped_last.txt", None, number)
+        problems += [f"the last start ended with {last.codes}: {last.said[-1500:]}"] if any(last.codes) else []
+    if not problems:
+        problems = differences(root / "unbroken", root / "stopped")
+    return Outcome(case, hits, starts, problems, time.monotonic() - started)
+
+
+def _problems(ended: Ended, moment: Moment, number: int) -> list[str]:
+    """How a run may not end. A signal that asks ends the run with code 0 once its loop has begun."""
+    if number == signal.SIGKILL:
+        fine = ended.hit and set(ended.codes) <= {-signal.SIGKILL, 0}
+    else:  # before the loop and after it a signal ends a rank as usual, and the others with it
+        fine = -number in ended.codes and moment.part in ("data", "restore", "model")
+    fine = fine or not any(ended.codes)
+    return [] if fine else [f"{moment}: codes {ended.codes}: {ended.said[-1500:]}"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case, how often it is ended, and by which signal."""
+
+    case: Case
+    kills: int
+    number: int
+
+
+# In the suite: each program once, each stage, one rank and two, adapters, and SIGTERM.
+SHORT = (
+    Trial(Case("sft", 2, 2), 3, signal.SIGKILL),
+    Trial(Case("reward", 1, 3, lora=True, offload=True), 3, signal.SIGKILL),
+    Trial(Case("dpo", 1, 0), 3, signal.SIGTERM),
+    Trial(Case("ppo", 1, 0), 5, signal.SIGKILL),
+)
+SHORT_STEPS = 4
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", nargs="+", choices=list(MODULES), default=list(MODULES))
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--stages", nargs="+", type=int, default=[0, 2, 3])
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--offload", action="store_true")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
+    parser.add_argument("--short", action="store_true", help="the few trials of the suite, in place of those asked for")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--place", type=Path, help="an empty folder that is kept; default: a temporary one")
+    asked = parser.parse_args(argv)
+    import_everything()
+    number = getattr(signal, asked.signal)
+    trials = SHORT if asked.short else tuple(
+        Trial(Case(program, ranks, stage, asked.lora, asked.offload), asked.kills, number)
+        for ranks in asked.ranks
+        for stage in asked.stages
+        for program in asked.programs
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="kill_and_resume_") as temporary:
+        place = asked.place or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        files = make_files(place, rows=60 if asked.short else 240)
+        failed = False
+        for trial in trials:
+            outcome = tried(trial, files, place, SHORT_STEPS if asked.short else asked.steps, asked.seed)
+            failed = failed or bool(outcome.problems)
+            print(outcome.line(), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
