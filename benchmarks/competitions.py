@@ -147,6 +147,16 @@ def _rollout(workload: Workload, arguments: argparse.Namespace) -> Competition:
     return Competition("sequence", commands, ["rows finish early: a stop string ends a response where it comes up"])
 
 
+def _vllm(prompts: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """Rollouts by the two engines; where vLLM is installed, with the Python that has it."""
+    flags = ["--prompts", str(prompts), "--new_tokens", "64"]
+    commands = {
+        name: _ours("rollout", workload, arguments, ["--how", how, *flags])
+        for name, how in (("hf", "threestep"), ("vLLM", "vllm"))
+    }
+    return Competition("sequence", commands, ["vLLM's time has the weights in it, sent before each rollout"])
+
+
 def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step: 8 prompts x 4 responses of at most 64 tokens, a rule as the reward, no KL, one update."""
     flags = ["--actor_model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--actor_zero_stage", "1"]
@@ -208,6 +218,8 @@ COMPETITIONS: dict[str, Make] = {
     "ppo": _ppo,
     "experience": _experience,
     "rollout": _rollout,
+    "vllm64": partial(_vllm, 16),
+    "vllm256": partial(_vllm, 64),
     "sft": _sft,
     "overhead": _overhead,
     "reward": partial(_pairwise, "pairs.jsonl", "reward"),

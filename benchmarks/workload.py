@@ -14,7 +14,8 @@ from pathlib import Path
 from training.utils.run.errors import ThreestepError
 
 SHAPES = {
-    # hidden, layers, heads, intermediate: with 8,192 tokens 27.7, 108 and 1,270 million weights
+    # hidden, layers, heads, intermediate: with 8,192 tokens 5.1, 27.7, 108 and 1,270 million weights
+    "5m": (192, 4, 6, 576),
     "25m": (512, 6, 8, 1536),
     "100m": (768, 12, 12, 2304),
     "1300m": (2048, 24, 16, 5632),

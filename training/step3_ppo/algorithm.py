@@ -93,9 +93,9 @@ def experience_settings(
         target=flags.kl_target if flags.kl_control == "adaptive" else None,
         horizon=flags.kl_horizon,
     )
-    mismatch = None
-    if flags.mismatch_correction != "none":
-        mismatch = MismatchSettings(flags.mismatch_correction, flags.mismatch_level, flags.mismatch_threshold)
+    mismatch, correction = None, mismatch_correction(algorithm, ppo)
+    if correction != "none":
+        mismatch = MismatchSettings(correction, flags.mismatch_level, flags.mismatch_threshold)
     whiten = estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages
     return ExperienceSettings(
         temperature=ppo.temperature,
@@ -147,11 +147,16 @@ def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettin
     )
 
 
+def mismatch_correction(algorithm: Algorithm, ppo: PpoArguments) -> str:
+    """What is asked for; where nothing is, rollouts by another program than the trained one are corrected."""
+    return algorithm.flags.mismatch_correction or ("truncate" if ppo.rollout_engine == "vllm" else "none")
+
+
 def _reads_old_logprobs(algorithm: Algorithm, ppo: PpoArguments) -> bool:
     """False where the actor takes one step on each rollout, so that the old policy is the one that is trained, and
     neither the reward's KL, nor a correction, nor the choice of tokens needs it earlier."""
     flags = algorithm.flags
     one_step = ppo.ppo_epochs == 1 and ppo.sequences_per_rollout == ppo.sequences_per_minibatch
     kl_in_reward = algorithm.wants_reference and flags.kl_in == "reward"
-    corrected = flags.mismatch_correction != "none"
+    corrected = mismatch_correction(algorithm, ppo) != "none"
     return not one_step or kl_in_reward or corrected or algorithm.policy_loss.keys is not None

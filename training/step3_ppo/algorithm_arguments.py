@@ -96,10 +96,11 @@ class AlgorithmArguments:
     mask_truncated_responses: bool = field(
         default=False, metadata={"help": "Leave responses that did not end out of the loss."}
     )
-    mismatch_correction: str = field(
-        default="none",
-        metadata={"help": "Weigh tokens by p_train / p_rollout: none, truncate at the threshold, or mask outside it."},
-    )
+    mismatch_correction: str | None = field(
+        default=None,
+        metadata={"help": "Weigh tokens by p_train / p_rollout: none, truncate at the threshold, or mask outside it; "
+        "default: none, with --rollout_engine vllm truncate."},
+    )  # fmt: skip
     mismatch_level: str = field(default="token", metadata={"help": "Ratio of each token, or of the sequence."})
     mismatch_threshold: float = field(default=2.0, metadata={"help": "Largest ratio; masks keep down to its inverse."})
 
@@ -111,7 +112,9 @@ class AlgorithmArguments:
             ("mismatch_correction", MISMATCH_CORRECTIONS),
             ("mismatch_level", MISMATCH_LEVELS),
         ):
-            mistakes.require_one_of(f"--{flag}", getattr(self, flag), choices)
+            got = getattr(self, flag)
+            if got is not None:
+                mistakes.require_one_of(f"--{flag}", got, choices)
         for flag in ("gamma", "lam"):
             got = getattr(self, flag)
             mistakes.require(0 <= got <= 1, f"--{flag} expects a number from 0 to 1, got {got}")

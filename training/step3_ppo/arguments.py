@@ -179,7 +179,8 @@ class PpoArguments:
     ppo_epochs: int = field(default=1, metadata={"help": "Passes over each rollout's minibatches."})
     max_answer_seq_len: int = field(default=256, metadata={"help": "Most tokens of a response."})
     rollout_engine: str = field(
-        default="hf", metadata={"help": "What draws the responses: hf, or hybrid (DeepSpeed's own rollout engine)."}
+        default="hf",
+        metadata={"help": "What draws the responses: hf, vllm, or hybrid (DeepSpeed's own rollout engine)."},
     )
     temperature: float = field(default=1.0, metadata={"help": "Of rollouts, and of the policy that is trained."})
     top_k: int = field(default=0, metadata={"help": "Draw from the k likeliest tokens; 0 from all."})

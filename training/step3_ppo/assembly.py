@@ -21,8 +21,10 @@ from training.step3_ppo.rewards.weighted import Reward, Rewards, found_rule, nam
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.rollout import ENGINES, make_engine
 from training.step3_ppo.rollout.bad_words import tokens_of_words
-from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling
+from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.rollout.vllm import VllmRollout, check_installed
 from training.step3_ppo.settings import PpoResult, PpoSettings
+from training.step3_ppo.vllm_arguments import VllmArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
 from training.utils.data.chat import conversation_end, use_chat_template
@@ -52,7 +54,7 @@ from training.utils.run.run_folder import RunFolder
 class Names(NamedTuple):
     """What the flags' names stand for."""
 
-    rollout_engine: Callable[[Decode | None], RolloutEngine]
+    rollout_engine: Callable[..., RolloutEngine]
     checker: Rule | None
     algorithm: Algorithm
     rewards: tuple[Reward, ...]
@@ -92,6 +94,8 @@ def checked_names(
     mistakes = Mistakes()
     engine = ppo.rollout_engine
     mistakes.require_one_of("--rollout_engine", engine, ENGINES)
+    if engine == "vllm":
+        mistakes.note(check_installed)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, reward_flags, "--checker")
@@ -254,6 +258,7 @@ def make_parts(
     data: DataArguments,
     ppo: PpoArguments,
     reward_flags: RewardArguments,
+    vllm: VllmArguments,
     metrics: MetricsWriter,
     folder: RunFolder,
     say: Callable[..., None],
@@ -270,8 +275,9 @@ def make_parts(
     plan = _plan(ppo, longest, roles.actor_model, packed, inputs.ranks.world_size)
     meters = _meters(roles, inputs.ranks) if ppo.report_mfu and inputs.total_rollouts else ()
     settings = _settings(inputs, tokenizer, scale, run, data, ppo, reward_flags, names, plan, meters)
+    kind = names.rollout_engine
     engine = make_engine(
-        names.rollout_engine,
+        partial(kind, flags=vllm, longest_tokens=longest) if kind is VllmRollout else kind,
         lambda ids: str(tokenizer.decode(list(ids))),
         ppo.rollout_dump,
         ppo.rollout_replay,

@@ -98,7 +98,7 @@ class Evaluator:
         device = self.roles.actor.ranks.device
         seeds = [derived_seed(self.seed, "evaluation", index) for index in indices]
         with self.roles.reading(), torch.no_grad():
-            with self.roles.whole_actor.lent() as model:
+            with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = self.rollout_engine.roll_out(
                     model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds
                 )

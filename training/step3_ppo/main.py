@@ -14,6 +14,7 @@ from dataclasses import asdict
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.reward_arguments import RewardArguments
+from training.step3_ppo.vllm_arguments import VllmArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
@@ -33,13 +34,14 @@ GROUPS = (
     PpoArguments,
     AlgorithmArguments,
     RewardArguments,
+    VllmArguments,
 )
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
-    run, saving, faults, reporting, data, roles_arguments, ppo, algorithm, reward = groups
+    run, saving, faults, reporting, data, roles_arguments, ppo, algorithm, reward, vllm = groups
 
     from training.step3_ppo.assembly import (
         check_lengths,
@@ -99,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
         kept = kept_run(plan, folder, engines, *about)
         with kept as (metrics, checkpoints):
             parts = make_parts(
-                roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, metrics, folder, say
+                roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, vllm, metrics, folder, say
             )
             rollout_engine, evaluator, settings = parts
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, roles_arguments.dtype)

@@ -227,6 +227,7 @@ class PpoTrainer:
         figures["train/tokens_per_second"] = tokens / step_seconds
         if flops is not None:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
+        figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
         speed = f"{figures['train/tokens_per_second']:,.0f} tok/s"
         kl = f"KL {figures['rollout/kl']:.3f}, " if "rollout/kl" in figures else ""
@@ -303,7 +304,7 @@ class PpoTrainer:
         shape = f"{rows} prompts of at most {width} tokens, {count} responses of at most {most} tokens to each"
         with (
             memory_explained("a rollout", self.ranks.rank, lambda: shape),
-            self.roles.whole_actor.lent() as model,
+            self.rollout_engine.lent(self.roles.whole_actor) as model,
         ):
             return self.rollout_engine.roll_out(
                 model,

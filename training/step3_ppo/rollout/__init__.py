@@ -8,8 +8,14 @@ from training.step3_ppo.rollout.base import Decode, RolloutEngine
 from training.step3_ppo.rollout.hf import TransformersRollout
 from training.step3_ppo.rollout.hybrid import HybridRollout
 from training.step3_ppo.rollout.replay import DumpingRollout, ReplayRollout
+from training.step3_ppo.rollout.vllm import VllmRollout
 
-ENGINES: dict[str, Callable[[Decode | None], RolloutEngine]] = {"hf": TransformersRollout, "hybrid": HybridRollout}
+# Made from the tokenizer's decode; VllmRollout from its flags and the longest sequence too.
+ENGINES: dict[str, Callable[..., RolloutEngine]] = {
+    "hf": TransformersRollout,
+    "hybrid": HybridRollout,
+    "vllm": VllmRollout,
+}
 
 
 def make_engine(

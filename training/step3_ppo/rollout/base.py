@@ -5,14 +5,16 @@ B prompts, of which each gets n responses next to each other: B * n sequences. P
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from training.step3_ppo.records import Rollout
+from training.utils.engine.whole_model import WholeModel
 
 # Token ids -> text, as samples and rewards read it. Engines need it for stop strings alone.
 Decode = Callable[[Sequence[int]], str]
@@ -64,7 +66,17 @@ class RolloutEngine(ABC):
     ) -> Rollout:
         """Return `samples_per_prompt` responses to each prompt, those of one prompt adjacent; `seeds` has one for each
         of these sequences. A response depends on its prompt and its own seed alone, whatever else is in the batch.
-        `model` holds whole (unsharded) weights and is in eval mode."""
+        `model` is what `lent` gave, or any model with whole (unsharded) weights in eval mode."""
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        """Inside, the engine draws from the trained model's present weights. Every rank must enter together."""
+        with actor.lent() as model:
+            yield model
+
+    def figures(self) -> dict[str, float]:
+        """What there is to tell of the rollouts since this was last asked, as metrics."""
+        return {}
 
     def state_dict(self) -> dict[str, int]:
         """What rollouts change here, the same on every rank; empty where nothing does."""

@@ -8,10 +8,11 @@ goes on from a checkpoint goes on with the number that it had there: what a kill
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 
 from training.step3_ppo.records import Rollout
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling, repeated
+from training.utils.engine.whole_model import WholeModel
 from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
@@ -59,6 +61,14 @@ class DumpingRollout(RolloutEngine):
         unfinished.replace(path)
         self._count += 1
         return rollout
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        with self._engine.lent(actor) as model:
+            yield model
+
+    def figures(self) -> dict[str, float]:
+        return self._engine.figures()
 
     def state_dict(self) -> dict[str, int]:
         return {"rollouts": self._count}

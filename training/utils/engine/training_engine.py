@@ -116,6 +116,11 @@ class TrainingEngine:
             skipped=not self.engine.was_step_applied(),
         )
 
+    @property
+    def updates(self) -> int:
+        """Optimizer steps that changed the weights, those of the run that a checkpoint goes on from included."""
+        return self.engine.global_steps - self.engine.skipped_steps
+
     def _memory_explained(self, doing: str) -> contextlib.AbstractContextManager[None]:
         return memory_explained(doing, self.ranks.rank, lambda: rows_in_words(self._rows))
 

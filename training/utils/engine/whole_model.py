@@ -26,6 +26,25 @@ class WholeModel:
         self._model = model
         self._copy = _empty_copy(model, engine) if engine.settings.zero_stage == 3 else None
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The trained model itself, sharded under ZeRO-3, with its adapters where it has some."""
+        return self._model
+
+    @property
+    def updates(self) -> int:
+        """How often its weights have changed since the run began."""
+        return self._engine.updates
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether every rank holds a part of the trained weights alone."""
+        return self._copy is not None
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See TrainingEngine.full_tensors: no more than one bucket of whole weights at a time."""
+        return self._engine.full_tensors(self._model)
+
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:
         """Every rank must enter together: under ZeRO-3 filling the copy is a collective."""

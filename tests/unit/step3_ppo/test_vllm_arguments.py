@@ -1,0 +1,35 @@
+"""The flags of vLLM, checked before anything loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.step3_ppo.vllm_arguments import VllmArguments
+from training.utils.run.errors import Mistakes
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"vllm_memory_share": 1.0}, "--vllm_memory_share expects a share between 0 and 1, got 1.0"),
+        ({"vllm_cache_gib": 0.0}, "--vllm_cache_gib expects more than 0, got 0.0"),
+        (
+            {"vllm_tensor_parallel_size": 0},
+            "--vllm_tensor_parallel_size expects a whole number from 1 up, got 0",
+        ),
+        (
+            {"vllm_tensor_parallel_size": 2, "vllm_check_weights": True},
+            "--vllm_check_weights reads whole weights, and --vllm_tensor_parallel_size is 2; leave one out",
+        ),
+    ],
+)
+def test_mistakes(given, sentence):
+    mistakes = Mistakes()
+    VllmArguments(**given).validate(mistakes)
+    assert mistakes.sentences == [sentence]
+
+
+def test_the_defaults_are_sound():
+    mistakes = Mistakes()
+    VllmArguments().validate(mistakes)
+    assert mistakes.sentences == []

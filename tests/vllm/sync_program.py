@@ -1,0 +1,118 @@
+"""Trains tiny models and, after every update, compares vLLM's log-probabilities with the training forward's.
+
+    python tests/vllm/sync_program.py MODEL_FOLDER UPDATES
+
+test_sync.py runs it on one and two ranks. It reports, for each case, the largest difference and what else is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BUCKET_ELEMENTS = 3000
+CASES = {
+    f"zero{stage}{'_lora' if lora else ''}": {"zero_stage": stage, "lora_dim": lora}
+    for stage in (0, 2, 3)
+    for lora in (0, 4)
+}
+
+
+def main(folder: Path, updates: int) -> None:
+    from tests.distributed.launch import report
+    from tests.vllm.conftest import started
+    from training.utils.engine import training_engine
+    from training.utils.engine.startup import started_process_group
+
+    training_engine._GATHER_ELEMENTS = BUCKET_ELEMENTS
+    with started_process_group() as ranks:
+        rollout_engine = started()
+        report({name: run_case(rollout_engine, folder, updates, ranks, **case) for name, case in CASES.items()})
+
+
+def run_case(
+    rollout_engine: Any, folder: Path, updates: int, ranks: Any, zero_stage: int, lora_dim: int
+) -> dict[str, Any]:
+    from tests.tiny_models import VOCABULARY
+    from tests.unit.step3_ppo.rollout.test_hf import PLAIN, prompts
+    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.setup import load_under
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.models.loading import load_causal_lm
+    from training.utils.models.settings import ModelSettings
+    from training.utils.models.token_model import PolicyModel
+
+    torch.manual_seed(0)
+    settings = EngineSettings(dtype="fp32", zero_stage=zero_stage, learning_rate=1e-2, lr_scheduler_type="constant")
+    model_settings = ModelSettings(str(folder), lora_dim=lora_dim, lora_alpha=16.0)
+    model = load_under(settings, ranks, lambda dtype: load_causal_lm(model_settings, dtype, VOCABULARY))
+    engine = TrainingEngine(PolicyModel(model), settings, ranks, updates)
+    actor = WholeModel(engine, model)
+    rollout_engine._held = None  # the weights of the case before
+    ids_BP, mask_BP = prompts((3, 5, 2, 7), seed=ranks.rank)
+    worst, moved = 0.0, 0.0
+    sent = Sent(actor)
+    for update in range(updates):
+        with rollout_engine.lent(sent) as lent:
+            rollout = rollout_engine.roll_out(lent, ids_BP, mask_BP, PLAIN, range(update * 4, update * 4 + 4))
+        engine.eval()
+        with torch.no_grad():
+            logprobs_M = engine(rows_of(rollout)).logprobs_M
+        sampled_M = rollout.sampled_logprobs_BR[rollout.response_mask_BR]
+        worst = max(worst, float((logprobs_M - sampled_M).abs().max()))
+        # The loss pushes away from what was drawn: the same tokens get less likely with each update.
+        engine.train()
+        engine.backward(engine(rows_of(rollout)).logprobs_M.sum() / 100.0)
+        engine.step()
+        engine.eval()
+        with torch.no_grad():
+            after_M = engine(rows_of(rollout)).logprobs_M
+        moved = max(moved, float((after_M - logprobs_M).abs().mean()))
+    before = sent.asked
+    for _ in range(2):  # the second time nothing has changed
+        with rollout_engine.lent(sent) as lent:
+            rollout_engine.roll_out(lent, ids_BP, mask_BP, PLAIN, range(4))
+    return {
+        "worst": worst,
+        "moved": moved,
+        "sent": before,
+        "sent_again": sent.asked - before,
+        "most_gathered": sent.most_gathered,
+        "largest_weight": max(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters()),
+    }
+
+
+class Sent:
+    """A WholeModel that counts how often its weights were asked for, and the most numbers that were gathered at one
+    time under ZeRO-3."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self.asked = 0
+        self.most_gathered = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    def tensors(self) -> Any:
+        self.asked += 1
+        for name, tensor in self._actor.tensors():
+            if self._actor.is_sharded:
+                gathered = sum(weight.numel() for weight in self._actor.model.parameters())
+                self.most_gathered = max(self.most_gathered, gathered)
+            yield name, tensor
+
+
+def rows_of(rollout: Any) -> Any:
+    from tests.unit.step3_ppo.rollout.test_hf import PAD
+    from training.utils.layout.rows import padded_rows
+
+    return padded_rows(rollout.sequences(), PAD)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
