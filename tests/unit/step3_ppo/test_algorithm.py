@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
@@ -149,6 +151,8 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
     assert not reads(kl_in="reward", kl_coef=0.0)
     assert reads(kl_in="reward")
     assert reads(mismatch_correction="truncate")
+    by_vllm = dataclasses.replace(one_step, rollout_engine="vllm")  # which is corrected unless told otherwise
+    assert reads(by_vllm) and not reads(by_vllm, mismatch_correction="none")
     assert reads(policy_loss="kl_cov")
     assert reads(PpoArguments(**FOUR, per_device_training_batch_size=8))
     assert reads(PpoArguments(**FOUR, per_device_training_batch_size=16, ppo_epochs=2))

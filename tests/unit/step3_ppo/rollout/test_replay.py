@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import replace
 
@@ -134,3 +135,19 @@ def test_engines_are_put_together(tmp_path):
     assert isinstance(make_engine(TransformersRollout, str, None, None, 0), TransformersRollout)
     assert isinstance(make_engine(TransformersRollout, str, str(tmp_path), None, 0), DumpingRollout)
     assert isinstance(make_engine(TransformersRollout, str, None, str(tmp_path), 0), ReplayRollout)
+
+
+def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
+    """An engine that holds weights of its own takes them in `lent`, and tells what that took."""
+
+    class Holding(TransformersRollout):
+        def lent(self, actor):
+            return contextlib.nullcontext(actor)
+
+        def figures(self):
+            return {"time/weights": 1.0}
+
+    engine = DumpingRollout(Holding(str), tmp_path, 0)
+    with engine.lent(model) as lent:
+        assert lent is model
+    assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
