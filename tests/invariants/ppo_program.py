@@ -56,8 +56,9 @@ def make_trainer(
     actor: str = "actor",
     grpo: bool = False,
     minibatches: int = 1,
+    changed: Callable[[Any], Any] = lambda settings: settings,
 ) -> Any:
-    """A PpoTrainer on fresh models, by the same parts as the program's own assembly."""
+    """A PpoTrainer on fresh models, by the same parts as the program's own assembly. changed: of RoleSettings."""
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -82,12 +83,14 @@ def make_trainer(
         )
 
     roles = load_roles(
-        RoleSettings(
-            ModelSettings(str(models / actor), lora_dim=lora_dim),
-            engine(ACTOR_RATE),
-            ModelSettings(str(models / "scalar")),
-            engine(CRITIC_RATE),
-            with_critic=not grpo,
+        changed(
+            RoleSettings(
+                ModelSettings(str(models / actor), lora_dim=lora_dim),
+                engine(ACTOR_RATE),
+                ModelSettings(str(models / "scalar")),
+                engine(CRITIC_RATE),
+                with_critic=not grpo,
+            )
         ),
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
         ranks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from training.step3_ppo.shared_trunk import check_shared_trunk
 from training.utils.engine.arguments import SCHEDULES, check_engine_choices, check_lora_learning_rate, check_schedule
 from training.utils.engine.settings import EngineSettings
 from training.utils.models.arguments import check_dropout, check_lora
@@ -54,6 +55,13 @@ class RolesArguments:
     critic_lora_dim: int = field(default=0, metadata={"help": "LoRA rank of the critic."})
     actor_lora_module_name: str = field(default="all-linear", metadata={"help": "As step 1's --lora_module_name."})
     critic_lora_module_name: str = field(default="all-linear", metadata={"help": "As step 1's --lora_module_name."})
+    share_trunk: bool = field(
+        default=False,
+        metadata={
+            "help": "With LoRA of both: the critic is adapters and a new scalar head on the actor's frozen trunk, so "
+            "that actor, reference and critic take one model's memory."
+        },
+    )
     lora_alpha: float = field(default=16.0, metadata={"help": "LoRA's scale is alpha / rank."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the adapters."})
     only_optimize_lora: bool = field(default=True, metadata={"help": "With LoRA: freeze every other weight."})
@@ -100,6 +108,7 @@ class RolesArguments:
         check_dropout(mistakes, "--critic_dropout", self.critic_dropout)
         check_lora(mistakes, self.actor_lora_dim, self.lora_dropout)
         check_lora(mistakes, self.critic_lora_dim, self.lora_dropout)
+        check_shared_trunk(self, mistakes)
 
     def actor_model(self) -> ModelSettings:
         return self._model("actor", self.actor_model_name_or_path)

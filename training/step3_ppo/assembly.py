@@ -24,6 +24,7 @@ from training.step3_ppo.rollout.bad_words import tokens_of_words
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
 from training.step3_ppo.rollout.vllm import VllmRollout, check_installed
 from training.step3_ppo.settings import PpoResult, PpoSettings
+from training.step3_ppo.shared_trunk import check_needs_critic
 from training.step3_ppo.vllm_arguments import VllmArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build import build_phase
@@ -58,6 +59,7 @@ class Names(NamedTuple):
     checker: Rule | None
     algorithm: Algorithm
     rewards: tuple[Reward, ...]
+    share_trunk: bool = False
 
     @property
     def with_reward_model(self) -> bool:
@@ -66,7 +68,7 @@ class Names(NamedTuple):
     @property
     def with_critic_tokenizer(self) -> bool:
         """Whether anything starts from --critic_model_name_or_path."""
-        return self.with_reward_model or self.algorithm.estimator.needs_critic
+        return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
 
 
 @dataclass(frozen=True)
@@ -103,16 +105,17 @@ def checked_names(
     algorithm = checked_algorithm(algorithm_flags, ppo, mistakes)
     if algorithm is not None:
         _check_critic_path(roles, ppo, algorithm, rewards, mistakes)
+        check_needs_critic(roles, algorithm.flags.advantage, algorithm.estimator.needs_critic, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None  # where a name was unknown, a mistake was noted
-    return Names(ENGINES[engine], checker, algorithm, rewards)
+    return Names(ENGINES[engine], checker, algorithm, rewards, roles.share_trunk)
 
 
 def _check_critic_path(
     roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
 ) -> None:
     wanted_by = "the reward 'model'" if reads_model(rewards) else ""
-    if algorithm.estimator.needs_critic:
+    if algorithm.estimator.needs_critic and not roles.share_trunk:
         wanted_by = f"the critic of --advantage {algorithm.flags.advantage}"
     mistakes.require(
         bool(roles.critic_model_name_or_path) or not wanted_by,
@@ -379,7 +382,7 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
     with them: the average takes the place of the actor's weights."""
     for name, engine, model, tokenizer in (
         ("model", roles.actor, roles.actor_model, tokenizers.actor),
-        ("critic", roles.critic, roles.critic_model, tokenizers.critic),
+        ("critic", roles.critic, roles.critic_model, tokenizers.saved_with(roles.shares_trunk)["critic"]),
         ("model_ema", roles.actor if roles.average else None, roles.actor_model, tokenizers.actor),
     ):
         if name == "model_ema" and roles.average is not None:

@@ -89,6 +89,7 @@ def main(argv: Sequence[str]) -> None:
                 offload_reference=roles_arguments.offload_reference_model,
                 offload_reward_model=roles_arguments.offload_reward_model,
                 ema_decay=roles_arguments.ema_decay if roles_arguments.enable_ema else None,
+                share_trunk=roles_arguments.share_trunk,
             ),
             tokenizers,
             ranks,
@@ -97,7 +98,8 @@ def main(argv: Sequence[str]) -> None:
         engines = {"actor": roles.actor, "critic": roles.critic}
         folder.write_json("data_report.json", asdict(inputs.data_report))
         start = start_content(roles_arguments, names, data.cache_dir)
-        about = (inputs.data_fingerprint, ranks, roles.average, tokenizers._asdict(), start)
+        saved_with = tokenizers.saved_with(roles.shares_trunk)
+        about = (inputs.data_fingerprint, ranks, roles.average, saved_with, start)
         kept = kept_run(plan, folder, engines, *about)
         with kept as (metrics, checkpoints):
             parts = make_parts(

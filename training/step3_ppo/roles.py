@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from training.step3_ppo.shared_trunk import load_on_one_trunk
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.setup import load_under
@@ -52,7 +53,7 @@ class Roles:
     """actor_model, critic_model and scorer (the reward model's) are the transformers models inside; `whole_actor` lends
     the actor's whole weights to a rollout. critic: None where advantages need no values; reference: None where no KL is
     wanted; reward_model and scorer: None where functions alone reward; average: of the actor's weights, None where it
-    is not asked for."""
+    is not asked for. shares_trunk: actor and critic have one trunk, the actor's."""
 
     actor: TrainingEngine
     actor_model: PreTrainedModel
@@ -63,6 +64,7 @@ class Roles:
     scorer: PreTrainedModel | None
     whole_actor: WholeModel
     average: WeightAverage | None = None
+    shares_trunk: bool = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -83,11 +85,16 @@ class Tokenizers(NamedTuple):
     actor: PreTrainedTokenizerBase
     critic: PreTrainedTokenizerBase | None
 
+    def saved_with(self, share_trunk: bool) -> dict[str, PreTrainedTokenizerBase | None]:
+        """By engine: a critic on the actor's trunk is saved with the actor's."""
+        return {"actor": self.actor, "critic": self.actor if share_trunk else self.critic}
+
 
 @dataclass(frozen=True)
 class RoleSettings:
     """How each trained model is loaded and trained; its frozen twin starts from the same weights. warmup_steps:
-    optimizer steps of the critic alone at the start. ema_decay: of the actor's moving average; None: there is none."""
+    optimizer steps of the critic alone at the start. ema_decay: of the actor's moving average; None: there is none.
+    share_trunk: the critic's trunk is the actor's."""
 
     actor_model: ModelSettings
     actor_engine: EngineSettings
@@ -100,6 +107,7 @@ class RoleSettings:
     offload_reference: bool = False
     offload_reward_model: bool = False
     ema_decay: float | None = None
+    share_trunk: bool = False
 
 
 def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, total_steps: int) -> Roles:
@@ -132,9 +140,14 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
         engine = replace(settings.actor_engine, offload=offloads)
         frozen_actor = FrozenModel(PolicyModel(language_model(plain)), engine, ranks)
 
-    actor_model = language_model(settings.actor_model)
     critic_model = critic = None
-    if settings.with_critic:
+    if settings.share_trunk:
+        actor_model, critic_model = load_on_one_trunk(
+            settings.actor_model, settings.critic_model, settings.actor_engine, tokenizers.actor, ranks
+        )
+    else:
+        actor_model = language_model(settings.actor_model)
+    if settings.with_critic and critic_model is None:
         critic_model = scalar_model(settings.critic_model)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns, whatever it started from
     actor_steps = total_steps - settings.warmup_steps
@@ -151,4 +164,5 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
         scorer=scorer,
         whole_actor=WholeModel(actor, actor_model),
         average=None if settings.ema_decay is None else WeightAverage(actor, settings.ema_decay),
+        shares_trunk=settings.share_trunk,
     )

@@ -110,7 +110,7 @@ def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, add
     _check_vocabulary(model, settings, tokenizer_size - added_tokens)
     if added_tokens:
         _grow_embeddings(model, tokenizer_size)
-    return _prepared(model, settings, embeddings_train=added_tokens > 0)
+    return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
 def _grow_embeddings(model: PreTrainedModel, tokens: int, pad_to_multiple_of: int | None = None) -> None:
@@ -167,7 +167,7 @@ def load_scalar_model(
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     model.config.pad_token_id = tokenizer.pad_token_id
-    return _prepared(model, settings, embeddings_train=added_tokens > 0)
+    return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
 def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
@@ -256,7 +256,8 @@ def _refuse_remote_code(name_or_path: str, problem: BaseException) -> None:
         ) from problem
 
 
-def _prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> PreTrainedModel:
+def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
+    """Make `model` what `settings` say besides its weights: dropout, recomputation, adapters; in place."""
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     if settings.gradient_checkpointing:

@@ -1,0 +1,47 @@
+"""A scalar model on a language model's trunk: the same tensors under modules of its own.
+
+Each of the two gets its own adapters, dropout and recomputation, so nothing is switched between their forwards, and
+engines, saving and checkpoints see two ordinary models. Adapters freeze the trunk; it has to stay so.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from training.utils.models.loading import prepared
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def scalar_model_on_trunk(model: PreTrainedModel, settings: ModelSettings, pad_token_id: int) -> PreTrainedModel:
+    """Return an `AutoModelForSequenceClassification` with one label, whose trunk's parameters are those of `model`
+    and whose head is zero: every scalar is 0 until it has been trained.
+
+    `model` has no adapters yet; `settings` say which the scalar model gets. ThreestepError where the family has no
+    such class, or one that reads another trunk.
+    """
+    import torch
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
+
+    config = copy.deepcopy(model.config)
+    config.num_labels = 1
+    config.pad_token_id = pad_token_id
+    scalar_class: Any = CLASSES.get(type(config), None)
+    if scalar_class is not None:
+        with torch.device("meta"):
+            scalar = scalar_class(config)
+    trunk = model.base_model
+    if scalar_class is None or type(scalar.base_model) is not type(trunk) or not hasattr(scalar, "score"):
+        raise ThreestepError(
+            f"--share_trunk: transformers has no model with a scalar head on the trunk of {type(model).__name__}; use "
+            "another family or leave --share_trunk out"
+        )
+    same: dict[int, Any] = {id(parameter): parameter for parameter in trunk.parameters()}
+    setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**same, id(model.config): config}))
+    scalar.score.to_empty(device=model.device).to(model.dtype)
+    torch.nn.init.zeros_(scalar.score.weight)
+    return prepared(scalar, settings)
