@@ -28,9 +28,11 @@ case "$line" in *"${{FAIL_ON:-nothing fails}}"*) exit 9 ;; esac
 exit 0
 """
 
-CHECKS = [
+ALL_CHECKS = [
     "[-m][ruff][check][.]",
     "[-m][ruff][format][--check][--quiet][.]",
+    "[-m][mypy][--no-error-summary]",
+    "[-m][pytest][-q][tests/test_house.py]",
     "[-m][pytest][-n][2][--dist][loadfile][--durations=15]",
 ]
 
@@ -98,7 +100,7 @@ def test_the_first_run_installs_and_the_second_does_not(checkout):
 
     done, calls = run(checkout, "test.sh")
     assert [call for call in calls if "install" in call] == []
-    assert calls[-3:] == CHECKS
+    assert calls[-5:] == ALL_CHECKS
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.py"])
@@ -157,7 +159,7 @@ def test_the_environment_may_be_elsewhere(checkout, tmp_path):
 
 def test_the_environment_may_be_what_is_there(checkout):
     _, calls = run(checkout, "test.sh", THREESTEP_VENV="none")
-    assert calls == CHECKS
+    assert calls == ALL_CHECKS
     assert not (checkout / ".venv").exists()
 
 
