@@ -52,7 +52,7 @@ def page_name(path: Path) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    """The code blocks of a page; indented ones, and fenced ones without a language, are bash where they hold commands."""
+    """The code blocks of a page; an indented one, or one without a language, is bash where it holds commands."""
     found = []
     for match in _FENCE.finditer(text):
         language, label, content = match[1], match[2] or "", match[3]

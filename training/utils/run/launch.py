@@ -100,7 +100,7 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
     path = Path(environment[HOSTFILE_VARIABLE]).expanduser()
     if not path.is_file():
         raise ThreestepError(
-            f"{HOSTFILE_VARIABLE}: there is no file '{path}'; it expects one with a line `HOST slots=RANKS` for each host"
+            f"{HOSTFILE_VARIABLE}: there is no file '{path}'; it expects one of lines `HOST slots=RANKS`"
         )
     if environment.get(RANKS_VARIABLE, "").strip():
         raise ThreestepError(

@@ -106,7 +106,7 @@ def test_a_hostfile_goes_to_deepspeed_over_ssh(monkeypatch, tmp_path):
     [
         (
             {"THREESTEP_HOSTFILE": "/no/hosts"},
-            "there is no file '/no/hosts'; it expects one with a line `HOST slots=RANKS`",
+            "there is no file '/no/hosts'; it expects one of lines `HOST slots=RANKS`",
         ),
         ({"THREESTEP_HOSTFILE": __file__, "THREESTEP_RANKS": "2"}, "are both set.*unset THREESTEP_RANKS"),
     ],
