@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_lines import check_call
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])
 PROGRAMS = [path for path in SCRIPTS if not path.name.startswith("_")]
@@ -211,3 +213,31 @@ def test_without_vllms_wheel_its_tests_say_that_they_were_skipped(checkout):
 def test_another_failure_of_vllms_install_fails(checkout):
     done, calls = run(checkout, "test_vllm.sh", FAIL_ON="--editable")
     assert done.returncode == 9 and "SKIPPED" not in done.stdout
+
+
+def test_the_slurm_template_starts_torchrun_once_a_node(checkout, tmp_path):
+    """With stand-ins for srun and scontrol; the words that srun gets are torchrun's and the step's own."""
+    programs = checkout.parent / "programs"
+    (programs / "scontrol").write_text("#!/bin/sh\nprintf 'node-7\\nnode-8\\n'\n")
+    (programs / "srun").write_text(STAND_IN)
+    for name in ("scontrol", "srun"):
+        (programs / name).chmod(0o755)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "activate").touch()
+    job = {"SLURM_SUBMIT_DIR": str(checkout), "SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_JOB_ID": "123456", "SLURM_GPUS_ON_NODE": "8", "THREESTEP_VENV": str(tmp_path / "venv")}
+    flags = ["--model_name_or_path", "a b", "--data_path", "embedded"]
+    done, calls = run(checkout, "slurm.sbatch", "step1_sft", *flags, **job)
+    assert done.returncode == 0, done.stderr
+    (call,) = calls
+    words = call[1:-1].split("][")
+    assert words[:2] == ["--kill-on-bad-exit=1", "torchrun"]
+    assert " ".join(words[2:12]) == (
+        "--nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint node-7:23456 --rdzv_id 123456"
+    )
+    assert words[12:] == ["-m", "training.step1_sft.main", *flags, "--stop_before", "23h45m", "--resume"]
+    check_call(words[1:])
+    assert done.stdout.startswith("+ srun torchrun ")
+
+    done, _ = run(checkout, "slurm.sbatch", **job)
+    assert done.returncode == 1 and "expected a step first, such as step1_sft" in done.stderr
