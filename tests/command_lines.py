@@ -83,7 +83,8 @@ def check_module(module: str, arguments: Sequence[str]) -> None:
     path = ROOT.joinpath(*module.split("."))
     exists = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
     _require(exists, f"there is no module {module}")
-    parse_only(module, _with_settings(module, arguments))
+    if module in all_programs():  # the others take no flags, and would run
+        parse_only(module, _with_settings(module, arguments))
 
 
 def parse_only(module: str, arguments: Sequence[str]) -> None:
@@ -156,12 +157,13 @@ def flags_of(module: str) -> frozenset[str]:
     return frozenset(seen)
 
 
+@cache
 def all_programs() -> list[str]:
-    """Every module of the package, and of the benchmarks, that is run by `python -m`."""
+    """Every module that is run by `python -m` and parses a command line; of the benchmarks the main one."""
     names = []
-    for path in [*ROOT.glob("training/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+    for path in [*ROOT.glob("training/**/*.py"), ROOT / "benchmarks" / "__main__.py"]:
         text = path.read_text(encoding="utf-8")
-        if '__name__ == "__main__"' in text and "def main(" in text:
+        if '__name__ == "__main__"' in text and re.search(r"def main\(|import main$", text, re.MULTILINE):
             names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))
     return sorted(set(names) - {"training.utils.run.launch"})
 

@@ -22,10 +22,8 @@ PAGES = pages.all_pages()
 NOW = [path for path in PAGES if page_name(path) not in HISTORY]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FOLDERS = ("training/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/", ".ci/")
-# Flags that pages name and no program of ours has: what launchers, compilers and others take.
-FOREIGN_FLAGS = {
-    "--no_local_rank": "deepspeed", "--hostfile": "deepspeed", "--nnodes": "torchrun", "--nproc_per_node": "torchrun",
-}  # fmt: skip
+# Flags that the text names and no program of ours has, with the program whose they are.
+FOREIGN_FLAGS = {"--cpu": "accelerate", "--nproc_per_node": "torchrun", "--no-python": "torchrun"}
 
 
 def each(paths):
