@@ -22,6 +22,7 @@ clean_up() {
     for name in "${NAMES[@]}"; do
         for pid in $(ip netns pids "$name" 2>/dev/null); do kill "$pid" 2>/dev/null || true; done
         ip netns delete "$name" 2>/dev/null || true
+        rm -rf "/etc/netns/$name"
     done
     rm -rf "$WORK"
 }
@@ -35,6 +36,12 @@ for host in 0 1; do
     ip -n "${NAMES[$host]}" address add "${ADDRESSES[$host]}/24" dev wire
     ip -n "${NAMES[$host]}" link set wire up
     ip -n "${NAMES[$host]}" link set lo up
+done
+# What /etc holds on the two: names that are known, and no name server to wait for.
+for name in "${NAMES[@]}"; do
+    mkdir -p "/etc/netns/$name"
+    printf '%s\n' "127.0.0.1 localhost" "${ADDRESSES[0]} host-1" "${ADDRESSES[1]} host-2" >"/etc/netns/$name/hosts"
+    printf 'nameserver 127.0.0.1\noptions timeout:1 attempts:1\n' >"/etc/netns/$name/resolv.conf"
 done
 
 # ssh without a question: keys of this run alone, nothing of the user's is read or written.
@@ -82,7 +89,7 @@ threestep_say "one host, two ranks"
 THREESTEP_RANKS=2 "$PYTHON" -m training.utils.run.launch training.step1_sft.main "${flags[@]}" --output_dir one_host
 
 threestep_say "two hosts, one rank each"
-DS_ENV_FILE="$WORK/environment" MASTER_ADDR="${ADDRESSES[0]}" THREESTEP_HOSTFILE="$WORK/hosts" \
+DS_ENV_FILE="$WORK/environment" MASTER_ADDR="${ADDRESSES[0]}" THREESTEP_HOSTFILE="$WORK/hosts" THREESTEP_RANKS= \
     ip netns exec "${NAMES[0]}" "$PYTHON" -m training.utils.run.launch training.step1_sft.main "${flags[@]}" \
     --output_dir two_hosts
 

@@ -32,7 +32,7 @@ def each(paths):
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """A reader's folder in a checkout: the repository's files, and names registered by no other test."""
+    """A reader's folder, a checkout: the repository's files, and names registered by no other test."""
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and path.name != "runs":
             (tmp_path / path.name).symlink_to(path)
