@@ -34,7 +34,7 @@ FOREIGN = {"cd", "source", "git", "pip", "ssh", "apt-get", "tensorboard", "kill"
 FOREIGN_MODULES = {"pytest", "pip", "venv", "http.server", "ruff", "mypy"}
 
 # What a page writes where the reader has something of his own, and a value that the parser takes for it.
-STAND_INS = {"DATA": "embedded", "jsonl:FILE": "embedded"}
+STAND_INS = {"DATA": "embedded", "FOLDER": "."}
 # What a step needs, where a page leaves it out: behind `...`, or in a file of settings that only the reader has.
 NEEDED = {
     "--data_path": "embedded",
