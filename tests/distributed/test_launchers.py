@@ -21,7 +21,7 @@ FLAGS = (
 ).split()
 PYTHON = [sys.executable, "-m"]
 TORCHRUN = [*PYTHON, "torch.distributed.run"]
-ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
 
 
 @pytest.fixture(scope="module")
