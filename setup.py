@@ -33,8 +33,7 @@ INSTALL_REQUIRES = [
     "ninja",
     "pyyaml",
 ]
-TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff"]
-DEV_REQUIRES = [*TEST_REQUIRES, "mypy"]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
 
 setup(
     name="threestep",
@@ -47,15 +46,16 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["training", "training.*"]),
     package_data={
-        "training": ["configs/*.yaml"],
+        "training": ["py.typed", "configs/*.yaml"],
         "training.step1_sft": ["configs/*.yaml", "README.md"],
         "training.step2_reward": ["configs/*.yaml", "README.md"],
+        "training.step2_dpo": ["configs/*.yaml", "README.md"],
         "training.step3_ppo": ["configs/*.yaml", "README.md"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "test": TEST_REQUIRES,
-        "dev": DEV_REQUIRES,
+        "dev": TEST_REQUIRES,
         "vllm": ["vllm"],
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Every test that this machine can run: makes the environment where it is missing, checks the style, runs pytest.
+# Every test that this machine can run: makes the environment where it is missing, checks what scripts/check.sh checks,
+# runs pytest.
 # Takes no arguments (further words go to pytest: bash scripts/test.sh -k cache). Tests run in two processes;
 # THREESTEP_TEST_PROCESSES names another number, and 0 runs them in one, as a debugger wants.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
-"$PYTHON" -m ruff check .
-"$PYTHON" -m ruff format --check --quiet .
+bash scripts/check.sh
 # A file's tests stay together: they share what is costly to set up.
 exec "$PYTHON" -m pytest -n "${THREESTEP_TEST_PROCESSES:-2}" --dist loadfile --durations=15 "$@"

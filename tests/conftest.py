@@ -13,7 +13,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models of these sizes gain nothing from a second thread, and two that share a core only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-FOLDER_MARKERS = {"unit": "unit", "distributed": "distributed", "end_to_end": "end_to_end"}
+FOLDER_MARKERS = {
+    "unit": "unit",
+    "distributed": "distributed",
+    "invariants": "distributed",  # they compare one rank with several
+    "end_to_end": "end_to_end",
+}
 
 SENTENCES = [
     "Human: What is 2 + 3? Assistant: 2 + 3 is 5.",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_lines import check_call
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])
 PROGRAMS = [path for path in SCRIPTS if not path.name.startswith("_")]
@@ -28,9 +30,11 @@ case "$line" in *"${{FAIL_ON:-nothing fails}}"*) exit 9 ;; esac
 exit 0
 """
 
-CHECKS = [
+ALL_CHECKS = [
     "[-m][ruff][check][.]",
     "[-m][ruff][format][--check][--quiet][.]",
+    "[-m][mypy][--no-error-summary]",
+    "[-m][pytest][-q][tests/test_house.py]",
     "[-m][pytest][-n][2][--dist][loadfile][--durations=15]",
 ]
 
@@ -98,7 +102,7 @@ def test_the_first_run_installs_and_the_second_does_not(checkout):
 
     done, calls = run(checkout, "test.sh")
     assert [call for call in calls if "install" in call] == []
-    assert calls[-3:] == CHECKS
+    assert calls[-5:] == ALL_CHECKS
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.py"])
@@ -157,7 +161,7 @@ def test_the_environment_may_be_elsewhere(checkout, tmp_path):
 
 def test_the_environment_may_be_what_is_there(checkout):
     _, calls = run(checkout, "test.sh", THREESTEP_VENV="none")
-    assert calls == CHECKS
+    assert calls == ALL_CHECKS
     assert not (checkout / ".venv").exists()
 
 
@@ -209,3 +213,31 @@ def test_without_vllms_wheel_its_tests_say_that_they_were_skipped(checkout):
 def test_another_failure_of_vllms_install_fails(checkout):
     done, calls = run(checkout, "test_vllm.sh", FAIL_ON="--editable")
     assert done.returncode == 9 and "SKIPPED" not in done.stdout
+
+
+def test_the_slurm_template_starts_torchrun_once_a_node(checkout, tmp_path):
+    """With stand-ins for srun and scontrol; the words that srun gets are torchrun's and the step's own."""
+    programs = checkout.parent / "programs"
+    (programs / "scontrol").write_text("#!/bin/sh\nprintf 'node-7\\nnode-8\\n'\n")
+    (programs / "srun").write_text(STAND_IN)
+    for name in ("scontrol", "srun"):
+        (programs / name).chmod(0o755)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "activate").touch()
+    job = {"SLURM_SUBMIT_DIR": str(checkout), "SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_JOB_ID": "123456", "SLURM_GPUS_ON_NODE": "8", "THREESTEP_VENV": str(tmp_path / "venv")}
+    flags = ["--model_name_or_path", "a b", "--data_path", "embedded"]
+    done, calls = run(checkout, "slurm.sbatch", "step1_sft", *flags, **job)
+    assert done.returncode == 0, done.stderr
+    (call,) = calls
+    words = call[1:-1].split("][")
+    assert words[:2] == ["--kill-on-bad-exit=1", "torchrun"]
+    assert " ".join(words[2:12]) == (
+        "--nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint node-7:23456 --rdzv_id 123456"
+    )
+    assert words[12:] == ["-m", "training.step1_sft.main", *flags, "--stop_before", "23h45m", "--resume"]
+    check_call(words[1:])
+    assert done.stdout.startswith("+ srun torchrun ")
+
+    done, _ = run(checkout, "slurm.sbatch", **job)
+    assert done.returncode == 1 and "expected a step first, such as step1_sft" in done.stderr

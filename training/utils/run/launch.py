@@ -2,9 +2,10 @@
 
     python -m training.utils.run.launch training.step1_sft.main --config run.yaml
 
-is what scripts/step1_sft.sh calls. The number of ranks is THREESTEP_RANKS where it is set, otherwise what
-the caller asks for, otherwise one for every GPU in sight (one in all where there is none). One rank needs no
-launcher.
+is what scripts/step1_sft.sh calls. Where THREESTEP_HOSTFILE names a hostfile, DeepSpeed's launcher starts the ranks
+that it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS where it is set, otherwise what the caller
+asks for, otherwise one for every GPU in sight (one in all where there is none). One rank needs no launcher, and
+neither does a process that a launcher has already started as a rank.
 
 This module knows nothing of what a step does. It imports neither torch nor deepspeed: the launcher is a
 program that it calls.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import psutil
 
 RANKS_VARIABLE = "THREESTEP_RANKS"
+HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
 _TERMINATION_SECONDS = 60.0
 
 
@@ -88,6 +90,30 @@ def launch_command(module: str, ranks: int, arguments: Sequence[str] = (), gpu_n
     return [sys.executable, _deepspeed_program(), *flags, module, *arguments]
 
 
+def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the command that runs `module` on the hosts of THREESTEP_HOSTFILE (lines `HOST slots=RANKS`), over ssh.
+
+    The ranks meet at MASTER_ADDR (default: the first host's first address) and MASTER_PORT (default: the launcher's,
+    for a port that is free here may not be free there). Raises ThreestepError where there is no such file, and where
+    THREESTEP_RANKS is set as well.
+    """
+    path = Path(environment[HOSTFILE_VARIABLE]).expanduser()
+    if not path.is_file():
+        raise ThreestepError(
+            f"{HOSTFILE_VARIABLE}: there is no file '{path}'; it expects one of lines `HOST slots=RANKS`"
+        )
+    if environment.get(RANKS_VARIABLE, "").strip():
+        raise ThreestepError(
+            f"{HOSTFILE_VARIABLE} and {RANKS_VARIABLE} are both set, and the hostfile's slots say how many ranks a host"
+            f" has: unset {RANKS_VARIABLE}"
+        )
+    flags = ["--hostfile", str(path.resolve()), "--no_local_rank"]
+    for flag, variable in (("--master_addr", "MASTER_ADDR"), ("--master_port", "MASTER_PORT")):
+        if environment.get(variable):
+            flags += [flag, environment[variable]]
+    return [sys.executable, _deepspeed_program(), *flags, "--module", module, *arguments]
+
+
 def launch_environment(ranks: int, on_gpu: bool, environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` with the cores shared out among CPU ranks, unless OMP_NUM_THREADS is already set.
 
@@ -102,6 +128,12 @@ def launch_environment(ranks: int, on_gpu: bool, environment: Mapping[str, str])
 
 def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None) -> int:
     """Run `module` on as many ranks as asked; say the command first. Returns the exit code of the run."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, accelerate launch, ...: this is one rank
+        return run_and_wait([sys.executable, "-m", module, *arguments])
+    if os.environ.get(HOSTFILE_VARIABLE):
+        command = hostfile_command(module, arguments, os.environ)
+        print(f"+ {shlex.join(command)}", flush=True)
+        return run_and_wait(command)
     gpu_names = visible_gpus(os.environ)
     ranks = choose_ranks(asked_ranks, os.environ, len(gpu_names))
     command = launch_command(module, ranks, arguments, gpu_names)

@@ -88,6 +88,62 @@ def test_chosen_gpus_are_named(monkeypatch):
     assert "--num_accelerators" not in command
 
 
+def test_a_hostfile_goes_to_deepspeed_over_ssh(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("one slots=1\ntwo slots=1\n")
+    environment = {"THREESTEP_HOSTFILE": str(hosts)}
+    command = launch.hostfile_command("m", ["--seed", "3"], environment)
+    assert command == [
+        sys.executable, "deepspeed", "--hostfile", str(hosts), "--no_local_rank", "--module", "m", "--seed", "3"
+    ]  # fmt: skip
+    command = launch.hostfile_command("m", [], {**environment, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"})
+    assert " ".join(command[4:]) == "--no_local_rank --master_addr 10.0.0.1 --master_port 29501 --module m"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"THREESTEP_HOSTFILE": "/no/hosts"},
+            "there is no file '/no/hosts'; it expects one of lines `HOST slots=RANKS`",
+        ),
+        ({"THREESTEP_HOSTFILE": __file__, "THREESTEP_RANKS": "2"}, "are both set.*unset THREESTEP_RANKS"),
+    ],
+)
+def test_hostfiles_that_cannot_be(environment, message):
+    with pytest.raises(ThreestepError, match=message):
+        launch.hostfile_command("m", [], environment)
+
+
+@pytest.mark.parametrize(
+    ("variables", "started"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2", "THREESTEP_RANKS": "4"}, "plain"),  # torchrun started it: it is one rank
+        ({"RANK": "1", "WORLD_SIZE": "2", "THREESTEP_HOSTFILE": __file__}, "plain"),
+        ({"THREESTEP_HOSTFILE": __file__}, "--hostfile"),
+        ({"THREESTEP_RANKS": "4"}, "--num_accelerators"),
+        ({}, "plain"),
+    ],
+)
+def test_what_a_launch_starts(monkeypatch, capsys, variables, started):
+    commands = []
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
+    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None: commands.append(command) or 0)
+    for name in ("RANK", "WORLD_SIZE", "THREESTEP_RANKS", "THREESTEP_HOSTFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launch.launch("m", ["--seed", "3"]) == 0
+    (command,) = commands
+    if started == "plain":
+        assert command == [sys.executable, "-m", "m", "--seed", "3"]
+    else:
+        assert started in command
+    assert capsys.readouterr().out.startswith("+ ") == ("RANK" not in variables)  # ranks do not each say it
+
+
 def test_the_port_is_free(monkeypatch):
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
     monkeypatch.delenv("MASTER_PORT", raising=False)

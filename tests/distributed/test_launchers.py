@@ -1,0 +1,76 @@
+"""The same two ranks by DeepSpeed's launcher, by torchrun as two nodes, and by accelerate launch: the same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.utils.run.launch import free_port
+
+ROOT = Path(__file__).parents[2]
+STEP = "training.step1_sft.main"
+FLAGS = (
+    "--model_name_or_path model --data_path embedded --data_split 1,0,0 --max_train_rows 128 --max_eval_rows 16 "
+    "--max_seq_len 64 --per_device_train_batch_size 16 --learning_rate 1e-3 --dtype fp32 --zero_stage 1 --seed 1 "
+    "--data_output_path cache --no_report_mfu"
+).split()
+PYTHON = [sys.executable, "-m"]
+TORCHRUN = [*PYTHON, "torch.distributed.run"]
+ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("launchers")
+    run(path, [*PYTHON, "training.new_model", "--out", "model", *"--vocab_size 300 --hidden_size 32".split()])
+    return path
+
+
+def environment():
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("THREESTEP_", "MASTER_"))}
+    alone = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    return {**kept, **alone, "PYTHONPATH": str(ROOT), "THREESTEP_RANKS": "2"}
+
+
+def run(path, *commands):
+    """Run the commands at the same time; all must end well."""
+    started = [
+        subprocess.Popen(
+            command, cwd=path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for command in commands
+    ]
+    for process in started:
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+
+
+def losses(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [row[name] for row in rows for name in ("train/loss", "eval/loss") if name in row]
+
+
+@pytest.fixture(scope="module")
+def of_deepspeed(folder):
+    run(folder, [*PYTHON, "training.utils.run.launch", STEP, *FLAGS, "--output_dir", "deepspeed"])
+    found = losses(folder / "deepspeed")
+    assert len(found) == 6  # 128 rows, 32 a step; evaluated before and after
+    return found
+
+
+def test_torchrun_on_two_nodes(folder, of_deepspeed):
+    where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    step = ["-m", STEP, *FLAGS, "--output_dir", "torchrun"]
+    run(folder, *([*TORCHRUN, *where, "--node_rank", rank, *step] for rank in "01"))
+    assert losses(folder / "torchrun") == of_deepspeed
+
+
+def test_accelerate_launch(folder, of_deepspeed):
+    port = ["--main_process_port", str(free_port()), "--mixed_precision", "no", "--dynamo_backend", "no"]
+    run(folder, [*ACCELERATE, *port, "-m", STEP, *FLAGS, "--output_dir", "accelerate"])
+    assert losses(folder / "accelerate") == of_deepspeed

@@ -1,0 +1,181 @@
+"""Every page of the documentation: its commands are asked of the programs, its code compiles, its links lead somewhere.
+
+A block of bash is read by bash with no program in reach (tests/pages.py), and every command line that it would start is
+parsed by that program's own parser (tests/command_lines.py); nothing is run. A block `python NAME.py`, `json NAME` or
+`yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read; `python run` is run.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import command_lines, pages
+from tests.command_lines import WrongCommand, check_call
+from tests.pages import HISTORY, ROOT, page_name
+from training.utils.data import registry
+
+PAGES = pages.all_pages()
+NOW = [path for path in PAGES if page_name(path) not in HISTORY]
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+FOLDERS = ("training/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/", ".ci/")
+# Files and flags that the text names and that are not ours, with whose they are.
+FOREIGN_FILES = {"inference/chat.py": "DeepSpeed-Chat"}
+FOREIGN_FLAGS = {
+    "--cpu": "accelerate",
+    "--nproc_per_node": "torchrun",
+    "--no-python": "torchrun",
+    "--logdir": "tensorboard",
+}
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=page_name)
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A reader's folder, a checkout: the repository's files, and names registered by no other test."""
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and path.name != "runs":
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    registry.registered_names()
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    return tmp_path
+
+
+def write_files(text, folder):
+    """The files that a page gives its reader."""
+    for block in pages.blocks(text):
+        if "." in block.label:
+            (folder / block.label).write_text(block.content)
+
+
+def test_pages_are_found():
+    assert {"README.md", "CONTRIBUTING.md", "docs/data.md", "docs/ppo.md"} <= {page_name(path) for path in PAGES}
+
+
+@each(NOW)
+def test_commands_are_what_programs_take(path, reader):
+    text = path.read_text()
+    write_files(text, reader)
+    wrong = []
+    for block in pages.blocks(text):
+        if block.language != "bash":
+            continue
+        place = f"{page_name(path)}:{block.line}"
+        try:
+            calls = pages.calls(block.content, reader)
+        except ValueError as problem:
+            wrong.append(f"{place}: {problem}")
+            continue
+        for call in calls:
+            try:
+                check_call(call)
+            except WrongCommand as problem:
+                wrong.append(f"{place}: {' '.join(call)}\n    {problem}")
+    assert not wrong, "\n".join(wrong)
+
+
+@each(NOW)
+def test_commands_in_the_text_exist(path):
+    """`python -m training.preview` and `bash scripts/test.sh` in a sentence: the program exists, with its flags."""
+    wrong = []
+    for span in pages.code_spans(path.read_text()):
+        match = re.match(r"(?:\w+=\S+ )*(?:python -m ([\w.]+)|bash (\S+))", span)
+        if match is None:
+            continue
+        if match[2] is not None:
+            if not (ROOT / match[2]).is_file():
+                wrong.append(f"{span}: there is no {match[2]}")
+            continue
+        module = match[1]
+        if module in command_lines.FOREIGN_MODULES:
+            continue
+        place = ROOT.joinpath(*module.split("."))
+        if not place.with_suffix(".py").is_file() and not (place / "__main__.py").is_file():
+            wrong.append(f"{span}: there is no module {module}")
+        elif module in command_lines.all_programs():
+            missing = set(FLAG.findall(span)) - command_lines.flags_of(module) - {"--help"}
+            wrong += [f"{span}: {module} has no flag {flag}" for flag in sorted(missing)]
+    assert not wrong, "\n".join(wrong)
+
+
+@each(NOW)
+def test_flags_in_the_text_exist(path):
+    known = set(FOREIGN_FLAGS).union(*(command_lines.flags_of(module) for module in command_lines.all_programs()))
+    spans = pages.code_spans(path.read_text())
+    for span in spans:  # a program of the tests: its source names its flags
+        match = re.match(r"python -m (tests\.[\w.]+)", span)
+        if match is not None:
+            known |= set(FLAG.findall(ROOT.joinpath(*match[1].split(".")).with_suffix(".py").read_text()))
+    named = {flag for span in spans for flag in FLAG.findall(span)}
+    assert sorted(named - known) == []
+
+
+@each(NOW)
+def test_python_blocks_compile(path):
+    for block in pages.blocks(path.read_text()):
+        if block.language == "python":
+            compile(block.content, f"{page_name(path)}:{block.line}", "exec")
+
+
+def test_python_blocks_that_stand_alone_run(tmp_path):
+    found = [
+        (path, block) for path in NOW for block in pages.blocks(path.read_text())
+        if block.language == "python" and block.label == "run"
+    ]  # fmt: skip
+    for path, block in found:
+        done = subprocess.run(
+            [sys.executable, "-c", block.content], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{page_name(path)}:{block.line}\n{done.stderr}"
+
+
+@each(PAGES)
+def test_links_lead_somewhere(path):
+    broken = []
+    for target in pages.links(path.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (path.parent / name).resolve() if name else path
+        if not other.exists():
+            broken.append(target)
+        elif anchor and anchor not in pages.anchors(other.read_text()):
+            broken.append(f"{target}: no heading of that name")
+    assert broken == []
+
+
+@each(NOW)
+def test_files_that_are_named_exist(path):
+    text = path.read_text()
+    given = {block.label for block in pages.blocks(text)} | set(FOREIGN_FILES)
+    missing = []
+    for span in pages.code_spans(text):
+        name = span.split(":")[0]
+        if name.startswith(FOLDERS) and re.fullmatch(r"[\w./*-]+", name):
+            if not (ROOT / name).exists() and not any(ROOT.glob(name.rstrip("/"))):
+                missing.append(span)
+        elif re.fullmatch(r"[a-z_0-9]+(/[a-z_0-9]+)+\.(py|sh|md|yaml|toml)", name) and name not in {
+            *given,
+            *FOREIGN_FILES,
+        }:
+            if not any(ROOT.glob(f"**/{name}")):
+                missing.append(span)
+        elif re.fullmatch(r"(training|tests|benchmarks)(\.\w+)+", span):
+            if not _is_module_or_in_one(span):
+                missing.append(span)
+    assert missing == []
+
+
+def _is_module_or_in_one(name):
+    path = ROOT.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    source = path.parent.with_suffix(".py")
+    return source.is_file() and re.search(rf"\b{path.name}\b", source.read_text()) is not None
