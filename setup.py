@@ -50,6 +50,7 @@ setup(
         "training": ["configs/*.yaml"],
         "training.step1_sft": ["configs/*.yaml", "README.md"],
         "training.step2_reward": ["configs/*.yaml", "README.md"],
+        "training.step2_dpo": ["configs/*.yaml", "README.md"],
         "training.step3_ppo": ["configs/*.yaml", "README.md"],
     },
     install_requires=INSTALL_REQUIRES,

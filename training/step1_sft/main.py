@@ -39,6 +39,10 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.SFT)
     run, saving, faults, reporting, data, model, engine, sft = groups
+    if run.dry_run:
+        from training.utils.engine.dry_run import dry_run
+
+        return dry_run("training.step1_sft.main", groups, sft.learning_rate, data.max_seq_len)
 
     from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase

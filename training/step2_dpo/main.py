@@ -40,6 +40,10 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
     run, saving, faults, reporting, data, model, engine, dpo = groups
     dpo.check_reference(model)
+    if run.dry_run:
+        from training.utils.engine.dry_run import dry_run
+
+        return dry_run("training.step2_dpo.main", groups, dpo.learning_rate, data.max_seq_len, responses=2)
 
     from training.step2_dpo.loss import Objective
     from training.step2_dpo.reference import adapter_off_references, known_references

@@ -40,6 +40,12 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
     run, saving, faults, reporting, data, model, engine, reward = groups
+    if run.dry_run:
+        from training.utils.engine.dry_run import dry_run
+
+        return dry_run(
+            "training.step2_reward.main", groups, reward.learning_rate, data.max_seq_len, scalar=True, responses=2
+        )
 
     from training.step2_reward.batches import check_margins
     from training.step2_reward.loss import LossOptions

@@ -69,6 +69,10 @@ def main(argv: Sequence[str]) -> None:
     names = checked_names(roles_arguments, ppo, algorithm, reward)
     check_timeouts(faults, reward)
     check_rollout_dump(saving, ppo)
+    if run.dry_run:
+        from training.step3_ppo.dry_run import dry_run
+
+        return dry_run(groups, names)
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(saving, run.output_dir, "training.step3_ppo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
