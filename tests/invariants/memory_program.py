@@ -80,7 +80,7 @@ def held_bytes(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
     sums: list[Any] = [part.grad for part in [*weights, *masters]]
     sums += [getattr(part, "grad_accum", None) for part in weights]
     sums += [part for parts in (getattr(optimizer, "averaged_gradients", None) or {}).values() for part in parts or []]
-    sums += [getattr(optimizer, "grad_partitions_flat_buffer", None)]
+    sums += [getattr(optimizer, name, None) for name in ("grad_partitions_flat_buffer", "grads_in_partition")]
     sums += getattr(optimizer, "fp32_groups_gradients_flat", [])
     parameters = _storages(getattr(part, "ds_tensor", part) for part in weights)
     gradients = _storages(part for part in sums if part is not None)
