@@ -79,7 +79,8 @@ def held_bytes(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
     states = [value for state in base.state.values() for value in state.values() if torch.is_tensor(value)]
     sums: list[Any] = [part.grad for part in [*weights, *masters]]
     sums += [getattr(part, "grad_accum", None) for part in weights]
-    sums += [part for parts in (getattr(optimizer, "averaged_gradients", None) or {}).values() for part in parts or []]
+    for name in ("averaged_gradients", "all_grad_tensors"):  # the first after a step's last backward, or the second
+        sums += [part for parts in (getattr(optimizer, name, None) or {}).values() for part in parts or []]
     sums += [getattr(optimizer, name, None) for name in ("grad_partitions_flat_buffer", "grads_in_partition")]
     sums += getattr(optimizer, "fp32_groups_gradients_flat", [])
     parameters = _storages(getattr(part, "ds_tensor", part) for part in weights)

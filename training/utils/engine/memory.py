@@ -112,9 +112,7 @@ def _sharded_gradients(
         return MemoryLine("gradients, sharded", summed * share, moved), MemoryLine("the step's buffers", 4 * share)
     if dtype == "bf16" and not offload:  # BF16_Optimizer: whole float32 sums, and the bf16 gradients of the backward
         return MemoryLine("gradients", (4 + 2) * trained), MemoryLine("the step's buffers", 0)
-    # Beside the whole gradients, this rank's share of the reduced ones.
-    whole = summed * (trained + share)
-    return MemoryLine("gradients", whole, moved), MemoryLine("the step's buffers", 4 * share)
+    return MemoryLine("gradients", summed * trained, moved), MemoryLine("the step's buffers", 4 * share)
 
 
 def _gathered(weights: int, largest: int, zero: dict[str, Any]) -> int:
