@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from training.step1_sft.arguments import SftArguments
 from training.utils.data.arguments import DataArguments
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.SFT)
     run, saving, faults, reporting, data, model, engine, sft = groups
+    if run.dry_run:
+        return say_plan(groups, sft.learning_rate, data.max_seq_len)
 
     from training.step1_sft.trainer import SftTrainer
     from training.utils.data.build import build_phase
@@ -100,6 +103,13 @@ def main(argv: Sequence[str]) -> None:
         folder.write_summary(result.summary())
         report_at_end(folder.path, reporting.report and ranks.is_main)
         say(f"step 1: {result.sentence()} in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
+
+
+def say_plan(groups: Sequence[Any], learning_rate: float, max_seq_len: int) -> None:
+    """Say what the run would be (`--dry_run`)."""
+    from training.utils.engine.dry_run import dry_run
+
+    dry_run("training.step1_sft.main", groups, learning_rate, max_seq_len)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from training.step2_dpo.arguments import DpoArguments
 from training.utils.data.arguments import DataArguments
@@ -40,6 +41,8 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
     run, saving, faults, reporting, data, model, engine, dpo = groups
     dpo.check_reference(model)
+    if run.dry_run:
+        return say_plan(groups, dpo.learning_rate, data.max_seq_len)
 
     from training.step2_dpo.loss import Objective
     from training.step2_dpo.reference import adapter_off_references, known_references
@@ -111,6 +114,13 @@ def main(argv: Sequence[str]) -> None:
         folder.write_summary(result.summary())
         report_at_end(folder.path, reporting.report and ranks.is_main)
         say(f"step 2: {result.sentence()} in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
+
+
+def say_plan(groups: Sequence[Any], learning_rate: float, max_seq_len: int) -> None:
+    """Say what the run would be (`--dry_run`)."""
+    from training.utils.engine.dry_run import dry_run
+
+    dry_run("training.step2_dpo.main", groups, learning_rate, max_seq_len, responses=2)
 
 
 if __name__ == "__main__":

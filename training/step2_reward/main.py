@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
     run, saving, faults, reporting, data, model, engine, reward = groups
+    if run.dry_run:
+        return say_plan(groups, reward.learning_rate, data.max_seq_len)
 
     from training.step2_reward.batches import check_margins
     from training.step2_reward.loss import LossOptions
@@ -114,6 +116,13 @@ def main(argv: Sequence[str]) -> None:
         report_at_end(folder.path, reporting.report and ranks.is_main)
         gain = gain_sentence(result.before, result.after)
         say(f"step 2: {gain}, in {result.seconds:.0f} s; the model is in {folder.model}", ranks.is_main)
+
+
+def say_plan(groups: Sequence[Any], learning_rate: float, max_seq_len: int) -> None:
+    """Say what the run would be (`--dry_run`)."""
+    from training.utils.engine.dry_run import dry_run
+
+    dry_run("training.step2_reward.main", groups, learning_rate, max_seq_len, scalar=True, responses=2)
 
 
 if __name__ == "__main__":

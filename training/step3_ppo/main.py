@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
@@ -69,6 +70,8 @@ def main(argv: Sequence[str]) -> None:
     names = checked_names(roles_arguments, ppo, algorithm, reward)
     check_timeouts(faults, reward)
     check_rollout_dump(saving, ppo)
+    if run.dry_run:
+        return say_plan(groups, names)
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(saving, run.output_dir, "training.step3_ppo.main", resolved_settings(groups), ranks)
         folder = start_run(run, resolved_settings(groups), ranks)
@@ -117,6 +120,13 @@ def main(argv: Sequence[str]) -> None:
         folder.write_summary(summary)
         report_at_end(folder.path, reporting.report and ranks.is_main)
         say(closing_sentence(summary, folder, ppo.val_only), ranks.is_main)
+
+
+def say_plan(groups: Sequence[Any], names: Any) -> None:
+    """Say what the run would be (`--dry_run`). names: what `checked_names` gave."""
+    from training.step3_ppo.dry_run import dry_run
+
+    dry_run(groups, names)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""Launched on one or two ranks: trains a tiny model in every way of keeping weights, and reports the bytes that
+DeepSpeed holds after a backward beside those that `engine.memory` says.
+
+Report: {case: {"parameters" | "gradients" | "optimizer": [held, estimated]}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+# name: dtype, ZeRO stage, offload, rank of LoRA
+CASES = {
+    f"{dtype}_z{stage}{'_offload' if offload else ''}": (dtype, stage, offload, 0)
+    for dtype in ("fp32", "bf16")
+    for stage in range(4)
+    for offload in (False, True)
+    if not (offload and (stage < 2 or dtype == "fp32"))
+}
+CASES["bf16_z2_lora"] = ("bf16", 2, False, 4)
+
+
+def main() -> None:
+    from tests.distributed.launch import report
+    from training.utils.engine.startup import started_process_group
+
+    with started_process_group() as ranks:
+        results = {name: compared(*case, ranks) for name, case in CASES.items()}
+        report(results)
+
+
+def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -> dict[str, list[int]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from training.utils.engine.config import deepspeed_config
+    from training.utils.engine.memory import trained_memory
+    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.setup import load_under
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.lora import add_lora
+    from training.utils.models.settings import ModelSettings
+
+    # Sizes that two ranks divide, so that DeepSpeed pads nothing.
+    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+    config = AutoConfig.for_model("llama", **shape)
+    settings = EngineSettings(dtype=dtype, zero_stage=stage, offload=offload, learning_rate=1e-3, weight_decay=0.1)
+
+    def load(torch_dtype: torch.dtype) -> Any:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
+        return add_lora(model, ModelSettings("", lora_dim=lora_dim)).to(torch_dtype)
+
+    model = load_under(settings, ranks, load)
+    sizes = [(getattr(part, "ds_numel", part.numel()), part.requires_grad) for part in model.parameters()]
+    trainable = [size for size, trains in sizes if trains]
+    engine = TrainingEngine(model, settings, ranks, 10)
+    ids = torch.arange(16).view(2, 8)
+    for _ in range(2):  # some state is made by the first step
+        engine.train()
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        held = held_bytes(model, engine.engine.optimizer)
+        engine.step()
+    engine.engine.destroy()
+    zero = deepspeed_config(settings, ranks.world_size, sum(trainable), False)["zero_optimization"]
+    said = trained_memory(sum(size for size, _ in sizes), trainable, 0, dtype, zero, ranks.world_size)
+    return {
+        name: [held[name], getattr(said, name).device_bytes + getattr(said, name).host_bytes]
+        for name in ("parameters", "gradients", "optimizer")
+    }
+
+
+def held_bytes(model: torch.nn.Module, optimizer: Any) -> dict[str, int]:
+    """What the engine's own tensors take, each storage once."""
+    base = getattr(optimizer, "optimizer", optimizer)
+    weights = list(model.parameters())
+    masters = [part for group in base.param_groups for part in group["params"]]
+    masters += getattr(optimizer, "fp32_partitioned_groups_flat", [])
+    states = [value for state in base.state.values() for value in state.values() if torch.is_tensor(value)]
+    sums: list[Any] = [part.grad for part in [*weights, *masters]]
+    sums += [getattr(part, "grad_accum", None) for part in weights]
+    for name in ("averaged_gradients", "all_grad_tensors"):  # the first after a step's last backward, or the second
+        sums += [part for parts in (getattr(optimizer, name, None) or {}).values() for part in parts or []]
+    sums += [getattr(optimizer, name, None) for name in ("grad_partitions_flat_buffer", "grads_in_partition")]
+    sums += getattr(optimizer, "fp32_groups_gradients_flat", [])
+    parameters = _storages(getattr(part, "ds_tensor", part) for part in weights)
+    gradients = _storages(part for part in sums if part is not None)
+    optimizer_state = _storages(part for part in [*masters, *states] if part.numel() > 1)  # no counts of steps
+    optimizer_state = {key: size for key, size in optimizer_state.items() if key not in parameters}
+    found = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_state}
+    return {name: sum(storages.values()) for name, storages in found.items()}
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    return {
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
+        for part in tensors
+        if part.device.type != "meta"
+    }
+
+
+if __name__ == "__main__":
+    main()

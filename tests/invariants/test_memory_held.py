@@ -1,0 +1,18 @@
+"""What `--dry_run` says of weights, gradients and optimizer state is, to the byte, what DeepSpeed holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.invariants import memory_program
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
+
+
+@pytest.mark.parametrize("case", memory_program.CASES)
+@pytest.mark.parametrize("world_size", (1, 2))
+def test_the_estimate_is_what_deepspeed_holds(launched, world_size, case):
+    _, reports = launched("memory_program", world_size)
+    for report in reports:
+        found = report[case]
+        assert {name: held for name, (held, _) in found.items()} == {name: said for name, (_, said) in found.items()}

@@ -1,0 +1,54 @@
+"""Step 3's dry run: the roles that the flags ask for, the rollout's part, and what leaves the device."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from training.step3_ppo.main import main
+
+SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+             vocab_size=512, max_position_embeddings=128)  # fmt: skip
+
+
+@pytest.fixture
+def said(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+
+    def run(*flags: str, critic: bool = True) -> str:
+        models = ["--actor_model_name_or_path", str(tmp_path)]
+        models += ["--critic_model_name_or_path", str(tmp_path)] if critic else []
+        lengths = ["--max_prompt_seq_len", "32", "--max_answer_seq_len", "32", "--output_dir", str(tmp_path / "run")]
+        assert main([*models, *lengths, "--dry_run", "true", *flags]) is None
+        assert not (tmp_path / "run").exists()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_four_roles_and_a_rollout(said):
+    text = said()
+    for role in ("actor: weights", "critic: weights", "reference: weights", "reward model: weights"):
+        assert role in text
+    # 16 sequences of 64 tokens: 2 layers x 2 x 64 numbers x 2 bytes x 16 x 64
+    assert "rollout: key-value cache, 16 x 64" in text and "the actor's weights, whole" not in text
+    assert "most at once, rolling out" in text and "most at once, learning" in text
+
+
+def test_a_rule_alone_needs_one_model(said):
+    text = said("--advantage", "grpo", "--num_samples_per_prompt", "2", "--reward", "length", "--kl_coef", "0",
+                "--reward_length_characters", "9", critic=False)  # fmt: skip
+    assert "actor: weights" in text
+    assert not re.search("critic: |reference: |reward model: ", text)
+
+
+def test_adapters_are_their_own_reference_and_zero_3_gathers_for_a_rollout(said):
+    text = said("--actor_lora_dim", "4", "--actor_zero_stage", "3", "--num_ranks", "2", "--enable_ema", "true")
+    assert "reference: " not in text and "moving average" in text
+    assert "actor: weights, sharded" in text and "rollout: the actor's weights, whole" in text
+
+
+def test_the_exact_kl_holds_logits(said):
+    assert "logits of two models" in said("--kl_estimator", "full")
