@@ -103,8 +103,7 @@ def main(argv: Sequence[str]) -> None:
         start = start_content(roles_arguments, names, data.cache_dir)
         saved_with = tokenizers.saved_with(roles.shares_trunk)
         about = (inputs.data_fingerprint, ranks, roles.average, saved_with, start)
-        kept = kept_run(plan, folder, engines, *about)
-        with kept as (metrics, checkpoints):
+        with kept_run(plan, folder, engines, *about) as (metrics, checkpoints):
             parts = make_parts(
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, vllm, metrics, folder, say
             )
