@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.utils.models.loading import _prepared, load_config
+from training.utils.models.loading import load_config, prepared
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
@@ -42,7 +42,7 @@ def _built(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, **confi
         with torch.device("meta"):
             model = auto_class.from_config(found, dtype=dtype)
             # Recomputation and compiling change no weight; what they change of memory the estimate works out itself.
-            model = _prepared(model, replace(settings, gradient_checkpointing=False, torch_compile=False), False)
+            model = prepared(model, replace(settings, gradient_checkpointing=False, torch_compile=False), False)
             for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
                 part.data = part.data.to(dtype)
     except ValueError as problem:
