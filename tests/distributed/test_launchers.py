@@ -21,6 +21,7 @@ FLAGS = (
 ).split()
 PYTHON = [sys.executable, "-m"]
 TORCHRUN = [*PYTHON, "torch.distributed.run"]
+# On a CPU too: with --cpu, accelerate 1.15 starts one rank (seen), and with --multi_gpu as many as asked.
 ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
 
 

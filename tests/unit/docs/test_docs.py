@@ -26,6 +26,8 @@ FOLDERS = ("training/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/
 FOREIGN_FILES = {"inference/chat.py": "DeepSpeed-Chat"}
 FOREIGN_FLAGS = {
     "--cpu": "accelerate",
+    "--multi_gpu": "accelerate",
+    "--num_processes": "accelerate",
     "--nproc_per_node": "torchrun",
     "--no-python": "torchrun",
     "--logdir": "tensorboard",
