@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from training.utils.data import registry
+from training.utils.run import user_files
+
 TRAINING = Path(__file__).parents[2] / "training"
 RECIPES = sorted(path for path in TRAINING.glob("step*/configs/*.yaml"))
 SIZES = ("opt_125m", "opt_1.3b", "qwen2.5_7b", "gemma_7b_lora", "llama2_13b", "llama3.1_70b")
@@ -53,6 +56,14 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 ARCHITECTURES["Qwen/Qwen2.5-7B-Instruct"] = ARCHITECTURES["Qwen/Qwen2.5-7B"]
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a recipe's --dataset_module registers is forgotten after it."""
+    registry.registered_names()
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    monkeypatch.setattr(user_files, "_loaded", {})
 
 
 def hub_name(recipe: Path) -> str:

@@ -17,6 +17,7 @@ from tests import command_lines, pages
 from tests.command_lines import WrongCommand, check_call
 from tests.pages import HISTORY, ROOT, page_name
 from training.utils.data import registry
+from training.utils.run import user_files
 
 PAGES = pages.all_pages()
 NOW = [path for path in PAGES if page_name(path) not in HISTORY]
@@ -47,6 +48,7 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     registry.registered_names()
     monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    monkeypatch.setattr(user_files, "_loaded", {})  # a file that is not run again registers nothing again
     return tmp_path
 
 
