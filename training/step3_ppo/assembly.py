@@ -18,7 +18,7 @@ from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.reward_arguments import RewardArguments
 from training.step3_ppo.rewards.calling import Rule
 from training.step3_ppo.rewards.weighted import Reward, Rewards, found_rule, named_rewards, reads_model
-from training.step3_ppo.roles import Roles, Tokenizers
+from training.step3_ppo.roles import Roles, RoleSettings, Tokenizers
 from training.step3_ppo.rollout import ENGINES, make_engine
 from training.step3_ppo.rollout.bad_words import tokens_of_words
 from training.step3_ppo.rollout.base import RolloutEngine, Sampling
@@ -248,6 +248,24 @@ def load_prompts(
         ranks,
         data_is,
         phase.report,
+    )
+
+
+def role_settings(flags: RolesArguments, names: Names, inputs: Inputs) -> RoleSettings:
+    """Which models there are, and how each is loaded and trained."""
+    return RoleSettings(
+        flags.actor_model(),
+        flags.actor_engine(),
+        flags.critic_model(),
+        flags.critic_engine(),
+        with_critic=names.algorithm.estimator.needs_critic,
+        with_reference=names.algorithm.wants_reference,
+        with_reward_model=names.with_reward_model,
+        warmup_steps=inputs.warmup_steps,
+        offload_reference=flags.offload_reference_model,
+        offload_reward_model=flags.offload_reward_model,
+        ema_decay=flags.ema_decay if flags.enable_ema else None,
+        share_trunk=flags.share_trunk,
     )
 
 

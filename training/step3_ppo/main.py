@@ -54,11 +54,12 @@ def main(argv: Sequence[str]) -> None:
         load_prompts,
         load_tokenizers,
         make_parts,
+        role_settings,
         save_roles,
         start_content,
         summary_of,
     )
-    from training.step3_ppo.roles import RoleSettings, load_roles
+    from training.step3_ppo.roles import load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.checkpoints import kept_run, only_run_in, plan_checkpoints
@@ -79,38 +80,20 @@ def main(argv: Sequence[str]) -> None:
         tokenizers = load_tokenizers(roles_arguments, data, names.with_critic_tokenizer)
         scale = chosen_scale(roles_arguments, ppo)
         inputs = load_prompts(run, data, ppo, algorithm.critic_warmup, tokenizers.actor, ranks, say)
-        roles = load_roles(
-            RoleSettings(
-                roles_arguments.actor_model(),
-                roles_arguments.actor_engine(),
-                roles_arguments.critic_model(),
-                roles_arguments.critic_engine(),
-                with_critic=names.algorithm.estimator.needs_critic,
-                with_reference=names.algorithm.wants_reference,
-                with_reward_model=names.with_reward_model,
-                warmup_steps=inputs.warmup_steps,
-                offload_reference=roles_arguments.offload_reference_model,
-                offload_reward_model=roles_arguments.offload_reward_model,
-                ema_decay=roles_arguments.ema_decay if roles_arguments.enable_ema else None,
-                share_trunk=roles_arguments.share_trunk,
-            ),
-            tokenizers,
-            ranks,
-            total_steps=inputs.optimizer_steps,
-        )
+        settings = role_settings(roles_arguments, names, inputs)
+        roles = load_roles(settings, tokenizers, ranks, total_steps=inputs.optimizer_steps)
         engines = {"actor": roles.actor, "critic": roles.critic}
         folder.write_json("data_report.json", asdict(inputs.data_report))
         start = start_content(roles_arguments, names, data.cache_dir)
         saved_with = tokenizers.saved_with(roles.shares_trunk)
         about = (inputs.data_fingerprint, ranks, roles.average, saved_with, start)
         with kept_run(plan, folder, engines, *about) as (metrics, checkpoints):
-            parts = make_parts(
+            rollout_engine, evaluator, loop = make_parts(
                 roles, names, inputs, tokenizers.actor, scale, run, data, ppo, reward, vllm, metrics, folder, say
             )
-            rollout_engine, evaluator, settings = parts
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, roles_arguments.dtype)
             rows = (inputs.train, inputs.texts)
-            trainer = PpoTrainer(roles, rollout_engine, *rows, evaluator, settings, metrics, checkpoints, bad_steps)
+            trainer = PpoTrainer(roles, rollout_engine, *rows, evaluator, loop, metrics, checkpoints, bad_steps)
             result = trainer.train()
 
         if not ppo.val_only:

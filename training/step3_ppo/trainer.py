@@ -1,8 +1,8 @@
 """Step 3's loop: roll out, score, advantages, epochs of minibatches.
 
 Deviations from InstructGPT's PPO, stated up front: advantages are whitened over all ranks; rewards are not; the
-critic is a whole model of its own; a response that is cut by its length limit is scored at its last token and its
-value after the end is 0. Knows neither flags nor files; what it needs comes as arguments.
+critic is a whole model of its own, but for --share_trunk; a response that is cut by its length limit is scored at its
+last token and its value after the end is 0. Knows neither flags nor files; what it needs comes as arguments.
 """
 
 from __future__ import annotations
