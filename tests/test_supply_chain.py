@@ -82,7 +82,7 @@ def requirements() -> list[Requirement]:
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    names = ("INSTALL_REQUIRES", "TEST_REQUIRES", "DEV_REQUIRES")
+    names = ("INSTALL_REQUIRES", "TEST_REQUIRES")
     assert set(names) <= set(lists)
     words = [part.value for name in names for part in ast.walk(lists[name]) if isinstance(part, ast.Constant)]
     return [Requirement(word) for word in words]

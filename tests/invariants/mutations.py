@@ -366,11 +366,11 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
 
 
 def check_step3(by_name: dict[str, Any]) -> None:
-    from training.step3_ppo.assembly import check_resumable, check_timeouts, checked_names
+    from training.step3_ppo.assembly import check_rollout_dump, check_timeouts, checked_names
 
     roles, ppo = by_name["RolesArguments"], by_name["PpoArguments"]
     checked_names(roles, ppo, by_name["AlgorithmArguments"], by_name["RewardArguments"])
-    check_resumable(by_name["CheckpointArguments"], ppo)
+    check_rollout_dump(by_name["CheckpointArguments"], ppo)
     check_timeouts(by_name["FaultArguments"], by_name["RewardArguments"])
 
 
