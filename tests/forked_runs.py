@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -179,6 +180,10 @@ def _rank(program: str, rank: int, ranks: int, port: int, flags: Sequence[str], 
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )  # fmt: skip
+        from tqdm import tqdm
+
+        # tqdm's lock is a semaphore that forked processes share: one killed while it holds it stops all that come after.
+        tqdm.set_lock(threading.RLock())
         if rank == 0:
             _tell_parts(writer)
         code = _ran(MODULES[program], flags)
