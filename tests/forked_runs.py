@@ -182,7 +182,7 @@ def _rank(program: str, rank: int, ranks: int, port: int, flags: Sequence[str], 
         )  # fmt: skip
         from tqdm import tqdm
 
-        # tqdm's lock is a semaphore that forked processes share: one killed while it holds it stops all that come after.
+        # tqdm's lock is a semaphore that forked processes share: one killed while it holds it stops all later ones.
         tqdm.set_lock(threading.RLock())
         if rank == 0:
             _tell_parts(writer)
