@@ -331,6 +331,61 @@ def _weights(trainer: Any) -> list[dict[str, Any]]:
     return [roles.actor.full_state(roles.actor_model), roles.critic.full_state(roles.critic_model)]
 
 
+def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Weights after two iterations, by forwards that read and learn and by forwards of their own: how far apart, as a
+    share of the update; and how many forwards actor and critic made."""
+    import torch
+
+    from training.utils.engine.training_engine import TrainingEngine
+
+    calls: list[Any] = []
+    plain = TrainingEngine.__call__
+    TrainingEngine.__call__ = lambda self, *given, **named: calls.append(self) or plain(self, *given, **named)
+    found: dict[str, Any] = {}
+    for name, (stage, packed, grpo, recomputed) in REUSED.items():
+        ends, figures = {}, {}
+        for keeps in (False, True):
+
+            def changed(roles: Any, again: bool = recomputed) -> Any:
+                actor = dataclasses.replace(roles.actor_model, gradient_checkpointing=again)
+                return dataclasses.replace(roles, actor_model=actor)
+
+            how: dict[str, Any] = {"packed": packed, "grpo": grpo, "epochs": 1, "micro": 2, "with_texts": False}
+            trainer = make_trainer(models, out, ranks, stage, **how, changed=changed)
+            experience = trainer.settings.experience
+            if keeps:
+                experience = dataclasses.replace(
+                    experience, keeps_forwards=True, reads_old_logprobs=True, with_entropy=grpo
+                )
+            trainer.settings = dataclasses.replace(trainer.settings, experience=experience)
+            engines = [trainer.roles.actor, *([trainer.roles.critic] if trainer.roles.critic else [])]
+            starts = [engine.full_state(engine.module.model) for engine in engines]
+            calls.clear()
+            figures[keeps] = [trainer.learn([experienced(trainer, i)], i) for i in range(1, ITERATIONS + 1)]
+            made = len(calls)
+            ends[keeps] = [engine.full_state(engine.module.model) for engine in engines]
+            found.setdefault(name, {"forwards": []})["forwards"].append(made)
+        found[name]["figures"] = [figures[False], figures[True]]
+        found[name]["apart"] = []
+        for start, one, two in zip(starts, ends[False], ends[True], strict=True):
+            update = torch.cat([(one[key] - start[key]).double().flatten() for key in start] or [torch.ones(1)])
+            residual = torch.cat(
+                [(one[key].double() - two[key].double()).flatten() for key in start] or [torch.ones(1)]
+            )
+            found[name]["apart"].append(float(residual.norm() / update.norm()))
+    TrainingEngine.__call__ = plain
+    return found
+
+
+# Stage, packed, GRPO, the actor's activations recomputed.
+REUSED = {
+    "0_packed": (0, True, False, False),
+    "1_recomputed": (1, False, False, True),
+    "2": (2, False, False, False),
+    "0_grpo": (0, True, True, False),
+}
+
+
 def gathers(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """Collectives of one rollout of exactly so many tokens, under ZeRO-3."""
     trainer = make_trainer(models, out, ranks, 3, with_texts=False)
@@ -434,6 +489,7 @@ SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
     "first_minibatch": first_minibatch,
     "grpo": grpo,
     "minibatches": minibatches,
+    "reused": reused,
     "nothing_to_learn": nothing_to_learn,
     "gathers": gathers,
     "lora": lora,

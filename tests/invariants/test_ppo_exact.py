@@ -142,6 +142,18 @@ def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, l
 
 
 @SIZES
+@pytest.mark.parametrize("kind", program.REUSED)
+def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(section, world_size: int, kind: str):
+    found = section("reused", world_size)[kind]
+    for mine, theirs in zip(*found["figures"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert max(found["apart"]) < 2e-4
+    apart, together = found["forwards"]
+    on_policy_grpo = program.REUSED[kind][2]  # it reads no old log-probabilities
+    assert apart == (1 if on_policy_grpo else 2) * together
+
+
+@SIZES
 @LAYOUTS
 def test_rollout_logprobs_are_those_of_the_training_forward(section, world_size: int, layout: str):
     for iteration in section("iterations", world_size)[layout]["iterations"]:

@@ -119,6 +119,8 @@ def experience_settings(
         pad_token_id=pad_token_id,
         rewards=rewards,
         rank=rank,
+        keeps_forwards=ppo.reuse_forwards,
+        with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
     )
 
 
@@ -154,9 +156,10 @@ def mismatch_correction(algorithm: Algorithm, ppo: PpoArguments) -> str:
 
 def _reads_old_logprobs(algorithm: Algorithm, ppo: PpoArguments) -> bool:
     """False where the actor takes one step on each rollout, so that the old policy is the one that is trained, and
-    neither the reward's KL, nor a correction, nor the choice of tokens needs it earlier."""
+    neither the reward's KL, nor a correction, nor the choice of tokens needs it earlier. Forwards that are kept
+    have it anyhow."""
     flags = algorithm.flags
-    one_step = ppo.ppo_epochs == 1 and ppo.sequences_per_rollout == ppo.sequences_per_minibatch
+    one_step = not ppo.reuse_forwards and ppo.steps_per_rollout == 1
     kl_in_reward = algorithm.wants_reference and flags.kl_in == "reward"
     corrected = mismatch_correction(algorithm, ppo) != "none"
     return not one_step or kl_in_reward or corrected or algorithm.policy_loss.keys is not None

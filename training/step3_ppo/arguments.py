@@ -186,6 +186,13 @@ class PpoArguments:
         default=None, metadata={"help": "Stop after so many rollouts with their updates."}
     )
     ppo_epochs: int = field(default=1, metadata={"help": "Passes over each rollout's minibatches."})
+    reuse_forwards: bool = field(
+        default=False,
+        metadata={
+            "help": "With one optimizer step a rollout: learn from the very forwards that read log-probabilities and "
+            "values, whose activations are kept meanwhile."
+        },
+    )
     max_answer_seq_len: int = field(default=256, metadata={"help": "Most tokens of a response."})
     rollout_engine: str = field(
         default="hf",
@@ -274,6 +281,13 @@ class PpoArguments:
             f"which does not divide into minibatches of {minibatch} (--per_device_training_batch_size x "
             "--gradient_accumulation_steps); make the first a multiple of the second",
         )
+        steps = self.steps_per_rollout
+        mistakes.require(
+            not self.reuse_forwards or (steps == 1 and self.generation_batches == 1),
+            "--reuse_forwards learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
+            f"--per_device_training_batch_size make {steps} optimizer steps of {self.generation_batches} rollouts; "
+            "make it one of one, or leave it out",
+        )
         mistakes.require(self.temperature > 0, f"--temperature expects more than 0, got {self.temperature}")
         mistakes.require(self.top_k >= 0, f"--top_k expects 0 (all tokens) or more, got {self.top_k}")
         mistakes.require(0 < self.top_p <= 1, f"--top_p expects more than 0 and at most 1, got {self.top_p}")
@@ -314,3 +328,8 @@ class PpoArguments:
     def sequences_per_minibatch(self) -> int:
         """Of one rank."""
         return self.per_device_training_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimizer steps between two rollouts."""
+        return self.ppo_epochs * (self.sequences_per_rollout // max(self.sequences_per_minibatch, 1))

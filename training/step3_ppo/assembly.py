@@ -14,6 +14,7 @@ from training.step3_ppo.algorithm import Algorithm, checked_algorithm, experienc
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.evaluation import Evaluator, standard_error_of_gain
+from training.step3_ppo.kl import WHOLE_KL_ESTIMATORS
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.reward_arguments import RewardArguments
 from training.step3_ppo.rewards.calling import Rule
@@ -106,6 +107,7 @@ def checked_names(
     if algorithm is not None:
         _check_critic_path(roles, ppo, algorithm, rewards, mistakes)
         check_needs_critic(roles, algorithm.flags.advantage, algorithm.estimator.needs_critic, mistakes)
+        _check_reuse(roles, ppo, algorithm, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None  # where a name was unknown, a mistake was noted
     return Names(ENGINES[engine], checker, algorithm, rewards, roles.share_trunk)
@@ -125,6 +127,31 @@ def _check_critic_path(
     mistakes.require(
         reads_model(rewards) or not ppo.normalize_reward_scores,
         "--normalize_reward_scores is of the reward model's scores, and --reward has no model; leave it out",
+    )
+
+
+def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, mistakes: Mistakes) -> None:
+    """Note where the forwards that read are not those that learn."""
+    if not ppo.reuse_forwards:
+        return
+    for flag in ("actor_dropout", "critic_dropout", "lora_dropout"):
+        rate = getattr(roles, flag)
+        mistakes.require(
+            rate == 0,
+            f"--reuse_forwards reads and learns in one forward, and --{flag} {rate} would drop what log-probabilities "
+            "and values are read from; give 0",
+        )
+    for flag in ("actor_zero_stage", "critic_zero_stage"):
+        # A module that ZeRO-3 ran twice before its backward gets wrong gradients, in silence (deepspeed 0.19).
+        mistakes.require(
+            getattr(roles, flag) < 3,
+            f"--reuse_forwards keeps forwards whose weights ZeRO-3 has let go, and --{flag} is 3; give 2 or less, or "
+            "leave --reuse_forwards out",
+        )
+    mistakes.require(
+        not (algorithm.flags.kl_in == "loss" and algorithm.flags.kl_estimator in WHOLE_KL_ESTIMATORS),
+        "--reuse_forwards would keep all logits of a rollout for --kl_estimator full in the loss; leave one of them "
+        "out, or give --kl_in reward",
     )
 
 
@@ -224,7 +251,7 @@ def load_prompts(
             f"--critic_warmup {critic_warmup} leaves none of the run's {rollouts} rollouts to train the actor; lower "
             "it or add prompts or epochs"
         )
-    steps = ppo.sequences_per_rollout // ppo.sequences_per_minibatch * ppo.ppo_epochs
+    steps = ppo.steps_per_rollout
     source = open_prompt_source(
         phase.train,
         ppo.prompt_sampler,

@@ -60,6 +60,7 @@ def dry_run(groups: Sequence[Any], names: Names) -> None:
     held += _frozen(actor, scorer, roles, names, ranks)
 
     rollout = _rollout(actor, roles, ppo, longest)
+    kept = _kept(trained, ppo, forward)
     learning = [
         line
         for planned in trained.values()
@@ -73,12 +74,25 @@ def dry_run(groups: Sequence[Any], names: Names) -> None:
         [*sentences, *_batches(ppo, forward, longest, ranks)],
     )
     say_memory(
-        [*held, *rollout, *learning],
+        [*held, *rollout, *learning, *kept],
         [
             peak(held, sum(line.device_bytes for line in rollout), "most at once, rolling out"),
-            peak(held, max(planned.extra_bytes for planned in trained.values()), "most at once, learning"),
+            peak(
+                held,
+                max(planned.extra_bytes for planned in trained.values()) + sum(line.device_bytes for line in kept),
+                "most at once, learning",
+            ),
         ],
     )
+
+
+def _kept(trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestForward) -> list[MemoryLine]:
+    """What --reuse_forwards keeps beside the forward that is learned from."""
+    if not ppo.reuse_forwards:
+        return []
+    forwards = -(-ppo.sequences_per_minibatch // forward.rows)
+    each = {role: sum(line.device_bytes for line in planned.forward) for role, planned in trained.items()}
+    return [MemoryLine("forwards kept for learning", forwards * sum(each.values()) - max(each.values()))]
 
 
 def _whole_logits(actor: Any, forward: LargestForward, names: Names) -> list[MemoryLine]:

@@ -47,14 +47,14 @@ def read_balanced(
     own: Sequence[TokenSequence],
     rank: int,
     layout: Callable[[list[TokenSequence]], Sequence[MicroBatch]],
-    read: Callable[[TokenRows], dict[str, torch.Tensor]],
+    read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
     count: Callable[[TokenSequence], int],
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
     """Return what `read` gives for this rank's own sequences, one after the other. A collective.
 
-    layout: this rank's share of everyone's sequences as micro-batches. read: values of a micro-batch by name, `count`
-    of them for each of its sequences, in their order; what comes behind them belongs to no sequence.
+    layout: this rank's share of everyone's sequences, rank after rank, as micro-batches. read: values of a micro-batch
+    by name, `count` of them for each of its sequences, in their order; what comes behind them belongs to no sequence.
     """
     parts = gathered(packed_sequences(own)) if several_ranks() else None
     everyone = list(own) if parts is None else [each for part in parts for each in unpacked_sequences(part)]
@@ -62,7 +62,7 @@ def read_balanced(
     found: dict[str, dict[int, torch.Tensor]] = {}
     for chosen, rows in layout(everyone):
         sizes = [count(everyone[index]) for index in chosen]
-        for name, values in read(rows).items():
+        for name, values in read(chosen, rows).items():
             split = values[: sum(sizes)].split(sizes) if sizes else ()
             found.setdefault(name, {}).update(zip(chosen, split, strict=True))
     if parts is not None:

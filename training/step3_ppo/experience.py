@@ -5,6 +5,7 @@ B sequences of this rank, R response tokens, M response tokens of a micro-batch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.exchange import MicroBatch, read_balanced
 from training.step3_ppo.kl import AdaptiveKl, FixedKl
 from training.step3_ppo.mismatch import importance_weights
-from training.step3_ppo.records import Experience, Rollout, Samples
+from training.step3_ppo.records import Experience, KeptForward, Rollout, Samples, sequence_number
 from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment, shaped_rewards
 from training.step3_ppo.rewards.weighted import MODEL_ALONE, Rewards
 from training.step3_ppo.roles import Roles
@@ -25,6 +26,7 @@ from training.utils.layout.documents import Document, TokenSequence, plain, shar
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.score_scale import ScoreScale
+from training.utils.models.target_head import TokenLogprobs
 from training.utils.run.phase_clock import PhaseClock
 
 
@@ -70,8 +72,10 @@ class MismatchSettings:
 class ExperienceSettings:
     """Of parts 3 to 6; see the flags of the same names. score_scale: of --normalize_reward_scores; None leaves scores
     as they are. samples_per_prompt: adjacent sequences of a rollout that are one group. reads_old_logprobs: False where
-    the update is exactly on-policy and nothing else reads them. mismatch: None does not correct. rewards: what is
-    summed to the score; score_scale and clip_reward are the reward model's. rank: this one, of plan.ranks."""
+    the update is exactly on-policy and nothing else reads them. keeps_forwards: read with graphs, from which the one
+    update learns; needs no dropout. with_entropy: of the forwards that are kept. mismatch: None does not correct.
+    rewards: what is summed to the score; score_scale and clip_reward are the reward model's. rank: this one, of
+    plan.ranks."""
 
     temperature: float
     score_scale: ScoreScale | None
@@ -88,6 +92,8 @@ class ExperienceSettings:
     pad_token_id: int
     rewards: Rewards = MODEL_ALONE
     rank: int = 0
+    keeps_forwards: bool = False
+    with_entropy: bool = False
 
 
 def make_experience(
@@ -105,8 +111,8 @@ def make_experience(
     """
     rollout = samples.rollout
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
-    with clock.phase("4_read"), roles.reading(), torch.no_grad():
-        read = _per_token(rollout, settings, lambda rows: _read(rows, roles, settings))
+    with clock.phase("4_read"):
+        read, kept = _per_token(rollout, roles, settings)
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
     with clock.phase("5_rewards"):
         kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
@@ -139,6 +145,7 @@ def make_experience(
         returns_BR=returns_BR,
         weights_BR=weights_BR,
         reward_parts=scored.parts,
+        kept=kept,
     )
 
 
@@ -173,7 +180,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch
     model, device = roles.reward_model, rollout.response_lengths_B.device
     layout = _layout(settings, device)
     read = read_balanced(
-        rollout.sequences(), settings.rank, layout, lambda rows: {"score": model(rows)}, lambda _: 1, device
+        rollout.sequences(), settings.rank, layout, lambda _, rows: {"score": model(rows)}, lambda _: 1, device
     )
     scores_B = read["score"]
     if settings.score_scale is not None:
@@ -244,24 +251,44 @@ def _document(sequences: Sequence[TokenSequence]) -> Document:
 
 
 def _per_token(
-    rollout: Rollout, settings: ExperienceSettings, read: Callable[[TokenRows], dict[str, torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    """Return float32 [B, R] by name: what `read` gives for the response tokens of this rank, 0 elsewhere."""
+    rollout: Rollout, roles: Roles, settings: ExperienceSettings
+) -> tuple[dict[str, torch.Tensor], list[KeptForward]]:
+    """Return float32 [B, R] by name, what is read for the response tokens of this rank, 0 elsewhere; and the forwards
+    with their graphs, where these are kept."""
     mask_BR = rollout.response_mask_BR
-    found = read_balanced(
-        rollout.sequences(),
-        settings.rank,
-        _layout(settings, mask_BR.device),
-        read,
-        lambda sequence: int(sequence.is_target.sum()),
-        mask_BR.device,
-    )
+    kept: list[KeptForward] = []
+
+    def read(chosen: Sequence[int], rows: TokenRows) -> dict[str, torch.Tensor]:
+        policy, values_M, others = _read(rows, roles, settings)
+        if settings.keeps_forwards:
+            assert policy is not None  # reads_old_logprobs is True wherever forwards are kept
+            numbers = _numbers(chosen, len(rollout.response_lengths_B), settings)
+            kept.append(KeptForward(numbers, rows, policy, values_M))
+        own = {"old": None if policy is None else policy.logprobs_M, "values": values_M}
+        return others | {name: values.detach() for name, values in own.items() if values is not None}
+
+    # Forwards that are learned from are those of training: only there activations may be recomputed.
+    with contextlib.nullcontext() if settings.keeps_forwards else roles.reading(), torch.no_grad():
+        found = read_balanced(
+            rollout.sequences(),
+            settings.rank,
+            _layout(settings, mask_BR.device),
+            read,
+            lambda sequence: int(sequence.is_target.sum()),
+            mask_BR.device,
+        )
     result = {}
     for name, values in found.items():
         result[name] = torch.zeros(mask_BR.shape, device=mask_BR.device)
         # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
         result[name][mask_BR] = values
-    return result
+    return result, kept
+
+
+def _numbers(chosen: Sequence[int], per_rank: int, settings: ExperienceSettings) -> list[int]:
+    """chosen: indices of sequences, counted through the ranks, each of which has as many."""
+    places = (divmod(index, per_rank) for index in chosen)
+    return [sequence_number(rank, own, settings.samples_per_prompt, settings.plan.ranks) for rank, own in places]
 
 
 def _layout(
@@ -270,19 +297,24 @@ def _layout(
     return lambda sequences: laid_out(sequences, settings.plan, settings.pad_token_id, settings.rank, device)
 
 
-def _read(rows: TokenRows, roles: Roles, settings: ExperienceSettings) -> dict[str, torch.Tensor]:
-    """Of one micro-batch, float32 [M] each, those that are wanted: log-probabilities by the old policy and by the
-    reference, their exact KL, the critic's values."""
+def _read(
+    rows: TokenRows, roles: Roles, settings: ExperienceSettings
+) -> tuple[TokenLogprobs | None, torch.Tensor | None, dict[str, torch.Tensor]]:
+    """Of one micro-batch, float32 [M] each, those that are wanted: the old policy, the critic's values; by name the
+    reference's log-probabilities and the exact KL of both. Actor and critic with their graphs, where these are kept."""
     of_logits = settings.kl.of_logits and not settings.kl.in_loss
-    read: dict[str, torch.Tensor] = {}
-    if settings.reads_old_logprobs:
-        old = roles.actor(rows, settings.temperature, with_logits=of_logits)
-        read["old"] = old.logprobs_M
+    policy = values_M = None
+    with torch.set_grad_enabled(settings.keeps_forwards):
+        if settings.reads_old_logprobs:
+            policy = roles.actor(rows, settings.temperature, settings.with_entropy, with_logits=of_logits)
+        if roles.critic is not None:
+            values_M = roles.critic(rows, at="targets")
+    others: dict[str, torch.Tensor] = {}
     if roles.reference is not None:
         reference = roles.reference(rows, settings.temperature, with_logits=of_logits)
-        read["reference"] = reference.logprobs_M
+        others["reference"] = reference.logprobs_M
         if of_logits:  # reads_old_logprobs is True wherever the reward has a KL
-            read["kl"] = settings.kl.estimate(old.logits_MV, reference.logits_MV)
-    if roles.critic is not None:
-        read["values"] = roles.critic(rows, at="targets")
-    return read
+            assert policy is not None
+            others["kl"] = settings.kl.estimate(policy.logits_MV, reference.logits_MV)
+            policy = policy._replace(logits_MV=None)
+    return policy, values_M, others

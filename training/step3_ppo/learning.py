@@ -19,11 +19,12 @@ from training.step3_ppo.losses.covariance import chosen, covariance_sums, covari
 from training.step3_ppo.losses.entropy import entropy_loss
 from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.value import value_loss
-from training.step3_ppo.records import Experience
+from training.step3_ppo.records import Experience, KeptForward, sequence_number
 from training.step3_ppo.roles import Roles
 from training.utils.engine.collectives import gathered, several_ranks, summed_numbers
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import TokenRows
+from training.utils.models.target_head import TokenLogprobs
 from training.utils.run.seeds import derived_seed
 
 
@@ -81,20 +82,18 @@ class Columns:
 
 
 def pieces_of(experiences: Sequence[Experience], samples_per_prompt: int, rank: int, world_size: int) -> list[Piece]:
-    """Cut experiences into their sequences, so that minibatches can mix those of several rollouts. Prompts are dealt
-    to ranks one by one, which gives each sequence its number."""
+    """Cut experiences into their sequences, so that minibatches can mix those of several rollouts."""
     pieces: list[Piece] = []
     for experience in experiences:
         lengths = experience.rollout.response_lengths_B.tolist()
         for index, (sequence, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
-            prompt, sample = divmod(len(pieces), samples_per_prompt)
 
             def own(field_BR: torch.Tensor | None, row: int = index, tokens: int = length) -> torch.Tensor | None:
                 return None if field_BR is None else field_BR[row, :tokens]
 
             pieces.append(
                 Piece(
-                    number=(prompt * world_size + rank) * samples_per_prompt + sample,
+                    number=sequence_number(rank, len(pieces), samples_per_prompt, world_size),
                     sequence=sequence,
                     counts=bool(experience.counts_B[index]),
                     advantages_r=experience.advantages_BR[index, :length],
@@ -181,23 +180,33 @@ def learn_minibatch(
     settings: LearningSettings,
     kl_coef: float,
     train_actor: bool,
+    kept: Sequence[KeptForward] = (),
 ) -> dict[str, float]:
-    """Forwards, backwards and one step of the optimizers; return figures over all ranks. A collective."""
+    """Forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
+
+    kept: this rank's forwards of the minibatch, where reading has made them, each for one backward.
+    """
     device = roles.actor.ranks.device
     layout = (experience.plan, experience.pad_token_id, experience.rank, device)
     sums = dict.fromkeys(_SUMS, 0.0)
     sequences = [piece.sequence for piece in minibatch.pieces]
-    for indices, rows in laid_out(sequences, *layout):
+    place = {piece.number: index for index, piece in enumerate(minibatch.pieces)}
+    forwards = [([place[number] for number in each.numbers], each.rows, each.policy, each.values_M) for each in kept]
+    for indices, rows, policy, values_M in forwards or ((*each, None, None) for each in laid_out(sequences, *layout)):
         batch = Columns([minibatch.pieces[index] for index in indices], device)
         if train_actor:
             picked_M = None
             if minibatch.chosen is not None:
                 picked_M = torch.cat([rows.sequence_M.new_zeros(0).bool(), *(minibatch.chosen[i] for i in indices)])
-            loss, seen = _actor_loss(rows, batch, picked_M, minibatch.totals, roles, experience, settings, kl_coef)
+            loss, seen = _actor_loss(
+                rows, policy, batch, picked_M, minibatch.totals, roles, experience, settings, kl_coef
+            )
             roles.actor.backward(loss)
             _add(sums, seen)
         if roles.critic is not None:
-            loss, seen = _critic_loss(roles.critic(rows, at="targets"), rows, batch, minibatch.totals, settings)
+            if values_M is None:
+                values_M = roles.critic(rows, at="targets")
+            loss, seen = _critic_loss(values_M, rows, batch, minibatch.totals, settings)
             roles.critic.backward(loss)
             _add(sums, seen)
     if minibatch.texts:
@@ -228,6 +237,7 @@ _SUMS = (
 
 def _actor_loss(
     rows: TokenRows,
+    kept: TokenLogprobs | None,
     batch: Columns,
     picked_M: torch.Tensor | None,
     totals: StepTotals,
@@ -236,13 +246,16 @@ def _actor_loss(
     settings: LearningSettings,
     kl_coef: float,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """This micro-batch's part of the actor's loss, and its sums for the figures."""
+    """This micro-batch's part of the actor's loss, and its sums for the figures. kept: the actor's forward, where it
+    was read."""
     exact_kl = experience.kl.in_loss and experience.kl.of_logits and roles.reference is not None
     ref_logits_MV = None
     if exact_kl and roles.reference is not None:
         with torch.no_grad():
             ref_logits_MV = roles.reference(rows, experience.temperature, with_logits=True).logits_MV
-    read = roles.actor(rows, experience.temperature, settings.entropy_coef > 0, with_logits=exact_kl)
+    read = kept
+    if read is None:
+        read = roles.actor(rows, experience.temperature, settings.entropy_coef > 0, with_logits=exact_kl)
     # Exactly on-policy, the old policy is this one.
     old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
     tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, picked_M)

@@ -12,7 +12,7 @@ Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,8 @@ import torch
 
 from training.utils.data.phases import PromptRow
 from training.utils.layout.documents import TokenSequence, join
+from training.utils.layout.rows import TokenRows
+from training.utils.models.target_head import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,24 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class KeptForward:
+    """A micro-batch that was read with its graph, so that learning need not read it again. numbers: of its sequences
+    among all ranks' (`sequence_number`), in the order of the rows. values_M: the critic's; None without one."""
+
+    numbers: Sequence[int]
+    rows: TokenRows
+    policy: TokenLogprobs
+    values_M: torch.Tensor | None
+
+
+def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: int) -> int:
+    """The number among all ranks' sequences, whatever the number of ranks, of a rank's own one. Prompts are dealt to
+    ranks one by one."""
+    prompt, sample = divmod(index, samples_per_prompt)
+    return (prompt * world_size + rank) * samples_per_prompt + sample
+
+
+@dataclass(frozen=True)
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32 and 0 outside the response.
 
@@ -114,6 +134,7 @@ class Experience:
     values_BR: critic, in the state that chooses the token; returns_BR: advantages before whitening + values; both None
         without a critic.
     weights_BR: of the correction of the rollout's mismatch; None without.
+    kept: this rank's forwards with their graphs, where learning uses them (--reuse_forwards).
     """
 
     rollout: Rollout
@@ -127,3 +148,4 @@ class Experience:
     returns_BR: torch.Tensor | None = None
     weights_BR: torch.Tensor | None = None
     reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    kept: Sequence[KeptForward] = ()

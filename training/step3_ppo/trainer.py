@@ -109,6 +109,7 @@ class PpoTrainer:
                 figures |= described(experiences, settings.experience, self.ranks.device)
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
+                experiences.clear()  # of what they keep nothing is wanted any more
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
                 if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
                     after = self.evaluate(iteration)
@@ -191,6 +192,7 @@ class PpoTrainer:
         pieces = everyones_pieces(own, ranks.device)
         row_ids = _everyones_row_ids(rows, settings.experience.samples_per_prompt)
         size = settings.sequences_per_minibatch * ranks.world_size
+        kept = [forward for experience in experiences for forward in experience.kept]  # only of one minibatch
         told: list[dict[str, float]] = []
         most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
         empty = 0
@@ -206,7 +208,7 @@ class PpoTrainer:
                     empty += 1
                     continue
                 figures = learn_minibatch(
-                    minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor
+                    minibatch, self.roles, settings.experience, settings.learning, kl_coef, train_actor, kept
                 )
                 self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
                 if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
