@@ -43,8 +43,11 @@ def attention_by_document(
     runs: Sequence[Run] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: return ([N, T, A, D], None). Without `runs` it is transformers' own for SDPA;
-    so it is where an argument of `others` changes the scores themselves."""
+    """transformers' attention function: return ([N, T, A, D], None). Without `runs` it is transformers' own for SDPA,
+    but for one token whose heads share keys; so it is where an argument of `others` changes the scores themselves."""
+    shares_keys = query_NATD.shape[1] > key_NKTD.shape[1]
+    if runs is None and query_NATD.shape[2] == 1 and shares_keys and others.get("position_bias") is None:
+        return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
     if runs is None or others.get("position_bias") is not None:
         return sdpa_attention_forward(
             module, query_NATD, key_NKTD, value_NKTD, attention_mask, dropout=dropout, scaling=scaling, **others
@@ -77,6 +80,28 @@ def attention_by_document(
         )
         outputs.append(output.squeeze(0).transpose(0, 1))
     return torch.cat(outputs).view(count, width, heads, -1), None
+
+
+def _of_one_token(
+    query_NA1D: torch.Tensor,
+    key_NKTD: torch.Tensor,
+    value_NKTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Return [N, 1, A, D]. The heads that share keys are the queries of one head: transformers would copy all keys and
+    values of the cache for each of them, in every token (`repeat_kv`, transformers 5.19)."""
+    count, heads, _, size = query_NA1D.shape
+    output = functional.scaled_dot_product_attention(
+        query_NA1D.reshape(count, key_NKTD.shape[1], -1, size),
+        key_NKTD,
+        value_NKTD,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return output.reshape(count, 1, heads, size)
 
 
 def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:

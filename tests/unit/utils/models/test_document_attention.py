@@ -3,10 +3,12 @@
 import pytest
 import torch
 import transformers as tf
+from torch.nn import functional
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.document_attention import BY_DOCUMENT, use_document_attention
+from training.utils.models.document_attention import BY_DOCUMENT, attention_by_document, use_document_attention
 from training.utils.models.token_model import PolicyModel
 
 SHAPE = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -70,3 +72,29 @@ def test_generation_and_the_saved_configuration_are_plain(tmp_path):
     assert torch.equal(model.generate(**prompt, max_new_tokens=6, do_sample=False), plain_ids)
     model.save_pretrained(tmp_path)
     assert BY_DOCUMENT not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_one_token_whose_heads_share_keys(key_heads, masked):
+    """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads)."""
+    generator = torch.Generator().manual_seed(key_heads)
+    query, key, value = (
+        torch.randn(3, heads, tokens, 8, generator=generator, dtype=torch.float64)
+        for heads, tokens in ((4, 1), (key_heads, 5), (key_heads, 5))
+    )
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 4 // key_heads, True
+    given = (module, query, key, value, mask if masked else None)
+    want, _ = sdpa_attention_forward(*given, scaling=0.3)
+    got, _ = attention_by_document(*given, scaling=0.3)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
+    assert got.shape == (3, 1, 4, 8)
+    copied, own = functional.scaled_dot_product_attention, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            functional, "scaled_dot_product_attention", lambda *parts, **_: own.append(parts) or copied(*parts)
+        )
+        attention_by_document(*given, scaling=0.3)
+    assert own[0][1] is key and own[0][2] is value  # nothing is copied
