@@ -176,7 +176,9 @@ def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     endless = make_endless(workload)
     flags = _four_models(workload, arguments, endless.prompts, sequences=PROMPTS)
     flags += ["--max_answer_seq_len", "64", "--per_device_generation_batch_size", str(PROMPTS)]
-    commands = {"Threestep": _threestep_ppo(workload, [*flags, "--num_train_epochs", str(arguments.steps)])}
+    flags += ["--num_train_epochs", str(arguments.steps)]
+    commands = {"Threestep": _threestep_ppo(workload, flags)}
+    commands["Threestep, forwards reused"] = _threestep_ppo(workload, [*flags, "--reuse_forwards"])
     if not arguments.without_trl:
         common = ["--prompts", str(PROMPTS), "--new_tokens", "64"]
         for batch in (8, PROMPTS):

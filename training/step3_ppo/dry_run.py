@@ -91,8 +91,8 @@ def _kept(trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestF
     if not ppo.reuse_forwards:
         return []
     forwards = -(-ppo.sequences_per_minibatch // forward.rows)
-    each = {role: sum(line.device_bytes for line in planned.forward) for role, planned in trained.items()}
-    return [MemoryLine("forwards kept for learning", forwards * sum(each.values()) - max(each.values()))]
+    activations = [planned.forward[0].device_bytes for planned in trained.values()]
+    return [MemoryLine("further activations, kept", forwards * sum(activations) - max(activations))]
 
 
 def _whole_logits(actor: Any, forward: LargestForward, names: Names) -> list[MemoryLine]:

@@ -37,9 +37,9 @@ from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
 
 
-def names_of(critic: str = "c", reward: str = "model:1.0", **ppo):
-    roles = RolesArguments(actor_model_name_or_path="a", critic_model_name_or_path=critic)
-    algorithm = AlgorithmArguments(advantage=ppo.pop("advantage", "gae"))
+def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):
+    roles = RolesArguments(actor_model_name_or_path="a", critic_model_name_or_path=critic, **(roles or {}))
+    algorithm = AlgorithmArguments(advantage=ppo.pop("advantage", "gae"), **(kl or {}))
     flags = PpoArguments(num_samples_per_prompt=2, **ppo)
     return checked_names(roles, flags, algorithm, RewardArguments(reward=reward))
 
@@ -70,6 +70,23 @@ def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_t
 def test_a_scale_without_the_reward_model():
     with pytest.raises(ThreestepError, match="--normalize_reward_scores is of the reward model's scores, and --reward"):
         names_of(reward="gsm8k", normalize_reward_scores=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"roles": {"actor_dropout": 0.1}}, "reads and learns in one forward, and --actor_dropout 0.1 would drop"),
+        ({"roles": {"critic_dropout": None}}, "in one forward, and --critic_dropout None would drop what"),
+        ({"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would drop what"),
+        ({"roles": {"critic_zero_stage": 3}}, "whose weights ZeRO-3 has let go, and --critic_zero_stage is 3; give 2"),
+        ({"kl": {"kl_in": "loss", "kl_estimator": "full"}}, "would keep all logits of a rollout for --kl_estimator"),
+    ],
+)
+def test_forwards_that_cannot_be_learned_from(given, said):
+    with pytest.raises(ThreestepError, match=f"--reuse_forwards .*{said}"):
+        names_of(reuse_forwards=True, **given)
+    names_of(**given)
+    names_of(reuse_forwards=True, kl={"kl_estimator": "full"})
 
 
 def test_names_that_nothing_has_are_told_together_with_near_ones():

@@ -52,3 +52,17 @@ def test_adapters_are_their_own_reference_and_zero_3_gathers_for_a_rollout(said)
 
 def test_the_exact_kl_holds_logits(said):
     assert "logits of two models" in said("--kl_estimator", "full")
+
+
+def test_forwards_that_are_kept_are_held_together(said):
+    def held(text: str, what: str) -> float:
+        return float(re.search(rf"  {what} +([\d.]+) ", text)[1])
+
+    flags = ("--per_device_generation_batch_size", "16", "--max_tokens_per_micro_batch", "2560")
+    flags += ("--max_answer_seq_len", "96", "--actor_gradient_checkpointing", "false")
+    apart, kept = said(*flags), said(*flags, "--reuse_forwards", "true")
+    more = held(kept, "further activations, kept")
+    peaks = [held(text, "most at once, learning") for text in (apart, kept)]
+    assert "activations, kept" not in apart and peaks[1] - peaks[0] == pytest.approx(more, abs=0.002)
+    # 16 sequences of at most 128 tokens, 2,560 tokens a forward: all in one, so that one model's activations are added
+    assert more == pytest.approx(min(held(apart, f"{role}: activations") for role in ("actor", "critic")), abs=0.002)

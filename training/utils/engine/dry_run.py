@@ -30,7 +30,8 @@ _Group = TypeVar("_Group")
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model that is to be trained. engine: what it holds; forward: what its largest forward and backward add."""
+    """A model that is to be trained. engine: what it holds; forward: what its largest forward and backward add,
+    activations first."""
 
     sentences: tuple[str, ...]
     engine: EngineMemory
