@@ -72,7 +72,7 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
             rows = SimpleNamespace(ids=[everyone[index].input_ids[everyone[index].is_target] for index in share])
             return [(share, rows), ([], SimpleNamespace(ids=[]))]
 
-        def read(rows):
+        def read(_, rows):
             ids = torch.cat([torch.empty(0), *rows.ids])
             return {"value": torch.cat([ids * 10, torch.tensor([-1.0])])}  # what comes behind belongs to none
 
