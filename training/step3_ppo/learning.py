@@ -15,7 +15,7 @@ from training.step3_ppo.exchange import Packed, packed_sequences, packed_values,
 from training.step3_ppo.experience import ExperienceSettings, laid_out
 from training.step3_ppo.losses import PolicyLoss, PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.aggregation import StepTotals, token_weights
-from training.step3_ppo.losses.covariance import chosen, covariance_sums, covariances, largest_keys, tokens_to_choose
+from training.step3_ppo.losses.covariance import bound_of_chosen, covariance_sums, covariances, tokens_to_choose
 from training.step3_ppo.losses.entropy import entropy_loss
 from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.value import value_loss
@@ -307,11 +307,10 @@ def _chosen_tokens(
         noise_r = torch.rand(len(piece.advantages_r), generator=generator, dtype=torch.float64).to(device)
         covariance_r = covariances(piece.advantages_r, piece.old_logprobs_r, sums)
         keys.append(settings.policy_loss.keys(covariance_r, noise_r, settings.clip_cov_low, settings.clip_cov_high))
-    count = tokens_to_choose(settings.cov_share, tokens_in_step)
     nothing = torch.empty(0, dtype=torch.float64, device=device)
     those = torch.cat([nothing, *(key_r for key_r, piece in zip(keys, pieces, strict=True) if piece.counts)])
-    candidates = largest_keys(those, count)
-    return [chosen(key_r, candidates, count) for key_r in keys]
+    bound = bound_of_chosen(those, tokens_to_choose(settings.cov_share, tokens_in_step))
+    return [key_r >= bound for key_r in keys]
 
 
 def _figures(

@@ -45,21 +45,13 @@ def tokens_to_choose(share: float, tokens_in_step: float) -> int:
     return max(1, int(share * tokens_in_step))
 
 
-def largest_keys(keys_M: torch.Tensor, count: int) -> list[float]:
-    """Return the `count` largest keys, -inf left out."""
+def bound_of_chosen(keys_M: torch.Tensor, count: int) -> float:
+    """Return the smallest of the `count` largest keys of a step, -inf left out: tokens from it up are chosen, ties at
+    it all among them. inf, which chooses none, where no key is left."""
     finite_m = keys_M[keys_M > float("-inf")]
-    return torch.topk(finite_m, min(count, finite_m.numel())).values.tolist()
-
-
-def chosen(keys_M: torch.Tensor, candidates: list[float], count: int) -> torch.Tensor:
-    """Return bool [M], the tokens among the `count` largest of the whole step; ties at the bound all belong to them.
-
-    candidates: `largest_keys` of the step.
-    """
-    if not candidates:
-        return torch.zeros_like(keys_M, dtype=torch.bool)
-    bound = sorted(candidates, reverse=True)[:count][-1]
-    return keys_M >= bound
+    if not finite_m.numel():
+        return float("inf")
+    return float(torch.topk(finite_m, min(count, finite_m.numel())).values[-1])
 
 
 def kl_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.losses.aggregation import AGGREGATIONS, StepTotals, token_weights
 from training.step3_ppo.losses.covariance import (
-    chosen,
+    bound_of_chosen,
     clip_cov_keys,
     covariance_sums,
     covariances,
     kl_cov_keys,
-    largest_keys,
     tokens_to_choose,
 )
 from training.step3_ppo.losses.entropy import entropy_loss
@@ -132,7 +131,7 @@ def dealt(step: list[Sequence], loss: str, aggregation: str, parts: list[list[in
         covariance_M = covariances(columns(items, 2), columns(items, 1), sums)
         return (entry.keys or kl_cov_keys)(covariance_M, columns(items, 3), COV_LOW, COV_HIGH)
 
-    candidates = [key for share in shares for key in largest_keys(keys(share), count)]
+    bound = bound_of_chosen(torch.cat([keys(share) for share in shares]), count)
     leaves = [item.logprobs.clone().requires_grad_() for item in step]
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
@@ -141,7 +140,7 @@ def dealt(step: list[Sequence], loss: str, aggregation: str, parts: list[list[in
         sequence_M = torch.repeat_interleave(torch.arange(len(items)), lengths)
         counted_M = torch.repeat_interleave(torch.tensor([float(item.counts) for item in items]).double(), lengths)
         logprobs_M = torch.cat([torch.empty(0, dtype=torch.float64), *(leaves[index] for index in part)])
-        picked_M = chosen(keys(items), candidates, count)
+        picked_M = keys(items) >= bound
         tokens = PolicyTokens(logprobs_M, columns(items, 1), columns(items, 2), sequence_M, picked_M)
         loss_M, _ = entry.loss(tokens, HOW)
         total = total + (loss_M * token_weights(aggregation, counted_M, sequence_M, totals)).sum()
@@ -228,12 +227,13 @@ def test_the_choice_of_kl_cov_by_hand():
     advantages_M, old_M = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0])
     covariance_M = covariances(advantages_M, old_M, covariance_sums(advantages_M, old_M))
     assert covariance_M.tolist() == [1.0, 0.0, 1.0]
-    assert chosen(covariance_M, largest_keys(covariance_M, 1), 1).tolist() == [True, False, True]  # a tie
+    assert bound_of_chosen(covariance_M, 1) == bound_of_chosen(covariance_M, 2) == 1.0  # a tie: both are chosen
+    assert bound_of_chosen(covariance_M, 3) == bound_of_chosen(covariance_M, 4) == 0.0
     noise_M = torch.tensor([0.1, 0.2, 0.9])
     keys_M = clip_cov_keys(covariance_M, noise_M, low=0.5, high=5.0)
-    assert chosen(keys_M, largest_keys(keys_M, 1), 1).tolist() == [False, False, True]
+    assert (keys_M >= bound_of_chosen(keys_M, 1)).tolist() == [False, False, True]
     nobody_M = clip_cov_keys(covariance_M, noise_M, low=2.0, high=5.0)
-    assert largest_keys(nobody_M, 1) == [] and not chosen(nobody_M, [], 1).any()
+    assert not (nobody_M >= bound_of_chosen(nobody_M, 1)).any()
     assert tokens_to_choose(2e-4, 100) == 1 and tokens_to_choose(0.5, 7) == 3
 
 
