@@ -227,7 +227,7 @@ def test_dealings_that_cannot_cost_less_are_not_tried(monkeypatch):
         1,
         1,
         1,
-    ]  # ranks, forwards, rows of one; two forwards, rows of each, cut in two ways
+    ]  # ranks, forwards, rows of one; two forwards, each in two ways
 
 
 def test_forwards_of_like_widths_are_weighed_against_their_own_cost():
