@@ -98,8 +98,7 @@ def main(argv: Sequence[str]) -> None:
         data_is = phase.train.manifest["fingerprint"]
         again = model_files(model.model_name_or_path) if model.lora_dim else []  # what a resumed run loads anew
         start = {"model_name_or_path": partial(digest_files, again, data.cache_dir)}
-        tokenizers = {"model": tokenizer}
-        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers=tokenizers, start=start)
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer}, start=start)
         with kept as (metrics, checkpoints):
             options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)
