@@ -16,6 +16,7 @@ from training.step1_sft.arguments import SftArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import check_model_folder
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.SFT)
     run, saving, faults, reporting, data, model, engine, sft = groups
+    check_model_folder(model.model_name_or_path)
     if run.dry_run:
         return say_plan(groups, sft.learning_rate, data.max_seq_len)
 

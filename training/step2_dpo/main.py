@@ -16,6 +16,7 @@ from training.step2_dpo.arguments import DpoArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import check_model_folder
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.DPO)
     run, saving, faults, reporting, data, model, engine, dpo = groups
     dpo.check_reference(model)
+    check_model_folder(model.model_name_or_path)
     if run.dry_run:
         return say_plan(groups, dpo.learning_rate, data.max_seq_len)
 

@@ -16,6 +16,7 @@ from training.step2_reward.arguments import RewardArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import check_model_folder
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load data and model, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.REWARD)
     run, saving, faults, reporting, data, model, engine, reward = groups
+    check_model_folder(model.model_name_or_path)
     if run.dry_run:
         return say_plan(groups, reward.learning_rate, data.max_seq_len)
 
@@ -96,8 +98,7 @@ def main(argv: Sequence[str]) -> None:
         data_is = phase.train.manifest["fingerprint"]
         again = model_files(model.model_name_or_path) if model.lora_dim else []  # what a resumed run loads anew
         start = {"model_name_or_path": partial(digest_files, again, data.cache_dir)}
-        tokenizers = {"model": tokenizer}
-        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers=tokenizers, start=start)
+        kept = kept_run(plan, folder, {"model": trained}, data_is, ranks, tokenizers={"model": tokenizer}, start=start)
         with kept as (metrics, checkpoints):
             options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, engine.dtype)

@@ -17,6 +17,7 @@ from training.step3_ppo.arguments import PpoArguments, RolesArguments
 from training.step3_ppo.reward_arguments import RewardArguments
 from training.step3_ppo.vllm_arguments import VllmArguments
 from training.utils.data.arguments import DataArguments
+from training.utils.models.settings import check_model_folder
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.checkpoint_arguments import CheckpointArguments
@@ -43,6 +44,9 @@ def main(argv: Sequence[str]) -> None:
     """Parse, load prompts and models, train, save."""
     groups = parse_arguments(GROUPS, argv, __doc__ or "", deepspeed_chat.PPO)
     run, saving, faults, reporting, data, roles_arguments, ppo, algorithm, reward, vllm = groups
+    check_model_folder(roles_arguments.actor_model_name_or_path)
+    if roles_arguments.critic_model_name_or_path:
+        check_model_folder(roles_arguments.critic_model_name_or_path)
 
     from training.step3_ppo.assembly import (
         check_lengths,

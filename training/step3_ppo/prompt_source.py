@@ -110,7 +110,7 @@ class PromptDataset(Sequence[PromptRow]):
     def __getitem__(self, index: int) -> PromptRow: ...
     @overload
     def __getitem__(self, index: slice) -> list[PromptRow]: ...
-    def __getitem__(self, index):
+    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]

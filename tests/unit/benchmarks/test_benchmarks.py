@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import steady_memory
+from benchmarks import startup, steady_memory
 from benchmarks.competitions import COMPETITIONS, Competition
 from benchmarks.endless import PROMPTS, make_endless
 from benchmarks.rollout_engines import SpreadRollout, WatchedRollout, resident_bytes
@@ -172,6 +172,11 @@ def test_memory_after_step_20_beside_that_at_the_end():
     assert steady_memory.told(1, after_step) == (
         "rank 1, as step 20 -> 40 began: resident 19.0 -> 39.0 MB, 2.0526; of it anonymous 9.5 -> 19.5 MB, 2.0526"
     )
+
+
+def test_start_up_is_told_as_medians():
+    told = startup.told({"bare": [4.0, 9.0, 3.0], "ours": [5.0, 4.5, 30.0]})
+    assert told == "median: bare 4.00 s, ours 5.00 s, ratio 1.250"
 
 
 def test_experience_runs(workload):

@@ -260,7 +260,7 @@ class CachedSplit(Sequence):
                 f"{path}: {self._reader.num_record_batches} batches where {rows} rows need {expected_batches}"
             )
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (CachedSplit, (self.path, self._rows, self.manifest))
 
     def __len__(self) -> int:
@@ -291,7 +291,7 @@ class CachedSplit(Sequence):
     def __getitem__(self, index: int) -> Any: ...
     @overload
     def __getitem__(self, index: slice) -> Any: ...
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._rows))]
         position = int(index)

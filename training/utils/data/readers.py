@@ -79,7 +79,7 @@ class JsonLines(Sequence):
     def __len__(self) -> int:
         return len(self._begins)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         where = f"{self.path}, line {self._lines[int(index)]}"
         return Row(_parse(self._line(self._begins[int(index)]), where), where)
 
@@ -103,7 +103,7 @@ class JsonList(Sequence):
     def __len__(self) -> int:
         return len(self._begins)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         values, _ = json.JSONDecoder().raw_decode(self._text, self._begins[int(index)])
         return Row(values, f"{self.path}, line {self._lines[int(index)]}")
 
@@ -140,7 +140,7 @@ class ArrowRows(Sequence):
     def __len__(self) -> int:
         return self._begins[-1]
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         index = int(index)
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
@@ -165,7 +165,7 @@ class Shards(Sequence):
     def __len__(self) -> int:
         return self._begins[-1]
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         index = int(index)
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")

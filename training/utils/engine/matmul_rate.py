@@ -22,7 +22,7 @@ def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
     return summed_numbers({"rate": rate}, ranks.device)["rate"]
 
 
-def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.3) -> float:
+def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.15) -> float:
     """Return this process's matmul rate in FLOPs a second: the best of the square matmuls that fit into `seconds`,
     after a warm-up, with the threads that torch has been given. The random state stays as it is.
 

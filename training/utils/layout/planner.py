@@ -242,6 +242,11 @@ def _packed(lengths: Sequence[int], documents: Sequence[int], settings: PlanSett
     widest = max(settings.max_row_tokens, longest)
     best: tuple[float, list[list[int]]] | None = None
     for count in range(-(-total // widest), len(documents) + 1):
+        narrowest = max(longest, -(-total // count))  # no dealing is narrower
+        if best is not None and count * narrowest * (1.0 + narrowest / settings.quadratic_tokens) >= best[0]:
+            if narrowest == longest:
+                break
+            continue
         rows = [row for row in balanced(lengths, documents, count) if row]
         width = _width(lengths, rows)
         if width > widest:

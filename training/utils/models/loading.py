@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.models.attention import SDPA
 from training.utils.models.lora import add_lora
-from training.utils.models.settings import ModelSettings
+from training.utils.models.settings import ModelSettings, check_model_folder
 from training.utils.run.errors import ThreestepError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     if not (end_may_pad and (Path(name_or_path) / "tokenizer_config.json").is_file()):
-        _check_folder(name_or_path)
+        check_model_folder(name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as problem:  # transformers raises many kinds; every one means that this name gives no tokenizer
@@ -174,7 +174,7 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
     """Return a model's configuration; ThreestepError where there is none, or where it is code that nobody trusts."""
     from transformers import AutoConfig
 
-    _check_folder(name_or_path)
+    check_model_folder(name_or_path)
     try:
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as problem:
@@ -185,7 +185,7 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
     import torch
 
-    _check_folder(settings.name_or_path)
+    check_model_folder(settings.name_or_path)
     _check_attention(settings.attn_implementation)
     if settings.torch_compile:
         from training.utils.models.compiled import check_compiler
@@ -297,15 +297,6 @@ def model_files(name_or_path: str) -> list[str]:
     if not folder.is_dir():  # a hub name: where its snapshot was put when it was loaded
         folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent
     return [str(folder / "config.json"), *sorted(str(path) for path in folder.glob("*.safetensors"))]
-
-
-def _check_folder(name_or_path: str) -> None:
-    path = Path(name_or_path)
-    looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ThreestepError(f"the folder '{name_or_path}' holds no config.json, so it is no model folder")
 
 
 def _first_line(problem: BaseException) -> str:

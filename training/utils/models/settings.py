@@ -1,8 +1,11 @@
-"""How one model is loaded and which of its weights train, as one record."""
+"""How one model is loaded and which of its weights train, as one record. Cheap to import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from training.utils.run.errors import ThreestepError
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,13 @@ class ModelSettings:
     def as_it_is(self) -> ModelSettings:
         """The same model, to be read and not trained."""
         return ModelSettings(self.name_or_path, trust_remote_code=self.trust_remote_code)
+
+
+def check_model_folder(name_or_path: str) -> None:
+    """ThreestepError where a path leads to no model; a hub name passes. Programs ask before they import a library."""
+    path = Path(name_or_path)
+    looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ThreestepError(f"the folder '{name_or_path}' holds no config.json, so it is no model folder")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,9 +30,8 @@ def parse_arguments(
     Every group that has a `validate(mistakes)` method is asked for its mistakes; all of them are raised
     together. Raises ThreestepError for unknown names, wrong types and mistakes; exits for `--help`.
     """
-    from transformers import HfArgumentParser
 
-    class StrictParser(HfArgumentParser):
+    class StrictParser(_dataclass_parser()):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
             raise ThreestepError(f"in the command line or the configuration: {message}")
 
@@ -96,6 +96,22 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
                 raise AssertionError(f"two argument groups share the name {name}")
             values[name] = value
     return values
+
+
+def _dataclass_parser() -> Any:
+    """transformers' HfArgumentParser. Its file is read alone, for it imports nothing of transformers, whose own import
+    takes a second: --help and mistakes are answered without it."""
+    package = importlib.util.find_spec("transformers")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = Path(folder) / "hf_argparser.py"
+        spec = importlib.util.spec_from_file_location("hf_argparser", path) if path.is_file() else None
+        if spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module.HfArgumentParser
+    from transformers import HfArgumentParser
+
+    return HfArgumentParser
 
 
 def _config_path(argv: Sequence[str]) -> str | None:

@@ -139,3 +139,15 @@ def test_the_dataset_is_registered_and_gives_the_texts():
     assert raw_dataset.get_prompt_and_chosen(sample) == row.prompt + row.chosen
     assert raw_dataset.get_prompt_and_rejected(sample) == row.prompt + row.rejected
     assert raw_dataset.get_reference(sample) == row.reference
+
+
+def test_a_warm_cache_makes_no_rows(monkeypatch):
+    """Neither opening the dataset nor its fingerprint does; another seed is another fingerprint."""
+    from training.utils.data import embedded
+    from training.utils.data.fingerprint import content_of_dataset
+
+    made = []
+    monkeypatch.setattr(embedded, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})
+    one, other = (create_raw_dataset("embedded", DataArguments(), seed) for seed in (1, 2))
+    assert content_of_dataset(one, "") != content_of_dataset(other, "") and made == []
+    assert list(one.raw_datasets) == ["train", "eval"] and one.get_eval_data() == [] and made == [1]

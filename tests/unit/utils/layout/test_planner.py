@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.utils.layout import planner
 from training.utils.layout.planner import (
     PlanSettings,
     StepPlan,
@@ -208,6 +209,25 @@ def test_rows_of_any_length_make_one_row_of_a_forward():
     lengths = [150, 20, 90, 200, 10]
     (((row,),),) = plan_step(lengths, plan).micro_batches
     assert sorted(row) == [0, 1, 2, 3, 4]
+
+
+def test_dealings_that_cannot_cost_less_are_not_tried(monkeypatch):
+    """400 documents in rows of any length: one row pads nothing, and no dealing into more rows is looked at. An
+    evaluation's plan took half a second so."""
+    tried = []
+    monkeypatch.setattr(planner, "balanced", lambda *words: tried.append(words[2]) or balanced(*words))
+    plan = forward_plan(400, 64, 192, packed=True, ranks=1, long_rows_are_free=True)
+    plan_step([10 + index % 20 for index in range(400)], plan)
+    assert tried == [
+        1,
+        1,
+        1,
+        2,
+        1,
+        1,
+        1,
+        1,
+    ]  # ranks, forwards, rows of one; two forwards, each in two ways
 
 
 def test_forwards_of_like_widths_are_weighed_against_their_own_cost():

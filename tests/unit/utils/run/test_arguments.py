@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
 import yaml
 
+from training.utils.run import arguments
 from training.utils.run.arguments import parse_arguments, read_yaml, resolved_settings
 from training.utils.run.errors import Mistakes, ThreestepError
 
@@ -178,6 +181,35 @@ def test_help_ends_well_and_tells_defaults(parse, capsys):
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert "--learning_rate" in said and "1e-05" in said and "--local_rank" not in said
+
+
+@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step2_dpo", "step3_ppo"])
+def test_help_and_mistakes_import_no_library(step):
+    """They are answered at once: each of these takes half a second and more."""
+    nowhere = "['--model_name_or_path', '/nowhere', '--data_path', 'embedded']"
+    if step == "step3_ppo":
+        nowhere = nowhere.replace("--model", "--actor_model").replace(
+            "]", ", '--critic_model_name_or_path', '/nowhere']"
+        )
+    program = (
+        f"import sys; from training.{step} import main\n"
+        f"for argv in (['--help'], ['--sed', '3'], ['--data_split', 'x'], {nowhere}):\n"
+        "    try: main.main(argv)\n"
+        "    except (SystemExit, main.parse_arguments.__globals__['ThreestepError']): pass\n"
+        "    else: raise AssertionError(argv)\n"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'deepspeed') if m in sys.modules])"
+    )
+    got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert got.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_parser_is_transformers_own_where_its_file_is_elsewhere(monkeypatch):
+    import importlib.util
+
+    from transformers import HfArgumentParser
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert arguments._dataclass_parser() is HfArgumentParser
 
 
 def test_a_folder_is_no_configuration(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from training.utils.data.hub.base import HubDataset, answered, asked
 from training.utils.data.registry import register_dataset
 
@@ -10,10 +12,10 @@ from training.utils.data.registry import register_dataset
 class QgJaquad(HubDataset):
     eval_split = "validation"
 
-    def get_prompt(self, sample):
+    def get_prompt(self, sample: Any) -> str | None:
         return asked(sample["question"])
 
-    def get_chosen(self, sample):
+    def get_chosen(self, sample: Any) -> str | None:
         return answered(sample["sentence"])
 
 
@@ -21,8 +23,8 @@ class QgJaquad(HubDataset):
 class QagJaquad(HubDataset):
     eval_split = "validation"
 
-    def get_prompt(self, sample):
+    def get_prompt(self, sample: Any) -> str | None:
         return asked(sample["questions"][0]) if sample["questions"] else None
 
-    def get_chosen(self, sample):
+    def get_chosen(self, sample: Any) -> str | None:
         return answered(sample["paragraph"])

@@ -14,13 +14,13 @@ from training.utils.data.registry import register_dataset
 class Miracl(HubDataset):
     eval_split = "dev"
 
-    def get_prompt(self, sample):
+    def get_prompt(self, sample: Any) -> str | None:
         return asked(sample["query"])
 
-    def get_chosen(self, sample):
+    def get_chosen(self, sample: Any) -> str | None:
         return _first_passage(sample["positive_passages"])
 
-    def get_rejected(self, sample):
+    def get_rejected(self, sample: Any) -> str | None:
         return _first_passage(sample["negative_passages"])
 
 

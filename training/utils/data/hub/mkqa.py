@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from training.utils.data.hub.base import HubDataset, answered, asked
 from training.utils.data.raw_dataset import load_by_name
 from training.utils.data.registry import register_dataset
@@ -12,13 +14,13 @@ _HUB_NAME = "mkqa"
 class _Mkqa(HubDataset):
     language = ""
 
-    def load_raw_datasets(self, dataset_name):
+    def load_raw_datasets(self, dataset_name: str) -> Any:
         return load_by_name(_HUB_NAME if dataset_name in ("mkqa-Chinese", "mkqa-Japanese") else dataset_name)
 
-    def get_prompt(self, sample):
+    def get_prompt(self, sample: Any) -> str | None:
         return asked(sample["queries"][self.language])
 
-    def get_chosen(self, sample):
+    def get_chosen(self, sample: Any) -> str | None:
         answers = sample["answers"][self.language]
         return answered(answers[0]["text"]) if answers else None
 

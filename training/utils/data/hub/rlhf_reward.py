@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from training.utils.data.hub.base import HubDataset
 from training.utils.data.registry import register_dataset
 
@@ -10,13 +12,13 @@ from training.utils.data.registry import register_dataset
 class RlhfRewardDatasets(HubDataset):
     eval_split = "test"
 
-    def get_prompt(self, sample):
+    def get_prompt(self, sample: Any) -> str | None:
         return None if sample["prompt"] is None else sample["prompt"] + "Assistant:"
 
-    def get_chosen(self, sample):
+    def get_chosen(self, sample: Any) -> str | None:
         return _without_speaker(sample["chosen"])
 
-    def get_rejected(self, sample):
+    def get_rejected(self, sample: Any) -> str | None:
         return _without_speaker(sample["rejected"])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from training.utils.data.hub.base import HubDataset, answered
 from training.utils.data.registry import register_dataset
 
@@ -10,9 +12,9 @@ from training.utils.data.registry import register_dataset
 class SharegptVicuna(HubDataset):
     eval_split = "test"
 
-    def get_prompt(self, sample):
+    def get_prompt(self, sample: Any) -> str | None:
         prompt = sample["prompt"]
         return None if prompt is None else prompt.replace("USER", "Human").replace("ASSISTANT", "Assistant")
 
-    def get_chosen(self, sample):
+    def get_chosen(self, sample: Any) -> str | None:
         return answered(sample["label"])
