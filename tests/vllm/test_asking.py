@@ -22,7 +22,7 @@ from training.utils.data.arguments import DataArguments
 from training.utils.run.errors import ThreestepError
 
 VLLM = ["--rollout_engine", "vllm", "--vllm_cache_gib", "0.05"]
-LONGEST_TOKENS = 160
+LONGEST_TOKENS = 120
 GREEDY = SamplingArguments(max_new_tokens=8, temperature=0.0)
 
 
