@@ -56,7 +56,7 @@ setup(
     extras_require={
         "test": TEST_REQUIRES,
         "dev": TEST_REQUIRES,
-        "vllm": ["vllm"],
+        "vllm": ["vllm==0.32.*"],  # the rollout engine reaches into it; 0.33 wants torch 2.14
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
         "trackio": ["trackio"],

@@ -4,8 +4,9 @@
 
 NAME: sft, reward, reward_half (prompts are half of the tokens), dpo, ranked2, ranked4, ranked8 (K responses a prompt,
 shared and unshared), ppo, grpo (a whole step each), rollout (generation alone), vllm64, vllm256 (so many sequences by
-hf and by vLLM), experience (what follows a rollout), overhead (the same rows without the engine), head (the loss at a
-vocabulary of 128,000), data (raw rows to cached tokens, and what opening a cached split costs).
+hf and by vLLM), vllm_step (a whole step by each), experience (what follows a rollout), overhead (the same rows without
+the engine), head (the loss at a vocabulary of 128,000), data (raw rows to cached tokens, and what opening a cached
+split costs).
 
 On a GPU the same commands run there, and the peak is that of the GPU's memory:
 
@@ -159,6 +160,22 @@ def _parts_table(runs: dict[str, list[Measured]]) -> list[str]:
     return lines
 
 
+def _sending_shares(runs: dict[str, list[Measured]]) -> list[str]:
+    """Lines: of each competitor that sends vLLM weights the median share that it is of a step, or of a rollout. The
+    other parts make the whole up; the sending is within one of them."""
+    lines = []
+    for name, many in runs.items():
+        shares = [
+            parts["weights_to_vllm"] / sum(value for part, value in parts.items() if part != "weights_to_vllm")
+            for run in many
+            for parts in run.parts
+            if "weights_to_vllm" in parts
+        ]
+        if shares:
+            lines.append(f"{name}: sending the weights is {100 * statistics.median(shares):.2f} % of the seconds")
+    return lines
+
+
 def _figure(rate: float) -> str:
     return f"{rate:,.1f}" if rate >= 10 else f"{rate:.3f}"
 
@@ -173,7 +190,7 @@ def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[
     print("| --- | --- | --- | --- |")
     for name, median in medians.items():
         print(f"| {name} | {_figure(median)} | {medians[first] / median:.2f} | {peaks[name] / 1e9:.2f} GB |")
-    for line in [*_parts_table(runs), *competition.notes]:
+    for line in [*_parts_table(runs), *_sending_shares(runs), *competition.notes]:
         print(line)
     path = Path(arguments.folder) / f"{arguments.name}_{arguments.shape}_{arguments.dtype}.json"
     rates = {name: [run.rates for run in many] for name, many in runs.items()}

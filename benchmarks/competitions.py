@@ -157,18 +157,33 @@ def _vllm(prompts: int, workload: Workload, arguments: argparse.Namespace) -> Co
     return Competition("sequence", commands, ["vLLM's time has the weights in it, sent before each rollout"])
 
 
+def _vllm_step(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """A whole step by the two rollout engines: 16 prompts x 4 responses of at most 64 tokens, a rule as the reward, no
+    KL, one update, after which vLLM is sent the weights."""
+    flags = _grpo_flags(workload, arguments, prompts=16)
+    flags += ["--mismatch_correction", "none"]  # on by itself for vLLM alone
+    commands = {
+        name: _threestep_ppo(workload, [*flags, "--rollout_engine", engine])
+        for name, engine in (("hf", "hf"), ("vLLM", "vllm"))
+    }
+    return Competition("step", commands, ["weights_to_vllm is a part of the rollout's seconds"])
+
+
 def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step: 8 prompts x 4 responses of at most 64 tokens, a rule as the reward, no KL, one update."""
+    commands = {"Threestep": _threestep_ppo(workload, _grpo_flags(workload, arguments, prompts=8))}
+    if not arguments.without_trl:
+        commands["TRL"] = _trl("grpo", workload, arguments, ["--batch", "32", "--samples", "4", "--new_tokens", "64"])
+    return Competition("step", commands)
+
+
+def _grpo_flags(workload: Workload, arguments: argparse.Namespace, prompts: int) -> list[str]:
     flags = ["--actor_model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--actor_zero_stage", "1"]
     flags += ["--data_path", f"jsonl:{workload.sft}", "--data_split", "0,0,1", "--max_train_rows", "400"]
     flags += ["--data_output_path", str(workload.folder / "cache"), "--max_train_steps", str(arguments.steps)]
     flags += ["--max_eval_rows", "1", "--reward", "gsm8k", "--advantage", "grpo", "--kl_coef", "0"]
-    flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
-    flags += ["--per_device_training_batch_size", "32", "--max_answer_seq_len", "64"]
-    commands = {"Threestep": _threestep_ppo(workload, flags)}
-    if not arguments.without_trl:
-        commands["TRL"] = _trl("grpo", workload, arguments, ["--batch", "32", "--samples", "4", "--new_tokens", "64"])
-    return Competition("step", commands)
+    flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", str(prompts)]
+    return [*flags, "--per_device_training_batch_size", str(4 * prompts), "--max_answer_seq_len", "64"]
 
 
 def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
@@ -222,6 +237,7 @@ COMPETITIONS: dict[str, Make] = {
     "rollout": _rollout,
     "vllm64": partial(_vllm, 16),
     "vllm256": partial(_vllm, 64),
+    "vllm_step": _vllm_step,
     "sft": _sft,
     "overhead": _overhead,
     "reward": partial(_pairwise, "pairs.jsonl", "reward"),

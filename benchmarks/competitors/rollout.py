@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,13 +51,15 @@ def main() -> None:
             device
         )
         started = time.perf_counter()
-        generate(batch["input_ids"], batch["attention_mask"])
+        told = generate(batch["input_ids"], batch["attention_mask"])
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-        print(json.dumps({"units": arguments.prompts * SAMPLES, "seconds": seconds}), flush=True)
+        parts = {"parts": told} if isinstance(told, dict) else {}
+        print(json.dumps({"units": arguments.prompts * SAMPLES, "seconds": seconds, **parts}), flush=True)
 
 
+# Tokens, or the seconds of its parts by name.
 Generate = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
@@ -77,11 +78,10 @@ def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace)
     sampling, seeds = _sampling(tokenizer, arguments), range(arguments.prompts * SAMPLES)
     engine = VllmRollout(tokenizer.decode, VllmArguments(), LONGEST_PROMPT + arguments.new_tokens)
 
-    def generate(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def generate(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
         rollout = engine.roll_out(model, ids, mask.bool(), sampling, seeds, SAMPLES)
         sent = engine.figures()["time/weights_to_vllm"]
-        print(f"weights {sent:.4f} s, responses {rollout.seconds:.3f} s", file=sys.stderr, flush=True)
-        return rollout.response_ids_BR
+        return {"rollout": sent + rollout.seconds, "weights_to_vllm": sent}
 
     return generate
 

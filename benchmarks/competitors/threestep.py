@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+WITHIN_ROLLOUT = "weights_to_vllm"  # told beside the rollout, and a part of it
+
 
 def main() -> None:
     """Train and print."""
@@ -37,7 +39,8 @@ def main() -> None:
         if arguments.unit == "steps" and "time/7_learn" in figures:
             parts = {key.removeprefix("time/"): value for key, value in figures.items() if key.startswith("time/")}
             parts = {part: value for part, value in parts.items() if part not in ("evaluation", "checkpoint")}
-            print(json.dumps({"units": 1.0, "seconds": sum(parts.values()), "parts": parts}), flush=True)
+            seconds = sum(value for part, value in parts.items() if part != WITHIN_ROLLOUT)
+            print(json.dumps({"units": 1.0, "seconds": seconds, "parts": parts}), flush=True)
         if name in figures:
             print(json.dumps({"units": 1.0, "seconds": 1.0 / figures[name] + before}), flush=True)
 

@@ -225,6 +225,6 @@ def test_an_engine_that_dies_is_told():
     with pytest.raises(ThreestepError) as told:
         draw(engine, model, PLAIN)
     assert str(told.value) == (
-        "vLLM failed while it drew responses: RuntimeError: kernel launch failed; what was saved is whole: go on from "
-        "the last checkpoint with --resume, or take --rollout_engine hf"
+        "vLLM failed while it drew responses: RuntimeError: kernel launch failed; a training run's last checkpoint is "
+        "whole: go on from it with --resume, or take --rollout_engine hf"
     )

@@ -8,7 +8,6 @@ from training.asking.arguments import SamplingArguments
 from training.asking.model import Answer, AskedModel, check_room
 from training.asking.scorer import Scorer
 from training.step3_ppo.rewards.weighted import Reward
-from training.step3_ppo.rollout.hf import TransformersRollout
 from training.step3_ppo.scoring import start_rules
 from training.utils.data.collate import collate_prompts
 from training.utils.data.phases import PromptRow
@@ -23,15 +22,15 @@ def answers_to(
     """One answer a prompt, from the seeds of step 3's evaluation: with its flags they are the samples that it wrote."""
     longest = asked.data.max_prompt_seq_len + flags.max_new_tokens
     check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
-    engine, sampling, device = TransformersRollout(), asked.sampling(flags), asked.model.device
+    sampling, device = asked.sampling(flags), asked.model.device
     answers = []
     with progress_bar(len(rows), f"answers of {asked.name}", True, "prompt", on_terminal_only=True) as bar:
         for first in range(0, len(rows), rows_per_batch):
             places = range(first, min(first + rows_per_batch, len(rows)))
             batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
             seeds = [derived_seed(seed, "evaluation", place) for place in places]
-            rollout = engine.roll_out(
-                asked.model, batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds
+            rollout = asked.drawing.roll_out(
+                batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds
             )
             texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_id)
             answers += [

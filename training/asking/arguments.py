@@ -8,6 +8,8 @@ from training.step3_ppo.arguments import PpoArguments
 from training.utils.engine.arguments import DTYPE_NAMES
 from training.utils.run.errors import Mistakes
 
+ENGINES = ("hf", "vllm")
+
 
 @dataclass
 class SamplingArguments:
@@ -28,6 +30,10 @@ class SamplingArguments:
         default=PpoArguments.min_p,
         metadata={"help": "Draw from tokens of at least this share of the likeliest token's probability; 0 from all."},
     )
+    rollout_engine: str = field(
+        default=PpoArguments.rollout_engine,
+        metadata={"help": f"What draws: {' or '.join(ENGINES)} (the package vllm, docs/vllm.md)."},
+    )
     dtype: str | None = field(
         default=None, metadata={"help": f"One of {', '.join(DTYPE_NAMES)}; default: as the model was saved."}
     )
@@ -41,6 +47,7 @@ class SamplingArguments:
         mistakes.require(self.top_k >= 0, f"--top_k expects 0 (all tokens) or more, got {self.top_k}")
         mistakes.require(0 < self.top_p <= 1, f"--top_p expects more than 0 and at most 1, got {self.top_p}")
         mistakes.require(0 <= self.min_p <= 1, f"--min_p expects a number from 0 to 1, got {self.min_p}")
+        mistakes.require_one_of("--rollout_engine", self.rollout_engine, ENGINES)
         mistakes.require(
             self.dtype is None or self.dtype in DTYPE_NAMES,
             f"--dtype expects one of {', '.join(DTYPE_NAMES)}, got '{self.dtype}'",

@@ -5,7 +5,7 @@ Prompts are rendered by the data room, as step 3 renders those that are made whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from training.asking.arguments import SamplingArguments
+from training.asking.engines import Drawing, by_transformers, positions_of
 from training.step3_ppo.rollout.base import Sampling
-from training.step3_ppo.rollout.streaming import stream
 from training.utils.data.arguments import DataArguments
 from training.utils.data.chat import conversation_end, use_chat_template
 from training.utils.data.message_forms import Message
@@ -41,10 +41,11 @@ class Answer:
 @dataclass(frozen=True)
 class AskedModel:
     """data: with the prompt style that this model is asked in. end_token_id: of a response, as step 3 has it.
-    more_end_tokens: the model's own, at which an answer stops too."""
+    more_end_tokens: the model's own, at which an answer stops too. drawing: what draws its answers."""
 
     name: str
     model: PreTrainedModel
+    drawing: Drawing
     tokenizer: Any
     data: DataArguments
     end_token_id: int
@@ -52,7 +53,9 @@ class AskedModel:
 
     @property
     def positions(self) -> int | None:
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        """The longest prompt with its answer; None: no bound."""
+        bounds = [bound for bound in (positions_of(self.model), self.drawing.longest_tokens) if bound is not None]
+        return min(bounds, default=None)
 
     def sampling(self, flags: SamplingArguments) -> Sampling:
         return Sampling(
@@ -66,7 +69,13 @@ class AskedModel:
         )
 
 
-def load_asked_model(name_or_path: str, dtype: str | None, data: DataArguments, device: torch.device) -> AskedModel:
+def load_asked_model(
+    name_or_path: str,
+    dtype: str | None,
+    data: DataArguments,
+    device: torch.device,
+    drawing: Callable[[PreTrainedModel], Drawing] = by_transformers,
+) -> AskedModel:
     """Load a causal language model and its tokenizer. ThreestepError where that cannot be asked in data's style."""
     tokenizer = use_chat_template(load_tokenizer(name_or_path, end_may_pad=True), data)
     end_id = end_of_conversation_id(tokenizer, conversation_end(data, tokenizer))
@@ -75,7 +84,7 @@ def load_asked_model(name_or_path: str, dtype: str | None, data: DataArguments, 
     own = getattr(model.generation_config, "eos_token_id", None)
     ends = own if isinstance(own, list) else [own]
     more = frozenset(int(end) for end in [*ends, tokenizer.eos_token_id] if end is not None)
-    return AskedModel(name_or_path, model, tokenizer, data, end_id, more)
+    return AskedModel(name_or_path, model, drawing(model), tokenizer, data, end_id, more)
 
 
 def dtype_of(name_or_path: str, asked: str | None) -> torch.dtype:
@@ -114,7 +123,7 @@ def stream_answer(
     ends = {asked.end_token_id, *asked.more_end_tokens}
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
-    for token in stream(asked.model, prompt_ids_P, asked.sampling(flags), seed, asked.more_end_tokens):
+    for token in asked.drawing.stream(prompt_ids_P, asked.sampling(flags), seed, asked.more_end_tokens):
         ids.append(token)
         ended = token in ends
         text = asked.tokenizer.decode(ids[:-1] if ended else ids)

@@ -156,10 +156,10 @@ def load_scorer(
     )
     # Plain transformers reads a score at the last token that is not the pad token, and so its trainers have trained it:
     # where pad ends a response, the end token is not seen.
-    end_is_pad = own_pad_token_id == end_of_conversation_id(tokenizer, data.end_of_conversation_token)
+    end_token_id = end_of_conversation_id(tokenizer, data.end_of_conversation_token)
 
     def score(rows: Sequence[ResponsesRow]) -> ScoredResponses:
-        rows = [without_end(row) for row in rows] if end_is_pad else rows
+        rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
         return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks)
 
     return score

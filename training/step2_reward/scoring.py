@@ -63,9 +63,13 @@ def score_responses(
     return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
 
 
-def without_end(row: ResponsesRow) -> ResponsesRow:
-    """The same row, its responses without their last token, the end of the conversation."""
-    return replace(row, response_ids=tuple(ids[:-1] if len(ids) > 1 else ids for ids in row.response_ids))
+def without_end(row: ResponsesRow, end_token_id: int) -> ResponsesRow:
+    """The same row, its responses without the end of the conversation. One that was cut has none and stays whole, one
+    that is nothing else keeps it."""
+    ends = [len(ids) > 1 and ids[-1] == end_token_id for ids in row.response_ids]
+    return replace(
+        row, response_ids=tuple(ids[:-1] if end else ids for ids, end in zip(row.response_ids, ends, strict=True))
+    )
 
 
 def chosen_alone(rows: Sequence[ResponsesRow]) -> list[ResponsesRow]:

@@ -31,6 +31,19 @@ def test_ids_and_texts_score_as_in_plain_transformers(save_model, tiny_tokenizer
     assert scorer.score_ids([prompt, prompt], [response, response[:1]])[0] == pytest.approx(expected, abs=1e-5)
 
 
+def test_an_answer_that_was_cut_keeps_its_last_token_where_pad_is_the_end(save_model, tiny_tokenizer_pad_is_eos):
+    tokenizer = tiny_tokenizer_pad_is_eos
+    path = save_model("reward", scalar=True, tokenizer=tokenizer)
+    scorer = load_answer_scorer(path, None, DataArguments(), ALONE)
+    plain = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    prompt, ended = scorer.ids_of_text(MESSAGES, "fig pear")
+    assert ended[-1] == tokenizer.pad_token_id
+    for cut in (ended, ended[:-1], ended[:-2]):
+        with torch.no_grad():
+            expected = float(plain(torch.tensor([[*prompt, *cut]])).logits[0, 0])
+        assert scorer.score_ids([prompt], [cut]) == [pytest.approx(expected, abs=1e-5)]
+
+
 def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tmp_path):
     tokenizer = train_tokenizer(["<|user|>Hi"])
     template = (

@@ -121,6 +121,13 @@ def test_parts_of_a_step_are_told_beside_the_first():
     assert program._parts_table({"silent": [run({})]}) == []
 
 
+def test_the_share_of_sending_the_weights():
+    """1 s and 2 s of steps of 10 s: 15 % in the middle."""
+    parts = [{"2_rollout": 4.0, "7_learn": 6.0, "weights_to_vllm": sent} for sent in (1.0, 2.0)]
+    runs = {"hf": [program.Measured([0.1], 0, [{"2_rollout": 4.0}])], "vLLM": [program.Measured([0.1] * 2, 0, parts)]}
+    assert program._sending_shares(runs) == ["vLLM: sending the weights is 15.00 % of the seconds"]
+
+
 def test_endless_models_never_end_nor_pad(workload):
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 

@@ -88,5 +88,6 @@ def test_a_model_that_has_diverged():
 
 
 def test_the_end_token_is_left_out():
-    row = ResponsesRow(0, np.array([5], np.int32), (np.array([7, 0], np.int32), np.array([0], np.int32)))
-    assert [ids.tolist() for ids in without_end(row).response_ids] == [[7], [0]]
+    responses = tuple(np.array(ids, np.int32) for ids in ([7, 0], [0], [7, 8]))
+    row = ResponsesRow(0, np.array([5], np.int32), responses)
+    assert [ids.tolist() for ids in without_end(row, 0).response_ids] == [[7], [0], [7, 8]]

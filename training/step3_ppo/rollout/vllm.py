@@ -23,7 +23,7 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -97,6 +97,7 @@ class VllmRollout(RolloutEngine):
         self._is_lent = False
         self._is_checked = False
         self._sync_seconds = 0.0
+        self._streams = 0
 
     @contextlib.contextmanager
     def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
@@ -113,6 +114,11 @@ class VllmRollout(RolloutEngine):
             self._is_lent = False
             self._sleep()
 
+    def keep(self, model: PreTrainedModel) -> None:
+        """Start vLLM and send it the weights of a finished model: from here on it draws from these."""
+        self._hold(model)
+        self._is_lent = True
+
     def figures(self) -> dict[str, float]:
         seconds, self._sync_seconds = self._sync_seconds, 0.0
         return {"time/weights_to_vllm": seconds}
@@ -127,9 +133,7 @@ class VllmRollout(RolloutEngine):
         samples_per_prompt: int = 1,
     ) -> Rollout:
         if not self._is_lent:  # a model that nothing trains here
-            self._wake(model)
-            self._take(model.named_parameters(), model.dtype, keep=True)
-            self._make_room()
+            self._hold(model)
         started = time.perf_counter()
         prompt_ids_BP = prompt_ids_BP.repeat_interleave(samples_per_prompt, dim=0)
         prompt_mask_BP = prompt_mask_BP.repeat_interleave(samples_per_prompt, dim=0)
@@ -145,6 +149,27 @@ class VllmRollout(RolloutEngine):
         mine = responses[first : first + len(requests)]
         return _as_rollout(mine, prompt_ids_BP, prompt_mask_BP, sampling, time.perf_counter() - started)
 
+    def stream(
+        self, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int, more_end_tokens: Collection[int] = ()
+    ) -> Iterator[int]:
+        """As streaming.stream, from the model that was kept. What vLLM has computed of earlier prompts is used again.
+        One answer at a time."""
+        request = _Request(prompt_ids_P.tolist(), seed)
+        self._check_lengths([request], sampling.max_new_tokens)
+        self._streams += 1
+        name, engine = f"stream {self._streams}", self._llm.llm_engine
+        with _undisturbed():
+            self._set_temperature(sampling)
+            self._ask(name, request, sampling, token_by_token=True, more_end_tokens=more_end_tokens)
+        try:
+            while engine.has_unfinished_requests():
+                with _undisturbed():
+                    parts = [output.outputs[0] for output in engine.step()]
+                for part in parts:
+                    yield from part.token_ids
+        finally:  # whoever waited may have gone away
+            engine.abort_request([name])
+
     def _check_lengths(self, requests: Sequence[_Request], most: int) -> None:
         longest = max(len(request.prompt_ids) for request in requests)
         if longest + most > self._longest_tokens:
@@ -155,6 +180,11 @@ class VllmRollout(RolloutEngine):
             )
 
     # ---- The engine: start, sleep, weights ----
+
+    def _hold(self, model: PreTrainedModel) -> None:
+        self._wake(model)
+        self._take(model.named_parameters(), model.dtype, keep=True)
+        self._make_room()
 
     def _wake(self, model: PreTrainedModel) -> None:
         if self._llm is None:
@@ -240,33 +270,38 @@ class VllmRollout(RolloutEngine):
 
     # ---- Drawing ----
 
-    @torch.no_grad()
     def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[_Response]:
         stop = stop_strings(sampling, self._decode)
-        # What was computed with older weights goes; and a rollout does not depend on those before it.
-        self._llm.reset_prefix_cache()
+        with _undisturbed():
+            # What was computed with older weights goes; and a rollout does not depend on those before it.
+            self._llm.reset_prefix_cache()
+            self._set_temperature(sampling)
+            return self._served(requests, sampling, stop)
+
+    def _set_temperature(self, sampling: Sampling) -> None:
         self._llm.apply_model(_scaling_logits_by(1.0 / sampling.temperature if sampling.temperature else 1.0))
-        # vLLM draws from torch's own generator too, on a CPU, and throws the numbers away where requests have seeds.
-        with (
-            torch.random.fork_rng(devices=[]),
-            torch.compiler.set_stance("default" if torch.cuda.is_available() else "force_eager"),
-        ):
-            try:
-                return self._served(requests, sampling, stop)
-            except Exception as problem:
-                raise ThreestepError(
-                    f"vLLM failed while it drew responses: {_told(problem)}; what was saved is whole: go on from the "
-                    "last checkpoint with --resume, or take --rollout_engine hf"
-                ) from problem
+
+    def _ask(
+        self,
+        name: str,
+        request: _Request,
+        sampling: Sampling,
+        token_by_token: bool,
+        more_end_tokens: Collection[int] = (),
+    ) -> None:
+        engine = self._llm.llm_engine
+        vocabulary = engine.model_config.get_vocab_size()
+        # An end that no model can draw is refused by vLLM.
+        ends = [token for token in {sampling.end_token_id, *more_end_tokens} if 0 <= token < vocabulary]
+        params = _sampling_params(sampling, request.seed, ends, token_by_token)
+        engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
 
     def _served(self, requests: Sequence[_Request], sampling: Sampling, stop: StopStrings | None) -> list[_Response]:
         """Return a response to each request."""
         engine = self._llm.llm_engine
-        vocabulary = engine.model_config.get_vocab_size()
         responses = [_Response() for _ in requests]
         for place, request in enumerate(requests):
-            params = _sampling_params(sampling, request.seed, vocabulary, stop is not None)
-            engine.add_request(str(place), {"prompt_token_ids": request.prompt_ids}, params)
+            self._ask(str(place), request, sampling, token_by_token=stop is not None)
         while engine.has_unfinished_requests():
             stopped: list[str] = []
             for output in engine.step():
@@ -281,7 +316,25 @@ class VllmRollout(RolloutEngine):
         return responses
 
 
-def _sampling_params(sampling: Sampling, seed: int, vocabulary: int, token_by_token: bool) -> Any:
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Around vLLM at work: what it changes in the process is put back, what it raises becomes a sentence."""
+    # vLLM draws from torch's own generator too, on a CPU, and throws the numbers away where requests have seeds.
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        torch.compiler.set_stance("default" if torch.cuda.is_available() else "force_eager"),
+    ):
+        try:
+            yield
+        except Exception as problem:
+            raise ThreestepError(
+                f"vLLM failed while it drew responses: {_told(problem)}; a training run's last checkpoint is whole: go "
+                "on from it with --resume, or take --rollout_engine hf"
+            ) from problem
+
+
+def _sampling_params(sampling: Sampling, seed: int, end_token_ids: list[int], token_by_token: bool) -> Any:
     """vLLM's words for it. The temperature is in the logits already."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -293,9 +346,8 @@ def _sampling_params(sampling: Sampling, seed: int, vocabulary: int, token_by_to
         min_p=sampling.min_p,
         seed=seed % 2**63,
         max_tokens=sampling.max_new_tokens,
-        # An end that no model can draw is refused by vLLM.
-        stop_token_ids=[sampling.end_token_id] if 0 <= sampling.end_token_id < vocabulary else [],
-        ignore_eos=True,  # only our own token ends a response
+        stop_token_ids=end_token_ids,
+        ignore_eos=True,  # only our own tokens end a response
         detokenize=False,
         logprobs=0,  # the drawn token's
         flat_logprobs=True,
