@@ -1,7 +1,7 @@
 """Damaged dataset files and configurations: each ends in a result or in one ThreestepError, never in another exception,
 a hang or a wrong count.
 
-    python -m tests.invariants.mutations --count 20000 --seed 7
+    python -m tests.invariants.mutations --count 20000 --first 1000
 
 is the long form of test_mutations.py. A case is made from its number alone, so that one that fails can be run again.
 """

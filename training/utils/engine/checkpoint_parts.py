@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,12 @@ from typing import Any
 import torch
 
 from training.utils.engine import universal
-from training.utils.engine.collectives import barrier, gathered, on_main
+from training.utils.engine.collectives import barrier, gathered, on_main, wait_for_main
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.run.errors import ThreestepError
 from training.utils.run.seeds import random_state, seed_everything, set_random_state
-
-_CONVERTED = "converted"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Parts:
 
         The generators go on where there are as many ranks; otherwise they begin anew, from `seed` and the rank.
         """
-        self._convert(folder, beside)
+        on_main(lambda: self._convert(folder, beside), self.ranks.is_main, patient=True)
         for name, engine in self.engines.items():
             universal.load(engine, beside, name)
         if self.average is not None:
@@ -78,27 +75,9 @@ class Parts:
             shutil.rmtree(beside, ignore_errors=True)
 
     def _convert(self, folder: Path, beside: Path) -> None:
-        """On rank 0. The others wait by looking for a file: a collective has a time limit (--rank_timeout)."""
-        mistake: ThreestepError | None = None
-        if self.ranks.is_main:
-            shutil.rmtree(beside, ignore_errors=True)
-        barrier()
-        if self.ranks.is_main:
-            try:
-                for name, engine in self.engines.items():
-                    universal.convert(folder / name, beside / name, engine)
-            except ThreestepError as problem:
-                mistake = problem
-            beside.mkdir(parents=True, exist_ok=True)
-            (beside / _CONVERTED).touch()
-        while not (beside / _CONVERTED).exists():
-            time.sleep(0.1)
-
-        def tell() -> None:
-            if mistake is not None:
-                raise mistake
-
-        on_main(tell, self.ranks.is_main)
+        shutil.rmtree(beside, ignore_errors=True)
+        for name, engine in self.engines.items():
+            universal.convert(folder / name, beside / name, engine)
 
     def _load_random(self, folder: Path) -> None:
         set_random_state(json.loads(_random_file(folder, self.ranks.rank).read_text(encoding="utf-8")))
@@ -121,6 +100,7 @@ def agreed(refusals: list[str]) -> str | None:
 def _save_engine(engine: TrainingEngine, folder: Path, name: str, refusals: list[str]) -> None:
     keeper = engine.engine.checkpoint_engine
     save: Callable[..., Any] = keeper.save
+    commit: Callable[..., Any] = keeper.commit
 
     def noting_save(state_dict: Any, path: Any) -> None:
         with noting(refusals):
@@ -129,11 +109,15 @@ def _save_engine(engine: TrainingEngine, folder: Path, name: str, refusals: list
             except RuntimeError as problem:  # what torch.save makes of a full disk
                 raise OSError(None, str(problem).splitlines()[0], str(path)) from problem
 
-    keeper.save = noting_save
+    def waiting_commit(info: Any) -> Any:
+        wait_for_main()  # below stage 3 the first rank writes the weights alone; DeepSpeed's barrier comes next
+        return commit(info)
+
+    keeper.save, keeper.commit = noting_save, waiting_commit
     try:
         engine.engine.save_checkpoint(str(folder), tag=name, save_latest=False)
     finally:
-        del keeper.save  # the class's own again
+        del keeper.save, keeper.commit  # the class's own again
 
 
 def _random_file(checkpoint: Path, rank: int) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.engine.checkpoint_parts import Parts, agreed, noting
-from training.utils.engine.collectives import largest, on_main
+from training.utils.engine.collectives import largest, on_main, wait_for_main
 from training.utils.engine.export import describe_engine
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
@@ -76,7 +76,8 @@ def plan_checkpoints(
     """
     folder = CheckpointFolder(output_dir)
     told = {**settings, "program": program, "ranks": ranks.world_size}
-    return CheckpointPlan(flags, folder, program, told, on_main(lambda: _found(flags, folder, told), ranks.is_main))
+    found = on_main(lambda: _found(flags, folder, told), ranks.is_main, patient=True)
+    return CheckpointPlan(flags, folder, program, told, found)
 
 
 def _found(flags: CheckpointArguments, folder: CheckpointFolder, settings: dict[str, Any]) -> Path | None:
@@ -152,7 +153,7 @@ def kept_run(
     by flag; called on rank 0. ThreestepError where the checkpoint is of other data or other such models.
     """
     digests = {f"the content of --{flag}": digest for flag, digest in (start or {}).items()}
-    contents = on_main(lambda: {name: digest()[:12] for name, digest in digests.items()}, ranks.is_main)
+    contents = on_main(lambda: {name: digest()[:12] for name, digest in digests.items()}, ranks.is_main, patient=True)
     settings = {**plan.settings, "data": data_fingerprint, **contents}
     told: dict[str, Any] = {}
     saved: dict[str, Any] = {}
@@ -253,6 +254,7 @@ class KeptCheckpoints(Checkpoints):
             if is_main:
                 with noting(refusals):
                     self._publish(step, state)
+            wait_for_main()  # every byte is flushed and hashed
             refusal = agreed(refusals)
         if refusal is not None and is_main:
             folder.give_up(step)

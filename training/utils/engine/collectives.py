@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from training.utils.run.errors import ThreestepError
 
 Given = TypeVar("Given")
+_LONGEST_WAIT_SECONDS = 24 * 3600.0
+_CALLS = "threestep_calls_of_rank_"
 
 
 def several_ranks() -> bool:
@@ -53,8 +56,11 @@ def from_main(item: Any) -> Any:
     return items[0]
 
 
-def on_main(act: Callable[[], Given], is_main: bool) -> Given:
-    """Return what `act` gives on rank 0, on every rank; a ThreestepError that it raises there is raised everywhere."""
+def on_main(act: Callable[[], Given], is_main: bool, patient: bool = False) -> Given:
+    """Return what `act` gives on rank 0, on every rank; a ThreestepError that it raises there is raised everywhere.
+
+    patient: `act` reads or writes large files, and the others wait as in `wait_for_main`.
+    """
     answer: Any = None
     mistake = None
     if is_main:
@@ -62,6 +68,8 @@ def on_main(act: Callable[[], Given], is_main: bool) -> Given:
             answer = act()
         except ThreestepError as error:
             mistake = str(error)
+    if patient:
+        wait_for_main()
     answer, mistake = from_main((answer, mistake))
     if mistake is not None:
         raise ThreestepError(mistake)
@@ -72,6 +80,22 @@ def barrier() -> None:
     """Wait until every rank is here."""
     if several_ranks():
         dist.barrier()
+
+
+def wait_for_main() -> None:
+    """Wait until rank 0 is here too, which may read or write large files alone meanwhile.
+
+    A collective gives up after --rank_timeout, which is for a rank that hangs. Here each rank counts its calls in the
+    store of the process group, and looks there for rank 0's for up to a day; the next collective's own limit begins
+    then. The store ends with rank 0 or its launcher, and so does this.
+    """
+    if not several_ranks():
+        return
+    store = dist.distributed_c10d._get_default_store()
+    calls = store.add(f"{_CALLS}{dist.get_rank()}", 1)
+    started = time.monotonic()
+    while store.add(f"{_CALLS}0", 0) < calls and (waited := time.monotonic() - started) < _LONGEST_WAIT_SECONDS:
+        time.sleep(min(0.001 + waited / 10, 0.5))
 
 
 def largest(number: int, device: torch.device) -> int:

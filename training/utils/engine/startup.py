@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from training.utils.engine.collectives import barrier
+from training.utils.engine.collectives import barrier, wait_for_main
 from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.run.errors import ThreestepError
 from training.utils.run.fault_arguments import RANK_TIMEOUT_SECONDS
@@ -40,7 +40,7 @@ class Ranks:
 def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[Ranks]:
     """Join the process group that the launcher describes, or make one of a single process; leave it at the end.
 
-    timeout_seconds: how long a rank waits for the others in a collective.
+    timeout_seconds: how long a rank waits for the others in a collective (but see `wait_for_main`).
 
     A group that is not destroyed lets a finished run exit with an error (`terminate called without an active
     exception`, seen with gloo on two ranks).
@@ -75,6 +75,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
     try:
         yield ranks
+        wait_for_main()  # the first rank may still be writing the model
         barrier()  # a rank that leaves while another still works may abort as it ends (gloo, once in ten runs)
     finally:
         if torch.distributed.is_initialized():

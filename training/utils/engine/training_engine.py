@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from training.utils.engine.checked_adamw import CheckedAdamW
+from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.settings import EngineSettings
@@ -133,7 +134,8 @@ class TrainingEngine:
         yield from full_tensors(model, self.settings.zero_stage)
 
     def full_state(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return copies of all weights of `model` on the CPU, on rank 0; an empty dict elsewhere."""
+        """Return copies of all weights of `model` on the CPU, on rank 0; an empty dict elsewhere. A collective."""
+        wait_for_main()  # the first rank may still be writing another model
         state = {}
         for name, tensor in self.full_tensors(model):
             if self.ranks.is_main:

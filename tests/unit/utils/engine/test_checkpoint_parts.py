@@ -34,11 +34,15 @@ class Engine:
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         content = {"weights": torch.zeros(self.size_bytes, dtype=torch.uint8)}
         self.checkpoint_engine.save(content, os.path.join(folder, tag, "states.pt"))
+        self.checkpoint_engine.commit(None)
 
 
 class SimpleKeeper:
     def save(self, content: object, path: str) -> None:
         torch.save(content, path)
+
+    def commit(self, info: object) -> bool:
+        return True
 
 
 def saved(place: Path, steps: int) -> None:

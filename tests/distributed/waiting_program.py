@@ -1,0 +1,125 @@
+"""Two ranks, of which the first works on files alone now and then: the other may not yet wait in a collective, which
+has a limit. Started by test_waiting.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.distributed.launch import report
+from training.utils.engine import checkpoint_parts, checkpoints
+from training.utils.engine.checkpoint_parts import Parts
+from training.utils.engine.checkpoints import kept_run, plan_checkpoints
+from training.utils.engine.collectives import on_main
+from training.utils.engine.startup import Ranks, started_process_group
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.run.checkpoint_arguments import CheckpointArguments
+from training.utils.run.checkpoints import CheckpointFolder
+from training.utils.run.errors import ThreestepError
+from training.utils.run.run_folder import RunFolder
+
+PLACE = Path(sys.argv[1])
+WORKING = PLACE / "working"
+early: list[str] = []
+
+
+def slow(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+    """`act`, which takes its time, and a file that stands for as long."""
+
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        WORKING.write_text(name)
+        time.sleep(0.3)
+        try:
+            return act(*args, **kwargs)
+        finally:
+            WORKING.unlink()
+
+    return taken
+
+
+def watched(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    """`collective`, which notes where the first rank still works."""
+
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.1)  # so that the first rank has begun
+        if WORKING.exists():
+            early.append(f"{name} while {WORKING.read_text()}")
+        return collective(*args, **kwargs)
+
+    return entered
+
+
+class Engine:
+    """As DeepSpeed saves below ZeRO-3: the first rank writes, and a barrier follows."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks, self.engine, self.checkpoint_engine = ranks, self, self
+
+    def save(self, content: object, path: str) -> None:
+        slow("an engine saves", torch.save)(content, path)
+
+    def commit(self, info: object) -> bool:
+        return True
+
+    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+        if self.ranks.is_main:
+            self.checkpoint_engine.save({}, f"{folder}/{tag}/states.pt")
+        self.checkpoint_engine.commit(None)
+        dist.barrier()
+
+    def full_tensors(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        dist.barrier()  # as a gather
+        yield from model.named_parameters()
+
+
+def run(ranks: Ranks, resume: str | None, digest: Callable[[], str]) -> None:
+    plan = plan_checkpoints(CheckpointArguments(resume=resume), str(PLACE / "run"), "training.a", {}, ranks)
+    engines: Any = {"model": Engine(ranks)}
+    kept = kept_run(plan, RunFolder(PLACE / "run", ranks.is_main), engines, "rows", ranks, start={"model": digest})
+    with kept as (_, saving):
+        saving.save(1 if resume is None else 2, {})
+
+
+def main() -> None:
+    with started_process_group() as ranks:
+        if ranks.is_main:
+            CheckpointFolder.publish = slow("a checkpoint is published", CheckpointFolder.publish)
+            checkpoints.damage = slow("checksums are compared", checkpoints.damage)
+        for name in ("broadcast_object_list", "all_gather_object", "barrier"):
+            if not ranks.is_main:
+                setattr(dist, name, watched(name, getattr(dist, name)))
+        run(ranks, None, slow("a model is hashed", lambda: "a" * 64))
+        run(ranks, "latest", lambda: "a" * 64)
+
+        checkpoint_parts.universal = SimpleNamespace(
+            convert=slow("a checkpoint is converted", lambda *_: None), load=lambda *_: None
+        )
+        Parts({"model": Engine(ranks)}, None, ranks).load_elsewhere(
+            PLACE / "run" / "checkpoints" / "step_000002", PLACE / "beside", 2, 0
+        )
+        said = ""
+        try:
+            on_main(slow("a mistake is found", mistaken), ranks.is_main, patient=True)
+        except ThreestepError as mistake:
+            said = str(mistake)
+        if ranks.is_main:
+            slow("a model is written", lambda: None)()
+        TrainingEngine.full_state(Engine(ranks), torch.nn.Linear(1, 1))
+        if ranks.is_main:
+            slow("the last model is written", lambda: None)()
+    report({"early": early, "said": said})
+
+
+def mistaken() -> None:
+    raise ThreestepError("a disk is full")
+
+
+if __name__ == "__main__":
+    main()
