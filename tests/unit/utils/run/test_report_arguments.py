@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from training.utils.run import report_arguments
@@ -15,6 +17,17 @@ def parsed(*words: str) -> ReportArguments:
     return parse_arguments([ReportArguments], words, "")[0]
 
 
+def only_lacking(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    """As if all trackers were installed but this one."""
+    found = {name: name for name in PACKAGES.values() if name != missing}
+    plain = importlib.util.find_spec
+
+    def find(name: str) -> object:
+        return found.get(name) if name in PACKAGES.values() else plain(name)
+
+    monkeypatch.setattr(report_arguments.importlib.util, "find_spec", find)
+
+
 def test_no_service_is_told_unless_asked():
     assert trackers_in(vars(parsed())) == trackers_in({}) == ("tensorboard",) and parsed().report
     assert parsed("--report_to", "none", "--report", "false") == ReportArguments("none", False)
@@ -22,7 +35,7 @@ def test_no_service_is_told_unless_asked():
 
 
 def test_several_with_commas(monkeypatch):
-    monkeypatch.setattr(report_arguments.importlib.util, "find_spec", lambda name: name)
+    only_lacking(monkeypatch, None)
     told = parsed("--report_to", "tensorboard, wandb,mlflow,wandb")
     assert trackers_in(vars(told)) == ("tensorboard", "wandb", "mlflow")
 
@@ -32,7 +45,7 @@ def test_every_name_has_a_tracker():
 
 
 def test_mistakes(monkeypatch):
-    monkeypatch.setattr(report_arguments.importlib.util, "find_spec", lambda name: None if name == "wandb" else name)
+    only_lacking(monkeypatch, "wandb")
     with pytest.raises(ThreestepError, match="--report_to wandb needs the package wandb: pip install wandb"):
         parsed("--report_to", "wandb")
     wanted = "--report_to expects tensorboard, wandb, trackio, mlflow, with commas, or none alone; got "
