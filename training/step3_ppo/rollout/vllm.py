@@ -161,12 +161,14 @@ class VllmRollout(RolloutEngine):
         with _undisturbed():
             self._set_temperature(sampling)
             self._ask(name, request, sampling, token_by_token=True, more_end_tokens=more_end_tokens)
+        finished = False
         try:
-            while engine.has_unfinished_requests():
+            while engine.has_unfinished_requests() and not finished:
                 with _undisturbed():
-                    parts = [output.outputs[0] for output in engine.step()]
-                for part in parts:
-                    yield from part.token_ids
+                    mine = [output for output in engine.step() if output.request_id == name]
+                for output in mine:
+                    yield from output.outputs[0].token_ids
+                    finished = output.finished
         finally:  # whoever waited may have gone away
             engine.abort_request([name])
 
