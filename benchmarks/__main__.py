@@ -152,10 +152,8 @@ def _parts_table(runs: dict[str, list[Measured]]) -> list[str]:
     lines = [f"| seconds a step | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"] if rows else []
     for name, row in rows.items():
         base = next(iter(rows.values()))
-        cells = [
-            f"{row[part]:.3f} ({base[part] / row[part]:.2f})" if row.get(part) and part in base else ""
-            for part in columns
-        ]
+        ratios = {part: f" ({base[part] / row[part]:.2f})" if part in base else "" for part in row if row[part]}
+        cells = [f"{row[part]:.3f}{ratios[part]}" if part in ratios else "" for part in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 

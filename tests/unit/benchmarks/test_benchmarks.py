@@ -111,12 +111,12 @@ def test_parts_of_a_step_are_told_beside_the_first():
     ours = run({"roll_out": 1.0, "learn": 2.0}, {"roll_out": 3.0, "learn": 4.0}, {"roll_out": 2.0, "learn": 9.0})
     # Medians 2 and 4; the other's 2 + 2 are 1.00 and 2.00 of them.
     assert program._parts_table(
-        {"ours": [ours], "silent": [run({})], "other": [run({"roll_out": 2.0, "learn": 2.0})]}
+        {"ours": [ours], "silent": [run({})], "other": [run({"roll_out": 2.0, "learn": 2.0, "send": 1.0})]}
     ) == [
-        "| seconds a step | roll_out | learn |",
-        "| --- | --- | --- |",
-        "| ours | 2.000 (1.00) | 4.000 (1.00) |",
-        "| other | 2.000 (1.00) | 2.000 (2.00) |",
+        "| seconds a step | roll_out | learn | send |",
+        "| --- | --- | --- | --- |",
+        "| ours | 2.000 (1.00) | 4.000 (1.00) |  |",
+        "| other | 2.000 (1.00) | 2.000 (2.00) | 1.000 |",
     ]
     assert program._parts_table({"silent": [run({})]}) == []
 
