@@ -183,7 +183,7 @@ def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
     told: list[bool] = []
     monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
     monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append(given[-1]) or {})
+    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append(given[-2]) or {})
     for iteration in (1, 2, 3):
         trainer.learn([], iteration)
     assert told == [False, False, True]
