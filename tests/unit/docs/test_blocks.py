@@ -1,0 +1,77 @@
+"""The documentation's blocks of Python and data are run and read, not only compiled.
+
+docs/data.md's recipe runs as a whole in tests/end_to_end/test_data_recipe.py; blocks of bash are parsed by the programs
+that they call (test_docs.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from tests import pages
+from tests.pages import HISTORY, page_name
+from training import new_model, preview
+from training.utils.data import registry
+
+RUN_ELSEWHERE = {("docs/data.md", "check.py"), ("docs/data.md", "my_dataset.py")}
+BLOCKS = [
+    (page_name(path), block)
+    for path in pages.all_pages()
+    if page_name(path) not in HISTORY
+    for block in pages.blocks(path.read_text())
+]
+
+
+def of_language(*languages):
+    return [
+        pytest.param(name, block, id=f"{name}:{block.line}")
+        for name, block in BLOCKS
+        if block.language in languages and (name, block.label) not in RUN_ELSEWHERE
+    ]
+
+
+@pytest.mark.parametrize(("page", "block"), of_language("python"))
+def test_python_runs(page, block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    registry.registered_names()
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    space = {"__name__": "block"}
+    exec(compile(block.content, f"{page}:{block.line}", "exec"), space)
+    for name in ("my_rule", "my_reward"):  # a page's reward functions, called as step 3 calls them
+        if name in space:
+            words = dict(ground_truth=["4", "5"], data_source=["a", "a"], level=[1, 2], extra_info=[None, None])
+            got = space[name](["2 + 2", "2 + 2"], ["4", "4"], **words)
+            assert (got[0] if isinstance(got, tuple) else got) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("page", "block"), of_language("json", "csv"))
+def test_data_reads(page, block):
+    if block.language == "json":
+        assert all(isinstance(json.loads(line), dict) for line in block.content.splitlines())
+    else:
+        head, *rows = csv.reader(block.content.splitlines())
+        assert rows and all(len(row) == len(head) for row in rows)
+
+
+def test_three_minutes_to_your_own_data_begin(tmp_path, monkeypatch, capsys):
+    """README's own dataset: the file is made as the page says, a model from it, and the preview shows its rows. The
+    commands are the page's; the steps and the chat behind them are parsed by test_docs.py."""
+    found = [block for name, block in BLOCKS if name == "README.md"]
+    sample, maker = (next(block for block in found if block.label == name) for name in ("pairs.csv", "make_pairs.py"))
+    commands = next(block for block in found if block.language == "bash" and "make_pairs.py" in block.content)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(maker.content, "make_pairs.py", "exec"), {})
+    head, *rows = (tmp_path / "pairs.csv").read_text().splitlines()
+    assert head == sample.content.splitlines()[0] and len(rows) == 600
+    without_digits = str.maketrans("", "", "0123456789")  # the sample is a row of the maker's, with other numbers
+    assert sample.content.splitlines()[1].translate(without_digits) == rows[0].translate(without_digits)
+    calls = pages.calls(commands.content, tmp_path)
+    run = {words[2]: words[3:] for words in calls if words[:2] == ["python", "-m"]}
+    new_model.main(run["training.new_model"])
+    assert (tmp_path / "runs" / "tiny" / "config.json").is_file()
+    monkeypatch.setenv("NO_COLOR", "1")
+    preview.main(run["training.preview"])
+    assert "What is" in capsys.readouterr().out
