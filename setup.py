@@ -33,7 +33,7 @@ INSTALL_REQUIRES = [
     "ninja",
     "pyyaml",
 ]
-TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "pdoc"]
 
 setup(
     name="threestep",

@@ -2,14 +2,13 @@
 
 A block of bash is read by bash with no program in reach (tests/pages.py), and every command line that it would start is
 parsed by that program's own parser (tests/command_lines.py); nothing is run. A block `python NAME.py`, `json NAME` or
-`yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read; `python run` is run.
+`yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. test_blocks.py runs
+Python and reads data.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -126,18 +125,6 @@ def test_python_blocks_compile(path):
     for block in pages.blocks(path.read_text()):
         if block.language == "python":
             compile(block.content, f"{page_name(path)}:{block.line}", "exec")
-
-
-def test_python_blocks_that_stand_alone_run(tmp_path):
-    found = [
-        (path, block) for path in NOW for block in pages.blocks(path.read_text())
-        if block.language == "python" and block.label == "run"
-    ]  # fmt: skip
-    for path, block in found:
-        done = subprocess.run(
-            [sys.executable, "-c", block.content], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, f"{page_name(path)}:{block.line}\n{done.stderr}"
 
 
 @each(PAGES)
