@@ -2,8 +2,8 @@
 
 A block of bash is read by bash with no program in reach (tests/pages.py), and every command line that it would start is
 parsed by that program's own parser (tests/command_lines.py); nothing is run. A block `python NAME.py`, `json NAME` or
-`yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. test_docs_blocks.py runs
-Python and reads data.
+`yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. Python is run and
+data read by test_docs_blocks.py.
 """
 
 from __future__ import annotations
