@@ -97,7 +97,7 @@ class Talk:
         """Obey a line that begins with a slash. ThreestepError where it is no command or cannot be obeyed."""
         name, _, argument = line.strip().removeprefix("/").partition(" ")
         if name not in COMMANDS:
-            raise ThreestepError(f"there is no /{name}{nearest_names(name, COMMANDS)}; /help lists the commands")
+            raise ThreestepError(f"there is no /{name}; /help lists the commands{nearest_names(name, COMMANDS)}")
         return COMMANDS[name].obey(self, argument.strip())
 
     def set_sampling(self, name: str, argument: str) -> Reply:
