@@ -73,7 +73,7 @@ def test_sampling_is_set_and_told(talk):
         ("/top_p 2", "--top_p expects more than 0 and at most 1, got 2.0"),
         ("/temperature warm", "/temperature expects a number, got 'warm'"),
         ("/seed x", "/seed expects a number from 0 up, got 'x'"),
-        ("/temprature 1", "there is no /temprature; did you mean 'temperature'"),
+        ("/temprature 1", "there is no /temprature; /help lists the commands; did you mean 'temperature'"),
         ("/retry", "/retry: nothing was asked yet"),
         ("/save", "/save expects a file's name after it"),
     ]:
