@@ -126,7 +126,8 @@ class _Tenths(tqdm):
             left = (
                 f", {tqdm.format_interval((self.total - self.n) * rate)} left" if done and self.n < self.total else ""
             )
-            self.fp.write(f"{self.desc}: {self.unit} {self.n} of {self.total}, {self.postfix}{left}\n")
+            shown = f", {self.postfix}" if self.postfix else ""
+            self.fp.write(f"{self.desc}: {self.unit} {self.n} of {self.total}{shown}{left}\n")
             self.fp.flush()
         return True
 

@@ -82,6 +82,9 @@ def test_a_log_has_a_line_at_each_tenth(capsys):
     with progress_bar(10, "step 1", True, done=7) as bar:  # a resumed run
         show(bar, "a")
     assert capsys.readouterr().err.startswith("step 1: step 8 of 10, a, ")
+    with progress_bar(1, "reference", True) as bar:  # without figures
+        bar.update(1)
+    assert capsys.readouterr().err == "reference: step 1 of 1\n"
     with progress_bar(10, "data", True, on_terminal_only=True) as bar:
         bar.update(10)
     assert capsys.readouterr().err == ""
