@@ -88,7 +88,10 @@ def run(ranks: Ranks, resume: str | None, digest: Callable[[], str]) -> None:
 
 
 def main() -> None:
-    with started_process_group() as ranks:
+    with started_process_group(901.0) as ranks:
+        from deepspeed.utils.groups import _clone_world_group
+
+        limit = _clone_world_group()._get_backend(ranks.device).options._timeout
         if ranks.is_main:
             CheckpointFolder.publish = slow("a checkpoint is published", CheckpointFolder.publish)
             checkpoints.damage = slow("checksums are compared", checkpoints.damage)
@@ -114,7 +117,7 @@ def main() -> None:
         TrainingEngine.full_state(Engine(ranks), torch.nn.Linear(1, 1))
         if ranks.is_main:
             slow("the last model is written", lambda: None)()
-    report({"early": early, "said": said})
+    report({"early": early, "said": said, "limit": limit.total_seconds()})
 
 
 def mistaken() -> None:

@@ -3,7 +3,7 @@
     python -m tests.end_to_end.fault_program FAULT RANK MODULE FLAGS...
 
 FAULT happens on RANK before its third backward: `raise`, `kill` (SIGKILL), `exit` (os._exit), `hang`, `memory` (what
-the CPU's allocator says), or `none`.
+the CPU's allocator says), or `none`; `slow`: RANK takes 20 seconds to publish a checkpoint, and to write the model.
 """
 
 from __future__ import annotations
@@ -29,6 +29,21 @@ def break_down(fault: str) -> None:
         time.sleep(600)
 
 
+def slow_files() -> None:
+    from training.utils.models import saving
+    from training.utils.run.checkpoints import CheckpointFolder
+
+    def slow(write):
+        def waited(*given):
+            time.sleep(20)
+            return write(*given)
+
+        return waited
+
+    CheckpointFolder.publish = slow(CheckpointFolder.publish)
+    saving.save_model = slow(saving.save_model)
+
+
 def main(argv: list[str]) -> None:
     fault, rank, module, *flags = argv
     backwards = []
@@ -36,11 +51,13 @@ def main(argv: list[str]) -> None:
 
     def backward(engine, loss) -> None:
         backwards.append(loss)
-        if len(backwards) == 3 and os.environ.get("RANK", "0") == rank and fault != "none":
+        if len(backwards) == 3 and os.environ.get("RANK", "0") == rank:
             break_down(fault)
         forward(engine, loss)
 
     TrainingEngine.backward = backward
+    if fault == "slow" and os.environ.get("RANK", "0") == rank:
+        slow_files()
     if fault == "memory" and os.environ.get("RANK", "0") == rank:
         import deepspeed
 

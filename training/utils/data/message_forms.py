@@ -73,7 +73,7 @@ def _read_message(message: Any, where: str) -> Message:
 
 def _of_sharegpt(message: Message, where: str) -> Message:
     speaker, said = message["from"], message["value"]
-    if speaker not in SHAREGPT_ROLES:
+    if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
         raise ThreestepError(f"{where}: 'from': expected one of {', '.join(SHAREGPT_ROLES)}, got {speaker!r}")
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     if speaker != "function_call":
@@ -85,11 +85,11 @@ def _read_calls(calls: Any, where: str) -> list[Message]:
     """Tool calls as {"type": "function", "function": {"name", "arguments": object}, ...}."""
     read = []
     for call in calls if isinstance(calls, list) else [calls]:
-        if not isinstance(call, dict) or "name" not in (call.get("function") or call):
+        function = (call.get("function") or call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or "name" not in function:
             raise ThreestepError(f"{where}: a tool call: expected an object with 'name' and 'arguments', got {call!r}")
-        outer = dict(call) if "function" in call else {"function": call}
-        function = dict(outer["function"])
-        function["arguments"] = _arguments(function.get("arguments"))
+        outer = call if "function" in call else {}
+        function = {**function, "arguments": _arguments(function.get("arguments"))}
         read.append({"type": "function", **outer, "function": function})
     return read
 

@@ -93,7 +93,8 @@ def noting(refusals: list[str]) -> Iterator[None]:
 
 
 def agreed(refusals: list[str]) -> str | None:
-    """The first refusal of any rank, on every rank. A collective."""
+    """The first refusal of any rank, on every rank. A collective, before which rank 0 may work on files for long."""
+    wait_for_main()
     return next((refusal for own in gathered(refusals) for refusal in own), None)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.engine.checkpoint_parts import Parts, agreed, noting
-from training.utils.engine.collectives import largest, on_main, wait_for_main
+from training.utils.engine.collectives import largest, on_main
 from training.utils.engine.export import describe_engine
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
@@ -254,7 +254,6 @@ class KeptCheckpoints(Checkpoints):
             if is_main:
                 with noting(refusals):
                     self._publish(step, state)
-            wait_for_main()  # every byte is flushed and hashed
             refusal = agreed(refusals)
         if refusal is not None and is_main:
             folder.give_up(step)

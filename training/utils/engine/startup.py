@@ -10,6 +10,7 @@ import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,12 +60,16 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
     # On a CPU deepspeed compiles a shared-memory collective at start-up; only inference_all_reduce uses it
     # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    timeout = datetime.timedelta(seconds=timeout_seconds)
     deepspeed.init_distributed(
         dist_backend=get_accelerator().communication_backend_name(),
         auto_mpi_discovery=False,
         verbose=False,
-        timeout=datetime.timedelta(seconds=timeout_seconds),
+        timeout=timeout,
     )
+    # DeepSpeed reduces gradients in groups that it makes with torch's own limit (deepspeed 0.19, utils/groups.py): 30
+    # minutes for gloo, 10 for NCCL.
+    deepspeed.comm.comm.cdb.new_group = partial(torch.distributed.new_group, timeout=timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)

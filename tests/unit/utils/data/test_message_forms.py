@@ -93,6 +93,7 @@ def test_what_is_given_is_left_alone():
         ([{"role": None, "content": "a"}], "message 1: 'role': expected text, got null"),
         ([{"role": "user", "content": 7}], "message 1: 'content': expected text, got a number"),
         ([{"from": "alien", "value": "a"}], "message 1: 'from': expected one of system, human, user, gpt"),
+        ([{"from": [["gpt"]], "value": "a"}], "message 1: 'from': expected one of system, human, user, gpt"),
         (
             [{"from": "gpt", "value": ["a"]}, {"from": "gpt", "value": {}}],
             "message 2: 'content': expected text, got an",
@@ -103,6 +104,8 @@ def test_what_is_given_is_left_alone():
             "a tool call: expected an object with 'name' and 'arguments', ",
         ),
         ([message("assistant", "", tool_calls=[{"id": 1}])], "a tool call: expected an object with 'name' and 'argum"),
+        ([message("assistant", "", tool_calls=[{"function": 1}])], "a tool call: expected an object with 'name' and "),
+        ([message("assistant", "", tool_calls=[{"function": "name"}])], "a tool call: expected an object with 'name'"),
         ([message("assistant", "", tool_calls="add")], "expected JSON with the name and arguments of a call, got"),
     ],
 )
