@@ -142,7 +142,7 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
             "and values are read from; give 0",
         )
     for flag in ("actor_zero_stage", "critic_zero_stage"):
-        # A module that ZeRO-3 ran twice before its backward gets wrong gradients, in silence (deepspeed 0.19).
+        # Forwards before the first of their backwards: wrong gradients, in silence, under ZeRO-3 (deepspeed 0.19).
         mistakes.require(
             getattr(roles, flag) < 3,
             f"--reuse_forwards keeps forwards whose weights ZeRO-3 has let go, and --{flag} is 3; give 2 or less, or "
