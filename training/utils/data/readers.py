@@ -145,7 +145,10 @@ class ArrowRows(Sequence):
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         batch = bisect.bisect_right(self._begins, index) - 1
-        (values,) = self._batches[batch].slice(index - self._begins[batch], 1).to_pylist()
+        try:
+            (values,) = self._batches[batch].slice(index - self._begins[batch], 1).to_pylist()
+        except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
+            raise ThreestepError(f"{self.path}: expected keys of UTF-8 text: {error.reason}") from error
         where = f"row {index}" if self._lines is None else f"line {self._lines[index]}"
         return Row({name: _without_nulls(value) for name, value in values.items()}, f"{self.path}, {where}")
 
@@ -185,7 +188,7 @@ def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | N
             parquet = pyarrow.parquet.ParquetFile(file)
             table = _spooled(parquet.schema_arrow, parquet.iter_batches(_ROWS_PER_BATCH), spool_dir)
             table.validate(full=True)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name
             raise ThreestepError(f"{path}: expected a Parquet file: {_first_line(error)}") from error
     return ArrowRows(path, table, expected)
 
@@ -203,7 +206,8 @@ def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | Non
             table = pyarrow.ipc.open_stream(content).read_all()
         # Offsets that a damaged file points elsewhere with would end the process when a row is read.
         table.validate(full=True)
-    except (pyarrow.ArrowException, OSError) as error:
+        _ = table.schema.names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ThreestepError(f"{path}: expected an Arrow file or stream: {_first_line(error)}") from error
     return ArrowRows(path, table, expected)
 

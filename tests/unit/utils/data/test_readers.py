@@ -258,6 +258,22 @@ def test_a_damaged_file_is_named(tmp_path, name, content, fragment):
     assert fragment in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["a", {"naïve": "a"}])
+def test_names_that_are_no_utf8_are_a_sentence(tmp_path, value):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist([{"naïve": value} if value == "a" else {"x": value}])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    for reader in ("parquet", "arrow"):
+        path = tmp_path / f"a.{reader}"
+        path.write_bytes(path.read_bytes().replace("naïve".encode(), b"na\xe2\xafve"))
+        with pytest.raises(ThreestepError, match=f"a.{reader}: expected .*: .*invalid continuation byte"):
+            rows_at(f"{reader}:{path}")[0]
+
+
 @pytest.mark.parametrize("reader", ["csv", "parquet"])
 def test_what_is_expected_of_columns(tmp_path, reader):
     import pyarrow
