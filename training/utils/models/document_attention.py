@@ -4,7 +4,8 @@ torch's SDPA kernel for a CPU computes every block of a masked row; without a ma
 diagonal. A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each
 a call without a mask, or, for a further response of a shared prompt, with the small mask of its own tokens.
 
-N rows, T tokens in a row, A heads, K key-value heads, D head size, L tokens of a run.
+N rows, T tokens in a row, A heads, K key-value heads, D head size, L tokens of a run,
+g heads that share keys.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ def attention_by_document(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: return ([N, T, A, D], None). Without `runs` it is transformers' own for SDPA,
-    but for one token whose heads share keys; so it is where an argument of `others` changes the scores themselves."""
-    shares_keys = query_NATD.shape[1] > key_NKTD.shape[1]
-    if runs is None and query_NATD.shape[2] == 1 and shares_keys and others.get("position_bias") is None:
+    but for one token; so it is where an argument of `others` changes the scores themselves."""
+    if runs is None and query_NATD.shape[2] == 1 and others.get("position_bias") is None:
         return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
     if runs is None or others.get("position_bias") is not None:
         return sdpa_attention_forward(
@@ -91,17 +91,22 @@ def _of_one_token(
     scaling: float | None,
 ) -> torch.Tensor:
     """Return [N, 1, A, D]. The heads that share keys are the queries of one head: transformers would copy all keys and
-    values of the cache for each of them, in every token (`repeat_kv`, transformers 5.19)."""
+    values of the cache for each of them, in every token (`repeat_kv`, transformers 5.19). In bfloat16 a head that is
+    alone asks twice: torch's kernel takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
     count, heads, _, size = query_NA1D.shape
-    output = functional.scaled_dot_product_attention(
-        query_NA1D.reshape(count, key_NKTD.shape[1], -1, size),
+    group = heads // key_NKTD.shape[1]
+    query_NKgD = query_NA1D.reshape(count, -1, group, size)
+    if group == 1 and query_NKgD.dtype == torch.bfloat16:
+        query_NKgD = query_NKgD.expand(-1, -1, 2, -1)
+    output_NKgD = functional.scaled_dot_product_attention(
+        query_NKgD,
         key_NKTD,
         value_NKTD,
         attn_mask=attention_mask,
         dropout_p=dropout,
         scale=scaling,
     )
-    return output.reshape(count, 1, heads, size)
+    return output_NKgD[:, :, :group].reshape(count, 1, heads, size)
 
 
 def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:

@@ -75,12 +75,13 @@ def test_generation_and_the_saved_configuration_are_plain(tmp_path):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_one_token_whose_heads_share_keys(key_heads, masked):
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_one_token(key_heads, dtype, close, masked):
     """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads)."""
     generator = torch.Generator().manual_seed(key_heads)
     query, key, value = (
-        torch.randn(3, heads, tokens, 8, generator=generator, dtype=torch.float64)
+        torch.randn(3, heads, tokens, 8, generator=generator, dtype=torch.float64).to(dtype)
         for heads, tokens in ((4, 1), (key_heads, 5), (key_heads, 5))
     )
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
@@ -89,12 +90,12 @@ def test_one_token_whose_heads_share_keys(key_heads, masked):
     given = (module, query, key, value, mask if masked else None)
     want, _ = sdpa_attention_forward(*given, scaling=0.3)
     got, _ = attention_by_document(*given, scaling=0.3)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
+    torch.testing.assert_close(got, want, rtol=0, atol=close)
     assert got.shape == (3, 1, 4, 8)
-    copied, own = functional.scaled_dot_product_attention, []
+    plain, own = functional.scaled_dot_product_attention, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            functional, "scaled_dot_product_attention", lambda *parts, **_: own.append(parts) or copied(*parts)
+            functional, "scaled_dot_product_attention", lambda *parts, **_: own.append(parts) or plain(*parts)
         )
         attention_by_document(*given, scaling=0.3)
     assert own[0][1] is key and own[0][2] is value  # nothing is copied
