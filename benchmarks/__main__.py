@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.competitions import COMPETITIONS, Competition
+from benchmarks.competitors.threestep import WITHIN_ROLLOUT
 from benchmarks.workload import SHAPES, make_workload
 
 ROOT = Path(__file__).parents[1]
@@ -164,10 +165,10 @@ def _sending_shares(runs: dict[str, list[Measured]]) -> list[str]:
     lines = []
     for name, many in runs.items():
         shares = [
-            parts["weights_to_vllm"] / sum(value for part, value in parts.items() if part != "weights_to_vllm")
+            parts[WITHIN_ROLLOUT] / sum(value for part, value in parts.items() if part != WITHIN_ROLLOUT)
             for run in many
             for parts in run.parts
-            if "weights_to_vllm" in parts
+            if WITHIN_ROLLOUT in parts
         ]
         if shares:
             lines.append(f"{name}: sending the weights is {100 * statistics.median(shares):.2f} % of the seconds")

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from training.utils.run.launch import free_port
+
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "training" / "configs" / "quickstart.yaml"
 BATCH_ROWS, BATCH_TOKENS = 32, 20  # the quickstart's batch, and the mean length of its sentences
@@ -103,15 +105,11 @@ def ours(flags: Sequence[str]) -> NoReturn:
 
 def bare(model_path: str) -> NoReturn:
     """The libraries, the model, an engine, a step."""
-    import socket
-
     import torch
 
     os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() else "cpu"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    port = str(free_port())
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     import deepspeed
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -159,7 +159,8 @@ def _reads_old_logprobs(algorithm: Algorithm, ppo: PpoArguments) -> bool:
     neither the reward's KL, nor a correction, nor the choice of tokens needs it earlier. Forwards that are kept
     have it anyhow."""
     flags = algorithm.flags
-    one_step = not ppo.reuse_forwards and ppo.steps_per_rollout == 1
+    one_step = ppo.steps_per_rollout == 1
     kl_in_reward = algorithm.wants_reference and flags.kl_in == "reward"
     corrected = mismatch_correction(algorithm, ppo) != "none"
-    return not one_step or kl_in_reward or corrected or algorithm.policy_loss.keys is not None
+    chosen = algorithm.policy_loss.keys is not None
+    return ppo.reuse_forwards or not one_step or kl_in_reward or corrected or chosen
