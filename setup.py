@@ -46,11 +46,8 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["training", "training.*"]),
     package_data={
-        "training": ["py.typed", "configs/*.yaml"],
-        "training.step1_sft": ["configs/*.yaml", "README.md"],
-        "training.step2_reward": ["configs/*.yaml", "README.md"],
-        "training.step2_dpo": ["configs/*.yaml", "README.md"],
-        "training.step3_ppo": ["configs/*.yaml", "README.md"],
+        "": ["configs/*.yaml", "README.md"],  # of whatever package has them
+        "training": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require={

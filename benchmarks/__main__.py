@@ -44,7 +44,7 @@ WARM_UP_STEPS = 2
 @dataclass(frozen=True)
 class Measured:
     """rates: units a second of each steady step. peak_bytes: the most memory that the process, or a child, held.
-    parts: of each steady step the seconds of its parts by name, where they were told."""
+    parts: of each steady step the seconds of its parts by name, if reported."""
 
     rates: list[float]
     peak_bytes: int
@@ -55,7 +55,7 @@ def main() -> None:
     """Run the rounds, print the table, write JSON."""
     arguments = _arguments()
     workload = make_workload(Path(arguments.folder), arguments.shape, Path(arguments.data_dir))
-    competition = chosen_of(COMPETITIONS[arguments.name](workload, arguments), arguments.only)
+    competition = selected(COMPETITIONS[arguments.name](workload, arguments), arguments.only)
     runs: dict[str, list[Measured]] = {name: [] for name in competition.commands}
     for turn in range(arguments.rounds):
         for name, command in competition.commands.items():
@@ -85,8 +85,8 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def chosen_of(competition: Competition, names: Sequence[str] | None) -> Competition:
-    """Return the competition among `names`, in their order; all where there are none. Ends for unknown names."""
+def selected(competition: Competition, names: Sequence[str] | None) -> Competition:
+    """Return the competition among `names`, in their order; among all if there are none. Exits for unknown names."""
     if not names:
         return competition
     unknown = [name for name in names if name not in competition.commands]
@@ -133,9 +133,9 @@ class _GpuPeak:
     def _watch(self) -> None:
         ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
         while not self._ended.wait(0.1):
-            said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
-            if said.isdigit():
-                self._most_bytes = max(self._most_bytes, int(said) * 2**20)
+            output = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+            if output.isdigit():
+                self._most_bytes = max(self._most_bytes, int(output) * 2**20)
 
     def stop(self) -> int:
         self._ended.set()
@@ -143,7 +143,7 @@ class _GpuPeak:
 
 
 def _parts_table(runs: dict[str, list[Measured]]) -> list[str]:
-    """Lines: of each competitor that told them the median seconds of a step's parts and, in brackets, first / its."""
+    """Table lines: each competitor's median seconds of a step's parts, if reported, and in brackets first / its."""
     rows: dict[str, dict[str, float]] = {}
     for name, many in runs.items():
         parts = [each for run in many for each in run.parts]
@@ -160,8 +160,8 @@ def _parts_table(runs: dict[str, list[Measured]]) -> list[str]:
 
 
 def _sending_shares(runs: dict[str, list[Measured]]) -> list[str]:
-    """Lines: of each competitor that sends vLLM weights the median share that it is of a step, or of a rollout. The
-    other parts make the whole up; the sending is within one of them."""
+    """Lines: for each competitor that sends weights to vLLM, the median share of a step or rollout that this takes. The
+    other parts add up to the whole, and one of them includes the sending."""
     lines = []
     for name, many in runs.items():
         shares = [

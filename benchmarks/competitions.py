@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ def _sft(workload: Workload, arguments: argparse.Namespace) -> Competition:
     commands = {
         "Threestep": _threestep_sft(workload, arguments),
         "bare loop, loss on every token": _ours("floor_sft", workload, arguments, []),
-        "bare loop, the same logits only": _ours("floor_sft", workload, arguments, ["--head", "chosen"]),
+        "bare loop, the same logits only": _ours("floor_sft", workload, arguments, ["--head", "targets"]),
     }
     if not arguments.without_trl:
         for mode in ("plain", "padding_free", "grouped"):
@@ -206,12 +206,12 @@ def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
 def _experience(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """What follows the rollout, four models: 4 prompts x 4 responses of 16 to 256 tokens, one update."""
     flags = _four_models(workload, arguments, workload.sft, sequences=16)
-    flags += ["--max_train_rows", "400", "--max_answer_seq_len", "256", "--rollout_engine", "spread"]
+    flags += ["--max_train_rows", "400", "--max_answer_seq_len", "256"]
+    flags += ["--rollout_engine", f"{Path(__file__).parent}/rollout_engines.py:SpreadRollout"]
     flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", "4"]
-    program = ["--program", "benchmarks.rollout_engines"]
     commands = {
-        "Threestep": _threestep_ppo(workload, flags, program),
-        "Threestep, padded": _threestep_ppo(workload, [*flags, "--padded"], program),
+        "Threestep": _threestep_ppo(workload, flags),
+        "Threestep, padded": _threestep_ppo(workload, [*flags, "--padded"]),
     }
     return Competition("step", commands, ["nothing is generated: responses are random tokens"])
 
@@ -225,9 +225,9 @@ def _four_models(workload: Workload, arguments: argparse.Namespace, prompts: Pat
     return [*flags, "--per_device_training_batch_size", str(sequences)]
 
 
-def _threestep_ppo(workload: Workload, flags: list[str], program: Sequence[str] = ()) -> list[str]:
+def _threestep_ppo(workload: Workload, flags: list[str]) -> list[str]:
     command = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", "step3_ppo", "--unit", "steps"]
-    return [*command, *program, "--output_dir", str(workload.folder / "step3_ppo_run"), "--", *flags]
+    return [*command, "--output_dir", str(workload.folder / "step3_ppo_run"), "--", *flags]
 
 
 COMPETITIONS: dict[str, Make] = {

@@ -1,62 +1,49 @@
-"""Rollout engines that measurements need, and step 3 with them:
+"""Rollout engines for measurements, selected as step 3's `--rollout_engine benchmarks/rollout_engines.py:NAME`.
 
-    python -m benchmarks.rollout_engines --rollout_engine spread|watched FLAGS OF STEP 3
-
-spread: responses of random tokens at once, their lengths spread evenly: what is left to measure follows the rollout.
-watched: the usual engine, which also notes the resident memory of its rank as each rollout begins, in
-OUTPUT_DIR/memory_rank0.txt and so on: the evaluation before training, every step, the evaluation after it.
+SpreadRollout: random tokens without a model, lengths spread evenly: leaves only what follows the rollout to measure.
+WatchedRollout: the default engine; it also records its rank's resident memory as each rollout begins, in the folder
+that the environment variable THREESTEP_MEMORY_FOLDER names: evaluation before training, each step, evaluation after it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from training.step3_ppo.main import main
-from training.step3_ppo.records import Rollout
-from training.step3_ppo.rollout import ENGINES
-from training.step3_ppo.rollout.base import Decode, RolloutEngine, Sampling
-from training.step3_ppo.rollout.hf import TransformersRollout
-from training.utils.run.program import run_program
+from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest
+from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.records import Rollout
+from training.utils.generation.vllm_arguments import VllmArguments
 
 SHORTEST = 16
+MEMORY_FOLDER = "THREESTEP_MEMORY_FOLDER"
 
 
 class SpreadRollout(RolloutEngine):
-    """Lengths from 16 to max_new_tokens, evenly, in an order that the seeds draw. No model is asked."""
+    """Lengths evenly from 16 to max_new_tokens, in an order drawn from the seeds. The model is not used."""
 
-    def __init__(self, decode: Decode | None = None) -> None:
-        pass
-
-    def roll_out(
-        self,
-        model: PreTrainedModel,
-        prompt_ids_BP: torch.Tensor,
-        prompt_mask_BP: torch.Tensor,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        samples_per_prompt: int = 1,
-    ) -> Rollout:
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started = time.perf_counter()
+        sampling, seeds = request.sampling, request.seeds
+        ids_BP, mask_BP = request.repeated()
         count, most = len(seeds), sampling.max_new_tokens
         drawn = torch.Generator().manual_seed(seeds[0])
         even_B = torch.linspace(SHORTEST, most, count).round().long()
-        lengths_B = even_B[torch.randperm(count, generator=drawn)].to(prompt_ids_BP.device)
+        lengths_B = even_B[torch.randperm(count, generator=drawn)].to(ids_BP.device)
         width = int(lengths_B.max())
         vocabulary = model.config.vocab_size
-        ids_BR = torch.randint(vocabulary, (count, width), generator=drawn).to(prompt_ids_BP.device)
-        # Neither ends nor pads: the workload's first two tokens.
+        ids_BR = torch.randint(vocabulary, (count, width), generator=drawn).to(ids_BP.device)
+        # No end and no pad token: those are the workload's first two tokens.
         ids_BR = ids_BR.clamp(min=max(sampling.end_token_id, sampling.pad_token_id) + 1)
         inside_BR = torch.arange(width, device=ids_BR.device) < lengths_B.unsqueeze(1)
         return Rollout(
-            prompt_ids_BP=prompt_ids_BP.repeat_interleave(samples_per_prompt, dim=0),
-            prompt_mask_BP=prompt_mask_BP.repeat_interleave(samples_per_prompt, dim=0),
+            prompt_ids_BP=ids_BP,
+            prompt_mask_BP=mask_BP,
             response_ids_BR=ids_BR.masked_fill(~inside_BR, sampling.pad_token_id),
             response_lengths_B=lengths_B,
             sampled_logprobs_BR=torch.zeros(count, width, device=ids_BR.device),
@@ -66,7 +53,7 @@ class SpreadRollout(RolloutEngine):
 
 
 class WatchedRollout(TransformersRollout):
-    """Writes a line of `resident_bytes` as each rollout begins. file: emptied at the start."""
+    """Writes a line of `resident_bytes` to `file`, emptied at the start, as each rollout begins."""
 
     def __init__(self, decode: Decode | None, file: Path) -> None:
         super().__init__(decode)
@@ -74,32 +61,23 @@ class WatchedRollout(TransformersRollout):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
 
+    @classmethod
+    def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> WatchedRollout:
+        return cls(decode, memory_file(os.environ[MEMORY_FOLDER], int(os.environ.get("RANK", "0"))))
+
     def roll_out(self, *given: Any, **named: Any) -> Rollout:
         with self._file.open("a") as lines:
             lines.write("{} {}\n".format(*resident_bytes()))
         return super().roll_out(*given, **named)
 
 
-def memory_file(output_dir: str | Path, rank: int) -> Path:
-    return Path(output_dir) / f"memory_rank{rank}.txt"
+def memory_file(folder: str | Path, rank: int) -> Path:
+    return Path(folder) / f"memory_rank{rank}.txt"
 
 
 def resident_bytes() -> tuple[int, int]:
-    """Of this process: all, and the anonymous part, what it wrote itself (proc(5), status: VmRSS, RssAnon). The rest is
-    pages of files, libraries mostly, which the system takes back when it likes."""
+    """Of this process: all, and the anonymous part, which it wrote itself (proc(5), status: VmRSS, RssAnon). The rest
+    is file pages, mostly libraries, which the system may reclaim at any time."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     everything, own = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
     return everything, own
-
-
-def main_with_engines(argv: Sequence[str]) -> None:
-    """Step 3's main, to which the table of engines names these two as well."""
-    output_dir = argv[list(argv).index("--output_dir") + 1]
-    file = memory_file(output_dir, int(os.environ.get("RANK", "0")))
-    ENGINES["spread"] = SpreadRollout
-    ENGINES["watched"] = lambda decode: WatchedRollout(decode, file)
-    main(argv)
-
-
-if __name__ == "__main__":
-    run_program(main_with_engines)

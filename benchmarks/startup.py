@@ -1,4 +1,4 @@
-"""How long does a run take to begin? Step 1 on the embedded task, against a bare program with the same libraries.
+"""How long does a run take to start? Step 1 on the embedded task, against a bare program with the same libraries.
 
     python -m benchmarks.startup [--rounds 5] [--folder runs/startup] [-- MORE FLAGS OF STEP 1]
 
@@ -51,11 +51,11 @@ def main() -> None:
         for name, words in programs.items():
             seconds[name].append(seconds_of(words))
             print(f"{name}: {seconds[name][-1]:.2f} s", flush=True)
-    print(told(seconds))
+    print(summary(seconds))
     (folder / "startup.json").write_text(json.dumps(seconds))
 
 
-def told(seconds: dict[str, list[float]]) -> str:
+def summary(seconds: dict[str, list[float]]) -> str:
     """The closing line."""
     bare_median, our_median = (statistics.median(seconds[name]) for name in ("bare", "ours"))
     return f"median: bare {bare_median:.2f} s, ours {our_median:.2f} s, ratio {our_median / bare_median:.3f}"

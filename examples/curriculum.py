@@ -1,9 +1,9 @@
-"""Prompts that follow the policy: a sampler that comes back to what went worst, and a dataset that grows.
+"""Prompts that adapt to the policy: a sampler that returns to the worst prompts, and a dataset that grows.
 
     bash scripts/step3_ppo.sh ... --prompt_sampler examples/curriculum.py:WorstAgain
     bash scripts/step3_ppo.sh ... --prompt_dataset examples/curriculum.py:SureQuestions
 
-Both may be given at once.
+Both may be used together.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from training.step3_ppo.prompt_source import PromptDataset, PromptSampler, Rollo
 
 
 class WorstAgain(PromptSampler):
-    """Every prompt once, in order; from then on those whose last mean score was lowest."""
+    """Every prompt once, in order; then those with the lowest last mean score."""
 
     def __init__(self, prompts: Sequence[Any], seed: int) -> None:
         super().__init__(prompts, seed)
         self._asked = 0
-        self._places: dict[str, int] = {}  # by uid, of every prompt asked so far
+        self._places: dict[str, int] = {}  # by uid, of every prompt used so far
         self._scores: dict[str, float] = {}
 
     def take(self, first: int, count: int) -> list[int]:
         new = list(range(self._asked, min(self._asked + count, len(self.prompts))))
         self._asked += len(new)
         worst = sorted(self._scores, key=lambda uid: (self._scores[uid], uid))
-        again = [self._places[uid] for uid in worst]
+        worst_places = [self._places[uid] for uid in worst]
         self._places |= {self.prompts[place].uid: place for place in new}
-        chosen = new + again[: count - len(new)]
-        return (chosen * count)[:count]  # a rollout of more prompts than there are takes some twice
+        selected = new + worst_places[: count - len(new)]
+        return (selected * count)[:count]  # repeats some if a rollout takes more prompts than there are
 
     def update(self, uids: Sequence[str], scores: Sequence[float]) -> None:
         own: dict[str, list[float]] = {}
@@ -47,7 +47,7 @@ class WorstAgain(PromptSampler):
 
 
 class SureQuestions(PromptDataset):
-    """The best response of each rollout is asked about once more."""
+    """Asks a follow-up question about the best response of each rollout."""
 
     def on_batch_end(self, results: RolloutResults) -> None:
         best = max(range(len(results.scores)), key=results.scores.__getitem__)

@@ -1,17 +1,16 @@
 """GSM8K for all three steps: `--dataset_module examples/gsm8k.py --data_path gsm8k --dataset_dir FOLDER`.
 
-FOLDER holds the files as their authors publish them: train.jsonl and test.jsonl (question, answer) and
+FOLDER contains the files as published: train.jsonl and test.jsonl (question, answer) and
 model_solutions.jsonl (each test question with the solutions of four models and whether they are right).
-Where no folder is given, train and test come from the hub, which has no model solutions and so no pairs for
+Without a folder, train and test come from the hub, which has no model solutions and so no pairs for
 phase 2. (A folder whose path ends in /gsm8k may be the `--data_path` itself.)
 
 Which rows serve which phase:
 - training questions: phases 1 and 3, shared by `--data_split`; they have no wrong solution, so no pair.
-- model solutions: phase 2 alone, one pair for each wrong solution (the truth against it).
-- evaluation: the model solutions are to the *test* questions, so the reward model learns from those. Every
-fifth test
+- model solutions: only phase 2, one pair for each wrong solution (the truth against it).
+- evaluation: the model solutions answer the *test* questions, so the reward model learns from those. Every fifth test
   question is held out from all phases: its text evaluates phases 1 and 3, its pairs phase 2. The other test
-  questions are trained on in phase 2 alone.
+  questions are used only for training in phase 2.
 
 `get_reference` is the final answer, the number behind ####, without thousands separators.
 """
@@ -21,9 +20,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from training.utils.data.fingerprint import digest_files
+from training.utils.data.files.columns import Expected
+from training.utils.data.files.digests import digest_files
+from training.utils.data.files.json_rows import JsonLines
 from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
-from training.utils.data.readers import Expected, JsonLines
 from training.utils.data.registry import register_dataset
 from training.utils.run.errors import ThreestepError
 

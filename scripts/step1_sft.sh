@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Step 1: supervised fine-tuning. Takes the flags of `python -m training.step1_sft.main` (--help lists them), relative paths from where you are:
 #     bash scripts/step1_sft.sh --config run.yaml --output_dir runs/step1_sft
-# One process on a CPU or on one GPU; one rank for each GPU where there are several; THREESTEP_RANKS=N decides otherwise.
+# One rank for each GPU; one in all on a CPU; THREESTEP_RANKS=N sets another number.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 exec "$PYTHON" -m training.utils.run.launch training.step1_sft.main "$@"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
+from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
 
 
 @dataclass(frozen=True)

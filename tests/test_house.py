@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import house
+from tests.support import house, rooms, trees
+from tests.support.sources import modules
 
 ROOT = Path(__file__).parents[1]
-MODULES = house.modules(ROOT / "training")
+MODULES = modules(ROOT / "training")
+USERS = {**modules(ROOT / "benchmarks"), **modules(ROOT / "examples")}
 PROGRAMS = sorted(
     name
     for name, source in MODULES.items()
@@ -19,68 +21,89 @@ PROGRAMS = sorted(
 )
 
 # rule, module, source that breaks it, source that does not
-PLANTED = [
-    (house.rooms_look_down, "training.utils.data.cache", "import training.step1_sft.loss", "import torch"),
+PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
+    (rooms.rooms_look_down, "training.utils.data.cache.cache", "import training.step1_sft.loss", "import torch"),
     (
-        house.rooms_look_down,
-        "training.utils.data.cache",
+        rooms.rooms_look_down,
+        "training.utils.data.cache.cache",
         "def f():\n    from training.utils import engine",
         "from training.utils.run.errors import ThreestepError",
     ),
-    (house.rooms_look_down, "training.utils.run.seeds", "from ..layout import rows", "from . import errors"),
-    (house.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
+    (rooms.rooms_look_down, "training.utils.data.rows.views", "from ..cache import cache", "from . import phases"),
+    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.asking.web", "import training"),
+    (rooms.rooms_look_down, "training.utils.run.seeds", "from ..layout import rows", "from . import errors"),
+    (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
     (
-        house.steps_keep_apart,
+        rooms.steps_keep_apart,
         "training.step3_ppo.trainer",
         "from training.step1_sft import loss",
         "from training.step3_ppo import losses",
     ),
-    (house.steps_keep_apart, "training.step2_dpo.loss", "from ..step2_reward import loss", "from . import x"),
+    (rooms.steps_keep_apart, "training.step2_dpo.loss", "from ..step2_reward import loss", "from . import x"),
+    (rooms.steps_keep_apart, "training.step4_new.trainer", "import training.step2_dpo.loss", "import torch"),
     (
-        house.step_parts_look_down,
+        rooms.steps_keep_apart,
+        "training.step1_sft.main",
+        "import training.step5_newer",
+        "import training.utils.run.seeds",
+    ),
+    (
+        rooms.steps_keep_apart,
+        "training.step1_sft.main",
+        "from training import asking",
+        "from training import __version__",
+    ),
+    (
+        rooms.step_parts_look_down,
         "training.step3_ppo.experience",
         "from training.step3_ppo.trainer import Trainer",
         "from training.step3_ppo.losses import policy_loss",
     ),
     (
-        house.step_parts_look_down,
+        rooms.step_parts_look_down,
         "training.step3_ppo.trainer",
         "from training.step3_ppo import main",
         "from training.step3_ppo import records",
     ),
     (
-        house.nobody_imports_a_program,
+        rooms.nobody_imports_a_program,
         "training.step1_sft.main",
         "from training.new_model import build",
         "from training import __version__",
     ),
     (
-        house.third_parties_stay_home,
+        rooms.programs_import_no_step,
+        "training.asking.answers",
+        "def f():\n    from training.step3_ppo import scoring",
+        "from training.utils.run.step import known_steps",
+    ),
+    (
+        rooms.third_parties_stay_home,
         "training.step1_sft.trainer",
         "def f():\n    import deepspeed.comm",
         "import transformers",
     ),
-    (house.third_parties_stay_home, "training.step3_ppo.rollout.hf", "from vllm import LLM", "import torch"),
+    (rooms.third_parties_stay_home, "training.utils.generation.hf", "from vllm import LLM", "import torch"),
     (
-        house.maths_needs_torch_alone,
+        rooms.maths_needs_torch_alone,
         "training.step3_ppo.advantages.gae",
         "from transformers import AutoModel",
         "import math\nimport torch.nn.functional as F",
     ),
     (
-        house.maths_needs_torch_alone,
+        rooms.maths_needs_torch_alone,
         "training.step3_ppo.losses",
         "import numpy as np",
         "from training.utils.layout.rows import TokenRows",
     ),
     (
-        house.maths_needs_torch_alone,
+        rooms.maths_needs_torch_alone,
         "training.utils.layout.planner",
-        "from training.utils.data.phases import SentenceRow",
+        "from training.utils.data.rows.phases import SentenceRow",
         "import numpy as np",
     ),
-    (house.maths_needs_torch_alone, "training.step1_sft.loss", "import tqdm", "from torch import nn"),
-    (house.no_pickles, "training.utils.data.cache", "import pickle", "import pyarrow"),
+    (rooms.maths_needs_torch_alone, "training.step1_sft.loss", "import tqdm", "from torch import nn"),
+    (house.no_pickles, "training.utils.data.cache.cache", "import pickle", "import pyarrow"),
     (
         house.no_pickles,
         "training.utils.models.loading",
@@ -97,8 +120,20 @@ PLANTED = [
     (
         house.functions_stay_short,
         "training.x",
-        "def f():\n" + "    g()\n" * house.LONGEST_FUNCTION_LINES,
-        "def f():\n" + "    g()\n" * (house.LONGEST_FUNCTION_LINES - 1),
+        "def f():\n    " + "g();" * (house.MOST_STATEMENTS + 1),
+        "def f():\n    'What it does.'\n" + "    g()\n" * house.MOST_STATEMENTS,
+    ),
+    (
+        house.functions_stay_short,
+        "training.x",
+        "class A:\n  def f(self):\n    def g():\n" + "      h()\n" * house.MOST_STATEMENTS,
+        "class A:\n  def f(self):\n    def g():\n" + "      h()\n" * (house.MOST_STATEMENTS - 1),
+    ),
+    (
+        house.functions_take_few_parameters,
+        "training.x",
+        "def f(a, b, c, d, /, e, *f, g, **h): ...\ndef g(a, b, c, d, /, e, *f, g, h, **i): ...",
+        "class A:\n  def f(self, a, b, c, d, e, f, g, *, h): ...",
     ),
     (
         house.masks_come_from_lengths,
@@ -109,9 +144,52 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
+# rule, sources that break it, sources that do not
+PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str]]] = [
+    (
+        rooms.no_import_circles,
+        {"a.b": "def f():\n    import a.c", "a.c": "import a.b"},
+        {"a.b": "import a.c", "a.c": ""},
+    ),
+    (rooms.rooms_have_floors, {"training.utils.attic.x": ""}, {"training.utils.run.x": ""}),
+    (
+        rooms.rooms_have_floors,
+        {"training.utils.layout.x": "import torch"},
+        {"training.utils.layout.x": "from training.utils.run import y", "training.utils.run.y": ""},
+    ),
+    (
+        rooms.every_file_serves_somebody,
+        {
+            "training.utils.x": '"""It is."""\nimport training.utils.y',
+            "training.utils.y": '"""It is. Serves extensions."""',
+        },
+        {"training.utils.x": '"""It is."""', "training.utils.__init__": '"""Each file serves --data_path."""'},
+    ),
+    (
+        rooms.every_file_serves_somebody,
+        {"training.x": '"""Does it."""\nif __name__ == "__main__":\n    import training.y', "training.y": "x = 1"},
+        {
+            "training.x": '"""python -m training.x"""\nif __name__ == "__main__":\n    import training.y',
+            "training.y": "x = 1",
+        },
+    ),
+    (
+        house.class_names_are_used_once,
+        {"training.x": "class Piece: ...", "training.y": "def f():\n    class Piece: ..."},
+        {"training.x": "class Piece: ...", "training.y": "class Pieces: ...\nPiece = 1"},
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", house.MODULE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps(rule):
     problems = [problem for module, source in MODULES.items() for problem in rule(module, source)]
+    assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
+
+
+@pytest.mark.parametrize("rule", house.PACKAGE_RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_as_a_whole(rule):
+    problems = rule({**MODULES, **USERS} if rule is rooms.every_file_serves_somebody else MODULES)
     assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
 
 
@@ -124,19 +202,22 @@ def test_a_planted_violation_is_found(rule, module, broken, kept):
         assert rule(module, kept) == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "broken", "kept"), PLANTED_IN_PACKAGES, ids=[row[0].__name__ for row in PLANTED_IN_PACKAGES]
+)
+def test_a_violation_planted_in_a_package_is_found(rule, broken, kept):
+    assert len(rule(broken)) == 1
+    assert rule(kept) == []
+
+
 def test_every_rule_has_a_violation_planted():
-    assert {row[0] for row in PLANTED} == set(house.RULES)
+    assert {row[0] for row in PLANTED} == set(house.MODULE_RULES)
+    assert {row[0] for row in PLANTED_IN_PACKAGES} == set(house.PACKAGE_RULES)
 
 
 def test_small_programs_may_print():
     assert house.no_prints("training.new_model", "print('x')") == []
     assert house.no_prints("training.utils.run.launch", "print('x')") == []
-
-
-def test_an_import_for_type_checkers_is_not_eager():
-    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING: import torch\ndef f(): import numpy"
-    eager = {found.module: found.eager for found in house.imports("training.x", source)}
-    assert eager["typing"] and not eager["torch"] and not eager["numpy"]
 
 
 def test_the_unit_tests_mirror_the_package():
@@ -157,11 +238,40 @@ def test_a_test_out_of_place_and_an_untested_room_are_found(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md"])
+def test_the_package_keeps_to_the_trees_of_the_pages(page):
+    problems = trees.tree_problems(trees.tree_of((ROOT / page).read_text(encoding="utf-8")), ROOT)
+    assert not problems, "\n".join([page, *problems])
+
+
+def test_planted_rooms_that_a_tree_lacks_or_makes_up_are_found(tmp_path):
+    for name in ("training/step1_sft/main.py", "training/utils/run/seeds.py", "training/report.py", "setup.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    tree = """
+setup.py  LICENSE    the package
+training/            all of it
+  step1_sft/         one step: main  loss
+  attic/             old things
+  report.py          one page
+"""
+    assert trees.named_paths(tree) == [
+        "setup.py", "LICENSE", "training/", "training/step1_sft/", "training/attic/", "training/report.py"
+    ]  # fmt: skip
+    assert trees.tree_problems(tree, tmp_path) == [
+        "there is no LICENSE",
+        "there is no training/attic/",
+        "training/utils/run/ is not in the tree",
+    ]
+    assert trees.tree_problems("training/\n  step1_sft/   a step\n  utils/\n    run/  more\n", tmp_path) == []
+
+
 def heavy_modules_after(code: str) -> tuple[list[str], float, str]:
     """Run `code` in a fresh Python; return the heavy packages it imported, its CPU seconds, its output."""
     tail = """
 import resource, sys
-heavy = ("torch", "deepspeed", "datasets", "pyarrow", "pandas", "peft", "accelerate", "tensorboard", "vllm")
+heavy = ("torch", "numpy", "deepspeed", "datasets", "pyarrow", "pandas", "peft", "accelerate", "tensorboard", "vllm")
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print("\\nHEAVY", usage.ru_utime + usage.ru_stime, *[name for name in heavy if name in sys.modules])
 """
@@ -180,7 +290,7 @@ def test_importing_the_package_is_cheap():
 
 
 def test_a_heavy_import_is_seen():
-    assert heavy_modules_after("import torch")[0] == ["torch"]
+    assert heavy_modules_after("import torch")[0][0] == "torch"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

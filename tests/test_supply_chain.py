@@ -22,7 +22,7 @@ import json, os, sys
 from training.utils.run.program import run_program
 
 def main(argv):
-    from training.utils.run.checkpoints import CheckpointFolder
+    from training.utils.checkpoints.folder import CheckpointFolder
     from training.utils.run.run_folder import RunFolder
     folder = RunFolder("run/inner", is_main_rank=True)
     folder.write_config({"seed": 1}, "a run")

@@ -1,11 +1,10 @@
-"""Runs the three steps one after the other from one YAML file, each fed with what the one before left.
+"""Runs steps one after the other from one YAML file, each on the models that earlier ones left.
 
     python -m training.all_steps --config examples/gsm8k.yaml
 
-The file has a section for each step, `shared` for settings that all three take, and at the top what
-concerns the whole run (`TOP_LEVEL`). Each step is a program of its own; this one knows their names, where
-they leave their models, which dataclasses hold their flags, and which figures their summary.json holds. It
-knows nothing of how they train.
+The file has a section for each step, `shared` for settings of every step, and at the top what concerns the whole run
+(`TOP_LEVEL`). The steps are SFT, reward model and PPO; with a section `step2_dpo`, SFT and DPO. Each is a program of
+its own: this one knows what their STEP declares, and nothing of how they train.
 """
 
 from __future__ import annotations
@@ -13,30 +12,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from training.utils.run.arguments import parse_arguments, read_yaml
+from training.utils.report.writing import report_at_end
+from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
-from training.utils.run.report.writing import report_at_end
+from training.utils.run.step import known_steps
 
-STEPS = ("step1_sft", "step2_reward", "step3_ppo")
-TITLES = {
-    "new_model": "a new model with random weights",
-    "step1_sft": "step 1 of 3, supervised fine-tuning",
-    "step2_reward": "step 2 of 3, the reward model",
-    "step3_ppo": "step 3 of 3, PPO",
-}
+LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
     "output_dir": "the run's folder",
     "ranks": "processes a step (THREESTEP_RANKS overrides; default: one a GPU, or one)",
@@ -45,39 +38,25 @@ TOP_LEVEL = {
     "report": "false: no report.html at the end of the run and of each step",
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
     "new_model": "flags of python -m training.new_model",
-    "shared": "settings of all three steps",
-    **{step: f"settings of python -m training.{step}.main" for step in STEPS},
+    "shared": "settings of every step",
 }
 # What this program sets in a step's settings, and where the user sets it instead.
 _WIRED = {"output_dir": "output_dir at the top of the file", "seed": "seed at the top of the file, or --seed"}
 
-# summary.json's keys: which step tells the figure, and under which name.
-SUMMARY_KEYS = {
-    "sft_eval_loss_before": ("step1_sft", "eval_loss_before"),
-    "sft_eval_loss_after": ("step1_sft", "eval_loss_after"),
-    "reward_pair_accuracy": ("step2_reward", "eval_accuracy"),
-    "reward_sft": ("step3_ppo", "reward_before"),
-    "reward_ppo": ("step3_ppo", "reward_after"),
-    "reward_standard_error": ("step3_ppo", "reward_standard_error"),
-    "checker_sft": ("step3_ppo", "checker_before"),
-    "checker_ppo": ("step3_ppo", "checker_after"),
-}
-SECONDS_KEYS = {"step1_sft": "seconds_sft", "step2_reward": "seconds_reward", "step3_ppo": "seconds_ppo"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A whole run, read from its YAML file: nothing is started yet."""
+    """A whole run, read from its YAML file."""
 
     output_dir: Path
     ranks: int | None
     new_model: dict[str, Any] | None
-    settings: dict[str, dict[str, Any]]  # by step; complete, as written to OUTPUT_DIR/configs
+    settings: dict[str, dict[str, Any]]  # by step, in their order; complete, as written to OUTPUT_DIR/configs
     report: bool = True
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read the plan, run it, tell what came of it."""
+    """Read the plan, run it, print its figures."""
     options = _parse(argv)
     config = _find_config(options.config, options.work_dir)
     if options.work_dir is not None:
@@ -89,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     summary = summarize(plan.output_dir, seconds)
     path = plan.output_dir / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    print(f"\n{format_table(summary)}\n\nwritten to {path}", flush=True)
+    print(f"\n{format_table(summary, seconds)}\n\nwritten to {path}", flush=True)
     report_at_end(plan.output_dir, plan.report)
 
 
@@ -99,9 +78,11 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     Raises ThreestepError with every mistake found: unknown names, a value of the wrong kind, no model.
     """
     mistakes = Mistakes()
+    known = (*TOP_LEVEL, *known_steps())
     for name in values:
-        mistakes.require(name in TOP_LEVEL, f"{origin}: unknown section '{name}'{nearest_names(str(name), TOP_LEVEL)}")
-    sections = {name: _section(values, name, origin, mistakes) for name in ("shared", *STEPS)}
+        mistakes.require(name in known, f"{origin}: unknown section '{name}'{nearest_names(str(name), known)}")
+    steps = steps_of(values, origin, mistakes)
+    sections = {name: _section(values, name, origin, mistakes) for name in ("shared", *steps)}
     new_model = _section(values, "new_model", origin, mistakes) if "new_model" in values else None
     out = output_dir if output_dir is not None else values.get("output_dir")
     out_known = isinstance(out, str) and out != ""
@@ -134,21 +115,41 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
         settings={
             step: {
                 **common,
-                **_inputs(step, folder, first_model),
+                **_models(step, folder, first_model),
                 **sections[step],
                 "output_dir": str(folder / step),
             }
-            for step in STEPS
+            for step in steps
         },
         report=report,
     )
+
+
+def steps_of(sections: Iterable[str], origin: str, mistakes: Mistakes) -> tuple[str, ...]:
+    """The steps to run, in order: those whose models the last one takes, and itself."""
+    known = known_steps()
+
+    def leading_to(last: str) -> tuple[str, ...]:
+        earlier = (step for name in known[last].inputs.values() if name for step in leading_to(name))
+        return tuple(dict.fromkeys((*earlier, last)))
+
+    named = [name for name in sections if name in known]
+    others = [name for name in named if name not in leading_to(LAST_STEP)]
+    steps = leading_to(others[0] if others else LAST_STEP)
+    for name in named:
+        mistakes.require(
+            name in steps,
+            f"{origin}: expected sections of steps that lead to '{steps[-1]}' ({', '.join(steps)}), got '{name}' too; "
+            "remove one of the two",
+        )
+    return steps
 
 
 def write_settings(plan: Plan) -> dict[str, Path]:
     """Write each step's settings to OUTPUT_DIR/configs/STEP.yaml; return the files."""
     folder = plan.output_dir / "configs"
     folder.mkdir(parents=True, exist_ok=True)
-    files = {step: folder / f"{step}.yaml" for step in STEPS}
+    files = {step: folder / f"{step}.yaml" for step in plan.settings}
     for step, path in files.items():
         text = yaml.safe_dump(plan.settings[step], sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")
@@ -171,85 +172,80 @@ def check_settings(config_files: Mapping[str, Path]) -> None:
 
 def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
     """Run the programs in order; return each step's seconds. The first that fails ends this program."""
-    for earlier in (plan.output_dir, *(plan.output_dir / step for step in STEPS)):
+    for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings)):
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
             (earlier / "summary.json").unlink()
     if plan.new_model is not None:
-        _run("new_model", "training.new_model", _as_flags(plan.new_model), 1)
+        _run("a new model with random weights", "training.new_model", _as_flags(plan.new_model), 1)
     seconds = {}
-    for step in STEPS:
-        seconds[step] = _run(step, f"training.{step}.main", ["--config", str(config_files[step])], plan.ranks)
-        _end_where_stopped(step, plan.output_dir / step)
+    for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
+        assert step is not None  # read_plan takes known steps alone
+        title = f"step {place} of {len(plan.settings)}, {step.title}"
+        flags = ["--config", str(config_files[step.name])]
+        seconds[step.name] = _run(title, step.program, flags, plan.ranks)
+        _end_where_stopped(title, plan.output_dir / step.name)
     return seconds
 
 
 def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float | None]:
-    """Return summary.json's content from the steps' own summaries; None where a step has no such figure."""
-    summaries = {}
-    for step in STEPS:
+    """Return summary.json's content from the summaries of the steps in `seconds`; None for a figure that is missing."""
+    summary: dict[str, float | None] = {}
+    for step in seconds:
         path = output_dir / step / "summary.json"
         try:
-            summaries[step] = json.loads(path.read_text(encoding="utf-8"))
+            own = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as problem:
             raise ThreestepError(f"{step} ended well, but left no figures in {path}: {problem}") from problem
-    summary: dict[str, float | None] = {key: summaries[step].get(name) for key, (step, name) in SUMMARY_KEYS.items()}
-    summary.update({SECONDS_KEYS[step]: round(seconds[step], 1) for step in STEPS})
-    return summary
+        summary |= {key: own.get(name) for row in known_steps()[step].closing for key, name in row.keys()}
+    return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
 
-def format_table(summary: Mapping[str, float | None]) -> str:
-    """Return the closing table, in Markdown."""
+def format_table(summary: Mapping[str, float | None], steps: Iterable[str]) -> str:
+    """Return the closing table of these steps, in Markdown."""
 
-    def number(key: str) -> str:
-        value = summary[key]
+    def number(pair: tuple[str, str] | None) -> str:
+        if pair is None:
+            return ""
+        value = summary[pair[0]]
         return "-" if value is None else f"{value:.4f}"
 
-    error = summary["reward_standard_error"]
-    margin = "" if error is None else f" (the difference's standard error: {error:.4f})"
-    rows = [
-        ("what, on held-out data", "before", "after"),
-        ("---", "---:", "---:"),
-        ("step 1: SFT loss", number("sft_eval_loss_before"), number("sft_eval_loss_after")),
-        ("step 2: reward model's pair accuracy", "", number("reward_pair_accuracy")),
-        (f"step 3: mean reward{margin}", number("reward_sft"), number("reward_ppo")),
-    ]
-    if summary["checker_sft"] is not None or summary["checker_ppo"] is not None:
-        rows.append(("step 3: the exact checker", number("checker_sft"), number("checker_ppo")))
-    for step, key in SECONDS_KEYS.items():
-        rows.append((f"seconds: {TITLES[step].split(', ', 1)[1]}", "", f"{summary[key]:.1f}"))
+    rows = [("what, on held-out data", "before", "after"), ("---", "---:", "---:")]
+    declared = [known_steps()[name] for name in steps]
+    for step in declared:
+        for row in step.closing:
+            if row.optional and all(summary[key] is None for key, _ in row.keys()):
+                continue
+            has_error = row.error is not None and summary[row.error[0]] is not None
+            margin = f" (the difference's standard error: {number(row.error)})" if has_error else ""
+            rows.append((f"step {step.number}: {row.title}{margin}", number(row.before), number(row.after)))
+    rows += [(f"seconds: {step.title}", "", f"{summary[f'seconds_{step.kind}']:.1f}") for step in declared]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = []
-    for row in rows:
-        fill = "-" if row[0] == "---" else " "
-        cells = [row[0].ljust(widths[0], fill), row[1].rjust(widths[1], fill), row[2].rjust(widths[2], fill)]
+    for name, before, after in rows:
+        fill = "-" if name == "---" else " "
+        cells = [name.ljust(widths[0], fill), before.rjust(widths[1], fill), after.rjust(widths[2], fill)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _argument_groups(step: str) -> tuple[type, ...]:
-    """The dataclasses that hold a step's flags: GROUPS in its main module, which is cheap to import."""
-    return importlib.import_module(f"training.{step}.main").GROUPS
+    """The dataclasses that hold a step's flags: in its STEP."""
+    return known_steps()[step].groups
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    sections = "\n".join(f"  {name:<20} {text}" for name, text in TOP_LEVEL.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m training.all_steps",
-        description="Runs the three steps one after the other from one YAML file.",
+    steps = {step.name: f"settings of python -m {step.program}" for step in known_steps().values()}
+    sections = "\n".join(f"  {name:<20} {text}" for name, text in {**TOP_LEVEL, **steps}.items())
+    parser = ProgramParser(
+        "training.all_steps",
+        "Runs SFT, reward model and PPO, or SFT and DPO, one after the other from one YAML file.",
         epilog=f"what the YAML file may hold:\n{sections}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="a section for each step, in YAML")
     parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
-    options, unknown = parser.parse_known_args(argv)
-    if unknown:
-        names = ("config", "output_dir", "seed", "work_dir")
-        near = nearest_names(unknown[0].lstrip("-").split("=")[0], names)
-        raise ThreestepError(f"python -m training.all_steps has no flag {unknown[0]}{near}")
-    return options
+    return parser.parse(argv)
 
 
 def _find_config(name: str, work_dir: str | None) -> Path:
@@ -271,16 +267,10 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
     return section
 
 
-def _inputs(step: str, folder: Path, first_model: str) -> dict[str, str]:
-    sft_model = str(folder / "step1_sft" / "model")
-    if step == "step1_sft":
-        return {"model_name_or_path": first_model}
-    if step == "step2_reward":
-        return {"model_name_or_path": sft_model}
-    return {
-        "actor_model_name_or_path": sft_model,
-        "critic_model_name_or_path": str(folder / "step2_reward" / "model"),
-    }
+def _models(step: str, folder: Path, first_model: str) -> dict[str, str]:
+    """Where the step's models are, by flag."""
+    inputs = known_steps()[step].inputs
+    return {flag: first_model if name is None else str(folder / name / "model") for flag, name in inputs.items()}
 
 
 def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -303,16 +293,16 @@ def _as_flags(settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def _run(name: str, module: str, flags: Sequence[str], ranks: int | None) -> float:
+def _run(title: str, module: str, flags: Sequence[str], ranks: int | None) -> float:
     """Run one program; return its seconds, or end this program with its exit code."""
-    print(f"\n== {TITLES[name]}", flush=True)
+    print(f"\n== {title}", flush=True)
     started = time.monotonic()
     code = launch(module, flags, ranks)
     seconds = time.monotonic() - started
     if code != 0:
         print(
-            f"error: {TITLES[name]} ({module}) ended with code {code} after {seconds:.0f} seconds; what it"
-            " said stands above, and nothing after it was started",
+            f"error: {title} ({module}) ended with code {code} after {seconds:.0f} seconds; its"
+            " messages are above, and nothing after it was started",
             file=sys.stderr,
             flush=True,
         )
@@ -320,10 +310,10 @@ def _run(name: str, module: str, flags: Sequence[str], ranks: int | None) -> flo
     return seconds
 
 
-def _end_where_stopped(step: str, folder: Path) -> None:
-    """A step that a signal stopped ends well too, with a checkpoint in place of its figures."""
+def _end_where_stopped(title: str, folder: Path) -> None:
+    """A step that a signal stopped also exits with 0, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
-        print(f"{TITLES[step]} was stopped and wrote a checkpoint; nothing after it was started", flush=True)
+        print(f"{title} was stopped and wrote a checkpoint; nothing after it was started", flush=True)
         sys.exit(0)
 
 

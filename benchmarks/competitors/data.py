@@ -55,16 +55,17 @@ def _encode_batch(workload: Path, threads: int) -> Prepare:
 
 
 def _threestep(workload: Path, threads: int) -> Prepare:
-    from training.utils.data.arguments import DataArguments
-    from training.utils.data.build import build_phase
+    from training.utils.data.build.arguments import DataArguments, SplitArguments
+    from training.utils.data.build.build import build_phase
+    from training.utils.data.cache.arguments import CacheArguments
+    from training.utils.data.sources.arguments import SourceArguments
 
     tokenizer = AutoTokenizer.from_pretrained(workload / "model")
     cache = tempfile.mkdtemp(prefix="cache", dir=workload)
     data = DataArguments(
-        data_path=[f"jsonl:{workload / 'sft.jsonl'}"],
-        data_split="1,0,0",
-        data_output_path=cache,
-        num_workers=threads,
+        source=SourceArguments(data_path=[f"jsonl:{workload / 'sft.jsonl'}"]),
+        split=SplitArguments(data_split="1,0,0"),
+        cache=CacheArguments(data_output_path=cache, num_workers=threads),
     )
 
     def prepare() -> Callable[[], int]:

@@ -1,8 +1,8 @@
 """The floor of step 1: a bare PyTorch loop on full rows of the same tokens, no mask, no padding, no engine.
 
-    python -m benchmarks.competitors.floor_sft --workload DIR --dtype fp32 --steps 10 [--head chosen]
+    python -m benchmarks.competitors.floor_sft --workload DIR --dtype fp32 --steps 10 [--head targets]
 
---head all: loss, and so logits, on every token. --head chosen: only where supervised fine-tuning has it.
+--head all: loss, and so logits, on every token. --head targets: only where supervised fine-tuning has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--workload", required=True)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--head", default="all", choices=("all", "chosen"))
+    parser.add_argument("--head", default="all", choices=("all", "targets"))
     arguments = parser.parse_args()
     workload = Workload(Path(arguments.workload))
     ids, is_target = tokens_of(workload)
@@ -43,9 +43,9 @@ def main() -> None:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             hidden = model.model(input_ids=rows, use_cache=False)[0][:, :-1]
             wanted = rows[:, 1:]
-            if arguments.head == "chosen":
-                chosen = targets[:, 1:]
-                hidden, wanted = hidden[chosen], wanted[chosen]
+            if arguments.head == "targets":
+                is_target = targets[:, 1:]
+                hidden, wanted = hidden[is_target], wanted[is_target]
             logits = model.lm_head(hidden)
             loss = functional.cross_entropy(logits.flatten(0, -2).float(), wanted.flatten())
         loss.backward()

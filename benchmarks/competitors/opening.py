@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from training.utils.data.cache import open_or_build
-from training.utils.data.dataset import SplitWriter, join_files
-from training.utils.data.phases import SentenceRow
+from training.utils.data.cache.cache import open_or_build
+from training.utils.data.rows.dataset import SplitWriter, join_files
+from training.utils.data.rows.phases import SentenceRow
 
 SIZES = (1_000, 1_000_000)
 ROUNDS = 5

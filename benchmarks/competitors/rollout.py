@@ -28,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main() -> None:
-    """Generate `--steps` times, for other prompts each time, and print sequences and seconds."""
+    """Generate `--steps` times, with new prompts each time, and print sequences and seconds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", required=True)
     parser.add_argument("--how", required=True, choices=("threestep", "vllm", "bare", "generate"))
@@ -51,35 +51,37 @@ def main() -> None:
             device
         )
         started = time.perf_counter()
-        told = generate(batch["input_ids"], batch["attention_mask"])
+        result = generate(batch["input_ids"], batch["attention_mask"])
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-        parts = {"parts": told} if isinstance(told, dict) else {}
+        parts = {"parts": result} if isinstance(result, dict) else {}
         print(json.dumps({"units": arguments.prompts * SAMPLES, "seconds": seconds, **parts}), flush=True)
 
 
-# Tokens, or the seconds of its parts by name.
+# Returns tokens, or the seconds of its parts by name.
 Generate = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
-    from training.step3_ppo.rollout.hf import TransformersRollout
+    from training.utils.generation.base import RolloutRequest
+    from training.utils.generation.hf import TransformersRollout
 
     engine, sampling = TransformersRollout(tokenizer.decode), _sampling(tokenizer, arguments)
     seeds = range(arguments.prompts * SAMPLES)
-    return lambda ids, mask: engine.roll_out(model, ids, mask.bool(), sampling, seeds, SAMPLES)
+    return lambda ids, mask: engine.roll_out(model, RolloutRequest(ids, mask.bool(), sampling, seeds, SAMPLES))
 
 
 def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
-    from training.step3_ppo.rollout.vllm import VllmRollout
-    from training.step3_ppo.vllm_arguments import VllmArguments
+    from training.utils.generation.base import RolloutRequest
+    from training.utils.generation.vllm import VllmRollout
+    from training.utils.generation.vllm_arguments import VllmArguments
 
     sampling, seeds = _sampling(tokenizer, arguments), range(arguments.prompts * SAMPLES)
     engine = VllmRollout(tokenizer.decode, VllmArguments(), LONGEST_PROMPT + arguments.new_tokens)
 
     def generate(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-        rollout = engine.roll_out(model, ids, mask.bool(), sampling, seeds, SAMPLES)
+        rollout = engine.roll_out(model, RolloutRequest(ids, mask.bool(), sampling, seeds, SAMPLES))
         sent = engine.figures()["time/weights_to_vllm"]
         return {"rollout": sent + rollout.seconds, "weights_to_vllm": sent}
 
@@ -87,7 +89,7 @@ def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace)
 
 
 def _sampling(tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    from training.step3_ppo.rollout.base import Sampling
+    from training.utils.generation.base import Sampling
 
     return Sampling(
         max_new_tokens=arguments.new_tokens,

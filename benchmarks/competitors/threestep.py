@@ -12,14 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-WITHIN_ROLLOUT = "weights_to_vllm"  # told beside the rollout, and a part of it
+WITHIN_ROLLOUT = "weights_to_vllm"  # reported in addition to the rollout, which includes it
 
 
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--step", required=True)
-    parser.add_argument("--program", help="a module that is run in place of the step's main")
     parser.add_argument("--unit", default="tokens", choices=("tokens", "pairs", "steps"))
     parser.add_argument("--output_dir", required=True)
     parser.add_argument(
@@ -27,8 +26,7 @@ def main() -> None:
     )
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
-    module = arguments.program or f"training.{arguments.step}.main"
-    command = [sys.executable, "-m", module, "--output_dir", arguments.output_dir]
+    command = [sys.executable, "-m", f"training.{arguments.step}.main", "--output_dir", arguments.output_dir]
     shutil.rmtree(arguments.output_dir, ignore_errors=True)  # a run that was interrupted left checkpoints there
     subprocess.run([*command, *arguments.flags], check=True, stdout=subprocess.DEVNULL)
     name, before = f"train/{arguments.unit}_per_second", 0.0

@@ -14,14 +14,16 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.launch import report
-from training.utils.engine import checkpoint_parts, checkpoints
-from training.utils.engine.checkpoint_parts import Parts
-from training.utils.engine.checkpoints import kept_run, plan_checkpoints
+from training.utils.checkpoints import folder as checkpoint_folder
+from training.utils.checkpoints import parts as checkpoint_parts
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.loop import checkpointed_run
+from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.checkpoints.plan import plan_checkpoints
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.run.checkpoint_arguments import CheckpointArguments
-from training.utils.run.checkpoints import CheckpointFolder
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_folder import RunFolder
 
@@ -79,11 +81,15 @@ class Engine:
         yield from model.named_parameters()
 
 
+def engines(ranks: Ranks) -> Any:
+    return {"model": Engine(ranks)}
+
+
 def run(ranks: Ranks, resume: str | None, digest: Callable[[], str]) -> None:
     plan = plan_checkpoints(CheckpointArguments(resume=resume), str(PLACE / "run"), "training.a", {}, ranks)
-    engines: Any = {"model": Engine(ranks)}
-    kept = kept_run(plan, RunFolder(PLACE / "run", ranks.is_main), engines, "rows", ranks, start={"model": digest})
-    with kept as (_, saving):
+    parts = CheckpointParts(engines(ranks), ranks)
+    folder = RunFolder(PLACE / "run", ranks.is_main)
+    with checkpointed_run(plan, folder, parts, "rows", {"model": digest}) as (_, saving):
         saving.save(1 if resume is None else 2, {})
 
 
@@ -94,7 +100,7 @@ def main() -> None:
         limit = _clone_world_group()._get_backend(ranks.device).options._timeout
         if ranks.is_main:
             CheckpointFolder.publish = slow("a checkpoint is published", CheckpointFolder.publish)
-            checkpoints.damage = slow("checksums are compared", checkpoints.damage)
+            checkpoint_folder.damage = slow("checksums are compared", checkpoint_folder.damage)
         for name in ("broadcast_object_list", "all_gather_object", "barrier"):
             if not ranks.is_main:
                 setattr(dist, name, watched(name, getattr(dist, name)))
@@ -104,7 +110,7 @@ def main() -> None:
         checkpoint_parts.universal = SimpleNamespace(
             convert=slow("a checkpoint is converted", lambda *_: None), load=lambda *_: None
         )
-        Parts({"model": Engine(ranks)}, None, ranks).load_elsewhere(
+        CheckpointParts(engines(ranks), ranks).load_converted(
             PLACE / "run" / "checkpoints" / "step_000002", PLACE / "beside", 2, 0
         )
         said = ""

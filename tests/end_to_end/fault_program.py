@@ -30,8 +30,8 @@ def break_down(fault: str) -> None:
 
 
 def slow_files() -> None:
+    from training.utils.checkpoints.folder import CheckpointFolder
     from training.utils.models import saving
-    from training.utils.run.checkpoints import CheckpointFolder
 
     def slow(write):
         def waited(*given):

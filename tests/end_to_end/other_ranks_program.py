@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.forked_runs import Files, import_everything, make_files, run
+from tests.support.forked_runs import Files, import_everything, make_files, run
 
 STEPS = 4
 

@@ -84,7 +84,7 @@ def test_the_settings_read_back_as_a_configuration(chain_named, step: int):
     from training.utils.run.arguments import parse_arguments, resolved_settings
 
     path = chain_named("alone").folders[step] / "config.yaml"
-    groups = parse_arguments(import_module(MODULES[step]).GROUPS, ["--config", str(path)], "")
+    groups = parse_arguments(import_module(MODULES[step]).STEP.groups, ["--config", str(path)], "")
     assert resolved_settings(groups) == yaml.safe_load(path.read_text())
 
 
@@ -178,8 +178,8 @@ def eval_rows(chain: Chain, phase: int) -> list:
     """The rows that the step was evaluated on, out of the cache that it left."""
     from transformers import AutoTokenizer
 
-    from training.utils.data.arguments import DataArguments
-    from training.utils.data.build import build_phase
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.build import build_phase
     from training.utils.run.arguments import parse_arguments
 
     tokenizer = AutoTokenizer.from_pretrained(chain.folders[phase] / "model")

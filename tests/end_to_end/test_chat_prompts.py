@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat_templates import chat_template, chat_tokenizer
 from tests.end_to_end.conftest import Chain, run_chain, save_start
+from tests.support.chat_templates import chat_template, chat_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Ran, run_step
+from tests.end_to_end.conftest import Ran, run_module, run_step
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -73,8 +73,8 @@ def test_plain_transformers_finds_the_same_rewards(trained, start: Path, place: 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from training.utils.data.arguments import DataArguments
-    from training.utils.data.build import build_phase
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.build import build_phase
     from training.utils.run.arguments import parse_arguments
 
     folder, _ = trained
@@ -123,3 +123,27 @@ def test_adapters_off_read_no_reference_before(start: Path, place: Path):
     assert json.loads((folder / "summary.json").read_text())["eval_loss_before"] == pytest.approx(math.log(2))
     steps = [line for line in lines(folder) if "train/loss" in line]
     assert steps[0]["train/loss"] == pytest.approx(math.log(2)) and abs(steps[1]["train/reward_margin"]) > 1e-6
+
+
+def test_sft_and_dpo_from_one_file(start: Path, place: Path):
+    """`all_steps` ends with DPO where the file has its section."""
+    shared = {"data_path": ["embedded"], "data_split": "1,1,0", "max_seq_len": 64, "dtype": "fp32"}
+    shared |= {"max_train_rows": 64, "max_eval_rows": 8, "per_device_train_batch_size": 16, "max_train_steps": 2}
+    values = {"output_dir": str(place / "two_steps"), "model_name_or_path": str(start), "shared": shared}
+    values |= {"seed": 1, "step2_dpo": {"learning_rate": 2e-3}}
+    (place / "two_steps.yaml").write_text(json.dumps(values))  # JSON is YAML
+    ran = run_module("training.all_steps", ["--config", place / "two_steps.yaml"])
+    assert ran.code == 0, ran.words
+    settings = (place / "two_steps/step2_dpo/config.yaml").read_text()
+    assert f"model_name_or_path: {place}/two_steps/step1_sft/model\n" in settings
+    assert (place / "two_steps/step2_dpo/model/model.safetensors").exists()
+    own = {
+        name: json.loads((place / f"two_steps/{name}/summary.json").read_text()) for name in ("step1_sft", "step2_dpo")
+    }
+    summary = json.loads((place / "two_steps/summary.json").read_text())
+    assert summary["sft_eval_loss_after"] == own["step1_sft"]["eval_loss_after"]
+    assert summary["dpo_pair_accuracy"] == own["step2_dpo"]["eval_accuracy"]
+    assert own["step2_dpo"]["eval_loss_before"] == pytest.approx(math.log(2))
+    assert "| step 2: accuracy of the implicit reward " in ran.stdout
+    report = (place / "two_steps/report.html").read_text(encoding="utf-8")
+    assert "Step 1: supervised fine-tuning" in report and "Step 2: direct preference optimisation" in report

@@ -83,7 +83,7 @@ def test_steps_of_nan_are_counted_and_end_the_run(
     said = [(root / f"rank_{rank}").read_text().splitlines() for rank in (0, 1)]
     assert said[0] == said[1] and len(said[0]) == 5
     for step, sentence in zip((1, 2, "dpo", 3), said[0], strict=False):
-        assert sentence.startswith("2 optimizer steps had a loss or a gradient that is no finite number"), sentence
+        assert sentence.startswith("2 optimizer steps had a loss or gradient that is not finite"), sentence
         lines = [json.loads(line) for line in (root / str(step) / "bad_steps.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [1, 2]
         assert all(len(line["row_ids"]) == 4 for line in lines)
@@ -103,10 +103,10 @@ def faulty(place: Path, name: str, fault: str, start: Path, pairs_file: Path, *f
 
 SAID = {
     "raise": "error on rank 1, the first of the run:",
-    "kill": "error: rank 0 lost another rank, which ended without a word",
-    "exit": "error: rank 0 lost another rank, which ended without a word",
+    "kill": "error: rank 0 lost another rank, which ended without an error",
+    "exit": "error: rank 0 lost another rank, which ended without an error",
     "memory": "error: out of memory on rank 1 in a backward of 1 row of ",
-    "hang": "error: rank 0 waited in vain for another rank, which hangs or is far slower, until --rank_timeout",
+    "hang": "error: rank 0 waited for another rank, which hangs or is far slower, until --rank_timeout",
 }
 
 

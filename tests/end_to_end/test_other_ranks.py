@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.distributed.launch import ROOT
 from tests.end_to_end.compared import figures
 from tests.end_to_end.other_ranks_program import CHAINS, STEPS
-from training.utils.run.checkpoints import damage
+from training.utils.checkpoints.folder import damage
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

@@ -135,7 +135,7 @@ def test_sigterm_ends_two_ranks_with_a_checkpoint_and_the_command_to_go_on(place
     (line,) = [line for line in said.splitlines() if line.startswith("stopped after step ")]
     done = int(line.split()[3])
     assert line.endswith(
-        f"(SIGTERM); to go on: THREESTEP_RANKS=2 python -m training.utils.run.launch training.step1_sft.main --config "
+        f"(SIGTERM); to resume: THREESTEP_RANKS=2 python -m training.utils.run.launch training.step1_sft.main --config "
         f"{folder}/config.yaml --resume"
     )
     assert (folder / "checkpoints" / "latest").read_text() == f"step_{done:06d}\n"

@@ -1,4 +1,5 @@
-"""Step 3 on two reward functions with weights and no reward model; and one that fails on one of two ranks."""
+"""Step 3 on two reward functions with weights and no reward model; one that fails on one of two ranks; and with an
+advantage estimator and a policy loss of the user's file."""
 
 from __future__ import annotations
 
@@ -83,3 +84,41 @@ def test_a_function_that_hangs_on_one_rank_ends_the_run_on_both(place, flags):
     ran = run_step(3, [*own, "--reward_timeout", 2, "--output_dir", place / "slow_reward"], ranks=2)
     assert ran.code != 0
     assert ran.stderr.count("error: reward function 'slow_on_one_rank' did not return within --reward_timeout 2 s") == 1
+
+
+ALGORITHM = """
+import torch
+from training.step3_ppo.advantages import Estimator
+from training.step3_ppo.advantages.inputs import group_centred
+
+def lead(inputs, settings):
+    return inputs.on_tokens(group_centred(inputs.outcomes_B, inputs.group_B)), None
+
+leads = Estimator(lead, needs_groups=True)
+
+def plain_gradient(tokens, settings):
+    return -tokens.advantages_M * tokens.logprobs_M, torch.zeros_like(tokens.sequence_M, dtype=torch.bool)
+"""
+
+
+def test_an_estimator_and_a_policy_loss_of_the_users_file(place, flags):
+    """Written again in the user's file, Dr. GRPO's advantages and GPG's loss give the metrics of the built-in ones."""
+    file = place / "own_algorithm.py"
+    file.write_text(ALGORITHM)
+    both = [*flags, *"--reward length --reward_length_characters 20".split()]
+    found = []
+    for name, algorithm in (
+        ("own", f"--advantage {file}:leads --policy_loss {file}:plain_gradient"),
+        ("built_in", "--advantage grpo --norm_adv_by_std false --policy_loss gpg"),
+    ):
+        ran = run_step(3, [*both, *algorithm.split(), "--output_dir", place / f"algorithm_{name}"])
+        assert ran.code == 0, ran.words
+        lines = (place / f"algorithm_{name}" / "metrics.jsonl").read_text().splitlines()
+        timed = ("time/", "train/tokens_per_second", "train/mfu", "seconds")
+        found.append(
+            [{key: value for key, value in json.loads(line).items() if not key.startswith(timed)} for line in lines]
+        )
+    assert found[0] == found[1] and any(line.get("actor/policy_loss") for line in found[0])
+    missing = [*both, "--advantage", f"{file}:lags", "--output_dir", place / "algorithm_missing"]
+    ran = run_step(3, missing)
+    assert ran.code == 2 and "--advantage: " in ran.words and "has no 'lags'; did you mean 'leads'" in ran.words

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.end_to_end.conftest import MODULES, SHARED, save_start
 from tests.end_to_end.test_resume import figures, run_program, same
-from training.utils.engine.export import export_model
+from training.utils.checkpoints.export import export_model
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 FLAGS = (

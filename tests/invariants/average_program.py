@@ -92,9 +92,9 @@ def offloaded(models: Path, ranks: Any) -> dict[str, float]:
     from tests.invariants import engine_program, tiny
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.settings import EngineSettings
-    from training.utils.engine.setup import load_under
     from training.utils.models.loading import load_causal_lm
     from training.utils.models.token_model import PolicyModel
+    from training.utils.opening.setup import load_under
 
     how = engine_program.model_settings(engine_program.Case("frozen"), models)
     rows = engine_program._laid(tiny.sentences(3, seed=2))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 SEED = 5
@@ -178,11 +179,11 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
     from training.utils.engine.settings import EngineSettings
-    from training.utils.engine.setup import load_under
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.compiled import compile_blocks
     from training.utils.models.loading import load_causal_lm, load_scalar_model
     from training.utils.models.token_model import PolicyModel, ScalarModel
+    from training.utils.opening.setup import load_under
     from training.utils.run.seeds import seed_everything
 
     recipe = Recipe()
@@ -235,8 +236,11 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from tests.support.data_flags import data_flags
     from training.utils.engine.arguments import EngineArguments
-    from training.utils.engine.setup import loop_settings, may_pack
+    from training.utils.opening.opened_model import loop_settings
+    from training.utils.opening.setup import may_pack
+    from training.utils.opening.training_run import TrainingRun
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 
@@ -248,17 +252,19 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         return engine(rows) if case.kind == "ranking" else engine(rows).logprobs_M
 
     packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
-    flags = EngineArguments(
+    engine_flags = EngineArguments(
         per_device_train_batch_size=case.micro,
         per_device_eval_batch_size=2,
         max_tokens_per_micro_batch=case.max_tokens,
         report_mfu=False,
     )
     steps = (STEPS, case.per_step)
-    loop = loop_settings(flags, steps, LONGEST, model, packed, ranks, case.pad_token_id, RunArguments(seed=SEED))
+    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data_flags(max_seq_len=LONGEST))
+    loop = loop_settings(flags, steps, model, packed, ranks, case.pad_token_id)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        trainer = make_trainer(case, engine, model, train_rows, eval_rows, loop, metrics)
+        run = TrainingRun("test", engine, train_rows, eval_rows, loop, metrics)
+        trainer = make_trainer(case, run, model)
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None
     keep_weights(engine, model, folder)
@@ -279,30 +285,21 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     }
 
 
-def make_trainer(
-    case: Case, engine: Any, model: Any, train_rows: list, eval_rows: list, loop: Any, metrics: Any
-) -> Any:
+def make_trainer(case: Case, run: Any, model: Any) -> Any:
     from training.step1_sft.settings import SftSettings
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.loss import Objective
-    from training.step2_dpo.reference import adapter_off_references, known_references
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
+    from training.utils.preference.reference import adapter_off_references, known_references
 
     if case.kind in PREFERENCES:
-        references = (
-            adapter_off_references(engine, model)
-            if case.adapter_off
-            else known_references(engine, train_rows, eval_rows, loop, None, metrics, lambda text: None)
-        )
-        objective = Objective(*PREFERENCES[case.kind])
-        return DpoTrainer(engine, train_rows, eval_rows, references, objective, loop, metrics)
+        references = adapter_off_references(run.engine, model) if case.adapter_off else known_references(run, None)
+        return DpoTrainer(run, references, Objective(*PREFERENCES[case.kind]))
     if case.kind == "sft":
-        objective = SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
-        return SftTrainer(engine, train_rows, eval_rows, loop, metrics, objective)
-    options = LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions()
-    return RewardTrainer(engine, train_rows, eval_rows, loop, metrics, options)
+        return SftTrainer(run, SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef))
+    return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())
 
 
 def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
@@ -335,7 +332,7 @@ def spread_rows(how: str) -> list:
 
 
 def _laid(batch: list, min_width: int = 1, pad: int = PAD) -> Any:
-    from training.utils.data.documents import sentence_document
+    from training.utils.data.rows.documents import sentence_document
     from training.utils.layout.rows import packed_rows
 
     return packed_rows([[sentence_document(row)] for row in batch], pad, min_width)

@@ -34,13 +34,13 @@ def main() -> None:
 def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -> dict[str, list[int]]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from training.utils.dry_run.engine_memory import trained_memory
     from training.utils.engine.config import deepspeed_config
-    from training.utils.engine.memory import trained_memory
     from training.utils.engine.settings import EngineSettings
-    from training.utils.engine.setup import load_under
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.lora import add_lora
     from training.utils.models.settings import ModelSettings
+    from training.utils.opening.setup import load_under
 
     # Sizes that two ranks divide, so that DeepSpeed pads nothing.
     shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.flags import note_mistakes
 
 LIMIT_SECONDS = 20.0  # a case takes some hundredths of one on an idle core
 HI, HO = {"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Ho"}
@@ -132,20 +133,20 @@ def data_file(dice: random.Random, tokenizer: Any) -> None:
 
 
 def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: dict[str, Any]) -> None:
-    from training.utils.data.arguments import DataArguments
-    from training.utils.data.build import build_phase
+    from tests.support.data_flags import data_flags
+    from training.utils.data.build.build import build_phase
     from training.utils.run.errors import Mistakes
 
     split = ",".join("1" if place == phase else "0" for place in (1, 2, 3))
     name = f"{reader}:{path}"
-    flags = DataArguments(
+    flags = data_flags(
         **{
             "data_path": [name], "data_split": split, "data_output_path": "cache", "num_workers": 1, "max_seq_len": 64,
             "max_prompt_seq_len": 48, "eval_fraction": 0.0, "rebuild_cache": True, **given,
         }
     )  # fmt: skip
     mistakes = Mistakes()
-    flags.validate(mistakes)
+    note_mistakes(flags, mistakes)
     mistakes.raise_if_any()
     built = build_phase(phase, flags, tokenizer, seed=1, is_main_rank=False)
     check_counts(built, reader, path, given)
@@ -153,7 +154,7 @@ def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: 
 
 def check_counts(built: Any, reader: str, path: Path, given: dict[str, Any]) -> None:
     """Rows in = rows kept + rows dropped, and those kept can all be read."""
-    from training.utils.data.readers import open_rows
+    from training.utils.data.files.readers import open_rows
 
     offered = len(open_rows(reader, [str(path)], None))
     if reader == "jsonl":
@@ -294,12 +295,9 @@ def groups_of(step: str) -> tuple[Any, Any]:
     """(argument groups, DeepSpeed-Chat's flags) of a program."""
     import importlib
 
-    from training.utils.run import deepspeed_chat
-
     module = importlib.import_module(f"training.{step}")
-    old = {"step1_sft.main": deepspeed_chat.SFT, "step2_reward.main": deepspeed_chat.REWARD}
-    old |= {"step2_dpo.main": deepspeed_chat.SFT, "step3_ppo.main": deepspeed_chat.PPO}
-    return module.GROUPS, old.get(step)
+    declared = getattr(module, "STEP", None)
+    return (module.GROUPS, None) if declared is None else (declared.groups, declared.old_flags)
 
 
 PROGRAMS = ("step1_sft.main", "step2_reward.main", "step2_dpo.main", "step3_ppo.main", "step2_reward.evaluate")
@@ -356,7 +354,7 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
     random.seed(by_name["RunArguments"].seed)
     torch.Generator().manual_seed(by_name["RunArguments"].seed)
     if "EngineArguments" in by_name:
-        from training.utils.engine.setup import whole_steps
+        from training.utils.opening.setup import whole_steps
 
         engine = by_name["EngineArguments"]
         deepspeed_config(engine.settings(1e-3), 1, 100, False)
@@ -366,12 +364,12 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
 
 
 def check_step3(by_name: dict[str, Any]) -> None:
-    from training.step3_ppo.assembly import check_rollout_dump, check_timeouts, checked_names
+    from training.step3_ppo.checks import check_rollout_dump, check_timeouts, selected_components
 
     roles, ppo = by_name["RolesArguments"], by_name["PpoArguments"]
-    checked_names(roles, ppo, by_name["AlgorithmArguments"], by_name["RewardArguments"])
+    selected_components(roles, ppo, by_name["AlgorithmArguments"], by_name["ScoringArguments"])
     check_rollout_dump(by_name["CheckpointArguments"], ppo)
-    check_timeouts(by_name["FaultArguments"], by_name["RewardArguments"])
+    check_timeouts(by_name["FaultArguments"], by_name["ScoringArguments"])
 
 
 def yaml_text(settings: dict[str, Any]) -> str:
@@ -380,12 +378,12 @@ def yaml_text(settings: dict[str, Any]) -> str:
     return yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)
 
 
-def data_flags(dice: random.Random, tokenizer: Any) -> None:
+def damaged_flags(dice: random.Random, tokenizer: Any) -> None:
     """A sound file, read with damaged data flags as a command line gives them."""
     import dataclasses
 
-    from training.utils.data.arguments import DataArguments
-    from training.utils.data.build import build_phase
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.build import build_phase
     from training.utils.run.arguments import parse_arguments
 
     form, phase = dice.choice(list(FORMS)), dice.choice((1, 2, 3))
@@ -393,7 +391,8 @@ def data_flags(dice: random.Random, tokenizer: Any) -> None:
     path.write_bytes(write_jsonl([FORMS[form](index) for index in range(8)]))
     # Names of hubs and of other folders stay out of it, and so do processes, which take their time to start.
     passed_over = ("data_output_path", "num_workers", "dataset_module", "dataset_dir", "unsupervised_dataset_name")
-    names = [field.name for field in dataclasses.fields(DataArguments) if field.name not in passed_over]
+    groups = [getattr(DataArguments(), group.name) for group in dataclasses.fields(DataArguments)]
+    names = [field.name for group in groups for field in dataclasses.fields(group) if field.name not in passed_over]
     argv = ["--data_path", f"jsonl:{path}", "--data_output_path", "cache", "--num_workers", "1"]
     if dice.random() < 0.5:
         argv += ["--prompt_style", "chat_template"]
@@ -461,7 +460,7 @@ KINDS: dict[str, Callable[[random.Random, Any], None]] = {
     "deepspeed json": deepspeed_json,
     "data file": data_file,
     "configuration": configuration,
-    "data flags": data_flags,
+    "data flags": damaged_flags,
 }
 SHARES = {"data file": 9, "configuration": 6, "data flags": 3, "whole run": 1, "deepspeed json": 1}
 

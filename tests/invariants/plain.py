@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from training.utils.data.phases import ResponsesRow, SentenceRow
+from training.utils.data.rows.phases import ResponsesRow, SentenceRow
 from training.utils.layout.order import ShuffledStream
 
 

@@ -63,15 +63,22 @@ def make_trainer(
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.evaluation import Evaluator
-    from training.step3_ppo.experience import ExperienceSettings, KlSettings, LengthSettings
     from training.step3_ppo.kl import KL_ESTIMATORS
-    from training.step3_ppo.learning import LearningSettings
-    from training.step3_ppo.losses import POLICY_LOSSES, PolicyLossSettings
+    from training.step3_ppo.learning import Updates
+    from training.step3_ppo.losses import POLICY_LOSSES
+    from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.roles import RoleSettings, Tokenizers, load_roles
-    from training.step3_ppo.rollout import ENGINES
-    from training.step3_ppo.rollout.base import Sampling
-    from training.step3_ppo.trainer import PpoSettings, PpoTrainer
+    from training.step3_ppo.settings import (
+        ExperienceSettings,
+        KlSettings,
+        LearningSettings,
+        LengthSettings,
+        PpoSettings,
+    )  # fmt: skip
+    from training.step3_ppo.trainer import PpoTrainer
     from training.utils.engine.settings import EngineSettings
+    from training.utils.generation.base import Sampling
+    from training.utils.generation.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
     from training.utils.models.settings import ModelSettings
     from training.utils.run.metrics import MetricsWriter
@@ -89,6 +96,8 @@ def make_trainer(
                 engine(ACTOR_RATE),
                 ModelSettings(str(models / "scalar")),
                 engine(CRITIC_RATE),
+                reference_engine=engine(ACTOR_RATE),
+                reward_engine=engine(CRITIC_RATE),
                 with_critic=not grpo,
             )
         ),
@@ -103,9 +112,9 @@ def make_trainer(
         clip_reward=CLIP_REWARD,
         samples_per_prompt=SAMPLES if grpo else 1,
         estimator=ESTIMATORS["grpo" if grpo else "gae"],
-        advantage=AdvantageSettings(GAMMA, LAM),
+        advantage=AdvantageSettings(GAMMA, LAM, norm_by_std=True),
         whiten_advantages=not grpo,
-        kl=KlSettings(KL_COEF, in_loss=grpo, estimate=KL_ESTIMATORS["k3" if grpo else "k1"]),
+        kl=KlSettings(KL_COEF, in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
         mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
@@ -138,33 +147,31 @@ def make_trainer(
         sampling=sampling,
         experience=experience,
         learning=learning,
+        evaluates_first=True,
     )
     folder = RunFolder(out, ranks.is_main)
     metrics = MetricsWriter(out / "metrics", is_main_rank=False)
-    rollout_engine = ENGINES["hf"]()
+    rollout_engine = TransformersRollout()
     evaluator = Evaluator(
         roles=roles,
         rollout_engine=rollout_engine,
         prompts=tiny.prompts(EVAL_PROMPTS, seed=4),
         tokenizer=tiny.StandInTokenizer(),
         checker=None,
-        sampling=sampling,
-        experience=experience,
+        settings=settings,
         prompts_per_batch=2,
-        seed=SEED,
         metrics=metrics,
         folder=folder,
     )
-    return PpoTrainer(
-        roles, rollout_engine, train_prompts(), texts() if with_texts else None, evaluator, settings, metrics
-    )
+    updates = Updates(roles, settings, texts() if with_texts else None)
+    return PpoTrainer(roles, rollout_engine, train_prompts(), updates, evaluator, settings, metrics)
 
 
 def train_prompts() -> Any:
     from tests.invariants import tiny
-    from training.step3_ppo.prompt_source import ShuffledPrompts
+    from training.step3_ppo.prompt_source import PromptSource
 
-    return ShuffledPrompts(tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3), SEED)
+    return PromptSource(tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3), SEED)
 
 
 def texts() -> list:
@@ -355,9 +362,10 @@ def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
             experience = trainer.settings.experience
             if keeps:
                 experience = dataclasses.replace(
-                    experience, keeps_forwards=True, reads_old_logprobs=True, with_entropy=grpo
+                    experience, reuses_forwards=True, reads_old_logprobs=True, with_entropy=grpo
                 )
             trainer.settings = dataclasses.replace(trainer.settings, experience=experience)
+            trainer.updates.settings = trainer.settings
             engines = [trainer.roles.actor, *([trainer.roles.critic] if trainer.roles.critic else [])]
             starts = [engine.full_state(engine.module.model) for engine in engines]
             calls.clear()
@@ -454,6 +462,8 @@ ACTORS = ("actor", "absolute")
 def _layouts(trainer: Any) -> dict[str, Any]:
     import torch
 
+    from training.utils.generation.base import RolloutRequest
+
     prompts, seeds = trainer.next_prompts(1, batch=0)
     ids_BP, mask_BP = prompts.prompt_ids_BP, prompts.prompt_mask_BP
     count, pad = len(seeds), trainer.settings.sampling.pad_token_id
@@ -461,7 +471,7 @@ def _layouts(trainer: Any) -> dict[str, Any]:
     def rolled(ids: Any, mask: Any, seeds: list[int], pad_token_id: int = pad) -> list[Any]:
         sampling = dataclasses.replace(trainer.settings.sampling, pad_token_id=pad_token_id)
         with trainer.roles.whole_actor.lent() as model:
-            rollout = trainer.rollout_engine.roll_out(model, ids, mask, sampling, seeds)
+            rollout = trainer.rollout_engine.roll_out(model, RolloutRequest(ids, mask, sampling, seeds))
         return [
             [rollout.response_of(index).tolist(), rollout.sampled_logprobs_BR[index, :length].tolist()]
             for index, length in enumerate(rollout.response_lengths_B.tolist())

@@ -94,6 +94,8 @@ def make_trainer(kind: str, case: Case, models: Path, critic: Path, out: Path, r
             settings,
             actor_engine=replace(settings.actor_engine, zero_stage=case.actor_stage, offload=case.offload),
             critic_engine=replace(settings.critic_engine, zero_stage=case.critic_stage, offload=case.offload),
+            reference_engine=replace(settings.reference_engine, zero_stage=case.actor_stage),
+            reward_engine=replace(settings.reward_engine, zero_stage=case.critic_stage),
             critic_model=replace(settings.critic_model, name_or_path=str(critic), lora_dim=CRITIC_DIM),
             share_trunk=kind == "shared",
         )

@@ -55,7 +55,7 @@ def test_what_counts_as_failed(monkeypatch: pytest.MonkeyPatch, wrong, ended: st
 
 def test_a_wrong_count_is_found(tmp_path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer) -> None:
     """A reader that loses its last row."""
-    from training.utils.data.readers import JsonLines
+    from training.utils.data.files.json_rows import JsonLines
 
     monkeypatch.chdir(tmp_path)
     path = mutations.Path("rows.jsonl")

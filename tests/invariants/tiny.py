@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from training.utils.data.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
 
 VOCAB = 211
 END, PAD = 0, 1

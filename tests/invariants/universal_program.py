@@ -41,7 +41,7 @@ def carried(name: str, models: Path, place: Path, ranks: Any) -> dict[str, dict[
     those that are converted now, `weights`, that between them and the model's; `step`, what Adam has counted, and
     `counted`, what every part of its state has after one step more."""
     from tests.invariants import engine_program
-    from training.utils.engine import universal
+    from training.utils.checkpoints import universal
     from training.utils.engine.collectives import barrier
 
     stages, dtype, lora_dim = CASES[name]

@@ -24,6 +24,7 @@ VALUES = {
 FIGURES = {
     "step1_sft": {"eval_loss_before": 6.5, "eval_loss_after": 1.25, "seconds": 9},
     "step2_reward": {"eval_accuracy": 0.9, "eval_score_gap": 2.0, "seconds": 9},
+    "step2_dpo": {"eval_accuracy": 0.75, "eval_reward_margin": 0.5, "seconds": 9},
     "step3_ppo": {
         "reward_before": -0.5, "reward_after": 1.5, "reward_standard_error": 0.125,
         "checker_before": 0.25, "checker_after": 0.5, "seconds": 9,
@@ -184,7 +185,7 @@ def test_a_slip_in_any_steps_settings_is_told_before_anything_starts(steps, tmp_
 
 
 def test_an_unknown_flag_is_told_with_its_nearest_name():
-    with pytest.raises(ThreestepError, match=r"has no flag --sead=3; did you mean 'seed'\?"):
+    with pytest.raises(ThreestepError, match=r"unknown flag --sead; did you mean 'seed'\?"):
         all_steps.main(["--config", "run.yaml", "--sead=3"])
 
 
@@ -198,7 +199,7 @@ def test_the_first_failure_ends_the_run(steps, tmp_path, capsys):
     assert end.value.code == 3
     assert calls[-1][0] == "training.step2_reward.main"
     told = capsys.readouterr().err
-    assert "step 2 of 3, the reward model (training.step2_reward.main) ended with code 3" in told
+    assert "step 2 of 3, reward model (training.step2_reward.main) ended with code 3" in told
     assert not (tmp_path / "runs/x/summary.json").exists()
 
 
@@ -229,3 +230,38 @@ def test_the_file_is_looked_for_here_and_in_the_work_dir(steps, tmp_path, monkey
     monkeypatch.chdir(elsewhere)
     all_steps.main(["--config", "run.yaml", "--work_dir", str(tmp_path), "--output_dir", "runs/y"])
     assert (tmp_path / "runs/y/summary.json").exists()
+
+
+TO_DPO = {name: value for name, value in VALUES.items() if name not in ("step2_reward", "step3_ppo")} | {
+    "step2_dpo": {"max_seq_len": 96}
+}
+
+
+def test_dpo_is_the_last_step_of_a_file_that_has_its_section(steps, tmp_path, capsys):
+    calls, _ = steps
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(TO_DPO))
+    all_steps.main(["--config", "run.yaml"])
+    programs = ["training.new_model", "training.step1_sft.main", "training.step2_dpo.main"]
+    assert [call[0] for call in calls] == programs
+    settings = all_steps.read_plan(TO_DPO, "f").settings
+    assert list(settings) == ["step1_sft", "step2_dpo"]
+    assert settings["step2_dpo"]["model_name_or_path"] == "runs/x/step1_sft/model"
+    assert settings["step2_dpo"]["max_seq_len"] == 96
+    summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
+    assert {name: value for name, value in summary.items() if not name.startswith("seconds_")} == {
+        "sft_eval_loss_before": 6.5, "sft_eval_loss_after": 1.25, "dpo_pair_accuracy": 0.75, "dpo_reward_margin": 0.5,
+    }  # fmt: skip
+    assert {name for name in summary if name.startswith("seconds_")} == {"seconds_sft", "seconds_dpo"}
+    printed = capsys.readouterr().out
+    assert "== step 2 of 2, direct preference optimisation" in printed
+    assert "| step 2: accuracy of the implicit reward " in printed and "0.7500" in printed
+
+
+@pytest.mark.parametrize("other", ["step2_reward", "step3_ppo"])
+def test_a_step_that_does_not_lead_to_the_last_is_refused(other):
+    with pytest.raises(ThreestepError) as refused:
+        all_steps.read_plan({**TO_DPO, other: None}, "f")
+    assert str(refused.value) == (
+        f"f: expected sections of steps that lead to 'step2_dpo' (step1_sft, step2_dpo), got '{other}' too; remove one "
+        "of the two"
+    )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import chat
 from training.utils.run.errors import ThreestepError
 
@@ -53,7 +53,7 @@ def test_one_question_from_standard_input(folders, monkeypatch, capsys):
     run(monkeypatch, [folders / "one", folders / "two", *flags[1:3]], "Hi\n")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"== A {folders / 'one'}" and f"== B {folders / 'two'}" in said
-    with pytest.raises(ThreestepError, match="holds no question; write one to it"):
+    with pytest.raises(ThreestepError, match="expects a question, got none; write one to it"):
         run(monkeypatch, flags, " \n")
 
 
@@ -62,7 +62,7 @@ def test_a_terminal(folders, monkeypatch, capsys):
     run(monkeypatch, [folders / "one", "--max_new_tokens", 6, "--temperature", 0], "", lines)
     said = capsys.readouterr().out
     assert "/temperature" in said and said.count("model> ") == 3
-    assert "error: there is no /nothing" in said and "which leaves no room" in said
+    assert "error: unknown command /nothing" in said and "which leaves no room" in said
     assert "(cut)" in said
     run(
         monkeypatch,
@@ -87,14 +87,14 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
 
 
 def test_the_style_follows_the_tokenizer(folders, tiny_tokenizer):
-    arguments = chat.ChatArguments()
-    assert chat.data_for(arguments, str(folders / "one")).prompt_style == "human_assistant"
+    arguments = chat.TalkArguments()
+    assert chat.data_for(arguments, str(folders / "one")).chat.prompt_style == "human_assistant"
     tiny_tokenizer = type(tiny_tokenizer).from_pretrained(folders / "one")
     tiny_tokenizer.chat_template = "{{ messages[0].content }}"
     tiny_tokenizer.save_pretrained(folders / "two")
-    assert chat.data_for(arguments, str(folders / "two")).prompt_style == "chat_template"
-    arguments = chat.ChatArguments(prompt_style="human_assistant")
-    assert chat.data_for(arguments, str(folders / "two")).prompt_style == "human_assistant"
+    assert chat.data_for(arguments, str(folders / "two")).chat.prompt_style == "chat_template"
+    arguments = chat.TalkArguments(prompt_style="human_assistant")
+    assert chat.data_for(arguments, str(folders / "two")).chat.prompt_style == "human_assistant"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_the_style_follows_the_tokenizer(folders, tiny_tokenizer):
         ([], r"expected one model or two, got 0: MODEL \[MODEL2\] before the flags"),
         (["a", "b", "c"], "expected one model or two, got 3"),
         (["a", "--prompt_style", "x"], "--prompt_style expects one of auto, human_assistant, chat_template, got 'x'"),
-        (["a", "--seed", "-1"], "--seed expects a number from 0 up, got -1"),
-        (["a", "--web_port", "0"], "--web_port expects a port from 1 to 65535, got 0"),
+        (["a", "--seed", "-1"], "--seed expects 0 or more, got -1"),
+        (["a", "--web_port", "0"], "--web_port expects a number from 1 to 65535, got 0"),
         (["/nowhere/a"], "the model folder '/nowhere/a' does not exist"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from training.utils.data import registry
+from training.utils.data.sources import registry
 from training.utils.run import user_files
 
 TRAINING = Path(__file__).parents[2] / "training"

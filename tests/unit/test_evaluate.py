@@ -7,8 +7,9 @@ import math
 
 import pytest
 
-from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import evaluate
+from training.asking import tasks
 from training.asking.model import Answer
 from training.utils.run.errors import ThreestepError
 
@@ -79,7 +80,7 @@ def test_perplexity_of_responses_and_of_text(flags, tmp_path, tiny_tokenizer):
 def test_figures_of_answers():
     """Gains 1, 0, -0.5, 0.5: two wins, a tie and a loss are 2.5 of 4."""
     said = [Answer("", (1, 2), True), Answer("", (1,), False), Answer("", (1,), True), Answer("", (1,), True)]
-    figures = evaluate.answer_figures([[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.5, 0.5]], [said, said], seed=0)
+    figures = tasks.answer_figures([[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.5, 0.5]], [said, said], seed=0)
     assert (figures["wins"], figures["ties"], figures["losses"]) == (2, 1, 1)
     assert figures["win_rate"].value == 0.625 and figures["reward_gain"].value == 0.25
     assert figures["answer_tokens"] == 1.25 and figures["baseline_ended_share"] == 0.75
@@ -90,12 +91,16 @@ def test_figures_of_answers():
     [
         ("winrate", "", "expected a task first, one of win_rate, .* got 'winrate'; did you mean 'win_rate'"),
         ("win_rate", "--reward length", "win_rate expects the other model as --baseline, got none"),
-        ("gsm8k", "--baseline x", "--baseline is for win_rate, and gsm8k compares with nothing; leave it out"),
-        ("reward", "", "--reward has the reward model, and --reward_model names none; name one, or give a rule"),
+        ("gsm8k", "--baseline x", "--baseline is only for win_rate, and gsm8k compares with nothing; leave it out"),
+        (
+            "reward",
+            "",
+            "--reward contains the reward model, which expects --reward_model, got none; give it, or a rule",
+        ),
         ("reward", "--split all", "--split expects one of eval, train, got 'all'"),
-        ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects a whole number from 1 up"),
+        ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects 1 or more"),
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
-        ("gsm8k", "--eval_fraction 0", "--split eval has no rows: raise --eval_fraction"),
+        ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
     ],
 )
 def test_mistakes(flags, task, more, sentence):
@@ -107,13 +112,18 @@ def test_prompts_of_two_tokenizers_meet_by_their_rows(capsys):
     from types import SimpleNamespace
 
     one, two = ([SimpleNamespace(row_id=row) for row in rows] for rows in ([1, 2, 3], [3, 1]))
-    shared = evaluate.shared_prompts([one, two])
+    shared = tasks.shared_prompts([one, two])
     assert [[row.row_id for row in side] for side in shared] == [[1, 3], [1, 3]]
     assert "1 prompts are left out" in capsys.readouterr().err
-    with pytest.raises(ThreestepError, match="share no prompt: raise --max_prompt_seq_len"):
-        evaluate.shared_prompts([one[1:2], two])
+    with pytest.raises(ThreestepError, match="share no prompt; raise --max_prompt_seq_len"):
+        tasks.shared_prompts([one[1:2], two])
 
 
 def test_the_dtype_can_be_asked_for(flags, tmp_path):
     evaluate.main(["gsm8k", *flags, "--max_new_tokens", "2", "--dtype", "bf16"])
     assert read(tmp_path, "gsm8k")["dtype"] == "bf16"
+
+
+def test_perplexity_draws_nothing():
+    with pytest.raises(ThreestepError, match="^--rollout_engine draws answers, and perplexity draws none"):
+        evaluate.main("perplexity --model_name_or_path x --data_path embedded --rollout_engine vllm".split())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.export import chosen_checkpoint, engine_of, main
-from training.utils.run.checkpoints import CheckpointFolder
+from training.export import engine_of, find_checkpoint, main
+from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.run.errors import ThreestepError
 
 
@@ -21,41 +21,41 @@ def run(tmp_path):
 
 def test_a_checkpoint_by_its_path_and_the_latest_of_a_run(run):
     checkpoints = run / "checkpoints"
-    assert chosen_checkpoint(checkpoints / "step_000001") == checkpoints / "step_000001"
-    assert chosen_checkpoint(run) == chosen_checkpoint(checkpoints) == checkpoints / "step_000002"
+    assert find_checkpoint(checkpoints / "step_000001") == checkpoints / "step_000001"
+    assert find_checkpoint(run) == find_checkpoint(checkpoints) == checkpoints / "step_000002"
 
 
 def test_a_damaged_one_is_never_exported(run, capsys):
     newest = run / "checkpoints" / "step_000002"
     (newest / "a.bin").write_bytes(b"Weights")
-    assert chosen_checkpoint(run).name == "step_000001"
-    assert "passed over" in capsys.readouterr().err
-    with pytest.raises(ThreestepError, match="step_000002: a.bin has another content than was written; give another"):
+    assert find_checkpoint(run).name == "step_000001"
+    assert "skipped step_000002" in capsys.readouterr().err
+    with pytest.raises(ThreestepError, match="step_000002: a.bin does not have the content .*; give another"):
         main([str(newest), str(run / "out")])
     (run / "checkpoints" / "step_000001" / "a.bin").unlink()
-    with pytest.raises(ThreestepError, match=r"none is whole \(step_000002: a.bin has another"):
-        chosen_checkpoint(run)
+    with pytest.raises(ThreestepError, match=r"only damaged checkpoints \(step_000002: a.bin does not have"):
+        find_checkpoint(run)
 
 
 def test_no_checkpoint_there(tmp_path):
     with pytest.raises(ThreestepError, match="step_000009: there is no such folder; give another"):
-        chosen_checkpoint(tmp_path / "step_000009")
-    with pytest.raises(ThreestepError, match="there is none; --save_every writes them"):
-        chosen_checkpoint(tmp_path)
+        find_checkpoint(tmp_path / "step_000009")
+    with pytest.raises(ThreestepError, match="with no checkpoints in .*; --save_every writes them"):
+        find_checkpoint(tmp_path)
 
 
 def test_parts_are_engines(tmp_path):
     assert engine_of("model", ["model"], tmp_path) == engine_of("average", ["model"], tmp_path) == "model"
     assert [engine_of(part, ["actor", "critic"], tmp_path) for part in ("model", "critic")] == ["actor", "critic"]
-    with pytest.raises(ThreestepError, match="--part critic: .* holds model, and no critic"):
+    with pytest.raises(ThreestepError, match="--part critic expects a checkpoint with a critic, got model"):
         engine_of("critic", ["model"], tmp_path)
 
 
 def test_one_of_an_earlier_version(run):
-    with pytest.raises(ThreestepError, match="holds no models/ with configuration and tokenizer: an earlier Threestep"):
+    with pytest.raises(ThreestepError, match="has no models/ with configuration and tokenizer: an earlier Threestep"):
         main([str(run), str(run / "out")])
 
 
 def test_the_command_line():
-    with pytest.raises(ThreestepError, match="the following arguments are required: OUT; --help says"):
+    with pytest.raises(ThreestepError, match="the following arguments are required: OUT; see --help"):
         main(["a"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat_templates import chat_template, chat_tokenizer
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from training import preview
 from training.utils.run.errors import ThreestepError
 
@@ -176,10 +176,10 @@ def test_text_of_phase_2_stands_side_by_side_and_of_phase_3_has_the_reference(te
     [
         ("--phase=4", "--phase expects one of 1, 2, 3, unsupervised, got '4'"),
         ("--split=test", "--split expects one of train, eval, got 'test'"),
-        ("--rows=-1", "--rows expects a whole number from 0 up, got -1"),
-        ("--first=-1", "--first expects a whole number from 0 up, got -1"),
-        ("--first=9", "--first 9: the train split has 1 rows, numbered from 0"),
-        ("--max_answer_seq_len=0", "--max_answer_seq_len expects a whole number from 1 up, got 0"),
+        ("--rows=-1", "--rows expects 0 or more, got -1"),
+        ("--first=-1", "--first expects 0 or more, got -1"),
+        ("--first=9", "--first expects less than 1, the rows of the train split, got 9; give less"),
+        ("--max_answer_seq_len=0", "--max_answer_seq_len expects 1 or more, got 0"),
         ("--tokenizer=", "--tokenizer expects a folder or hub name, got nothing"),
         ("--tokenizer=./nowhere", "the model folder './nowhere' does not exist"),
     ],
@@ -191,7 +191,7 @@ def test_mistakes_are_said(arguments, flag, message):
 
 
 def test_unsupervised_text_has_no_evaluation_rows(arguments):
-    with pytest.raises(ThreestepError, match="unsupervised text has training rows alone; leave --split out"):
+    with pytest.raises(ThreestepError, match="unsupervised text has only training rows; leave --split out"):
         preview.main([*arguments([PAIR], "unsupervised"), "--split=eval"])
 
 

@@ -17,6 +17,7 @@ def run(tmp_path):
         folder.mkdir()
         line = {"step": 1, "seconds": 1.0, "train/loss": 1.5, "eval/perplexity": 2.0}
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (folder / "config.yaml").write_text("neftune_alpha: 0.0\n")
         return str(folder)
 
     return make
@@ -44,7 +45,7 @@ def test_places_and_pictures(run, tmp_path, capsys):
     ("words", "message"),
     [
         ([], "expects one or more run folders: the --output_dir of a run"),
-        (["a", "--ouut=x"], "has no flag --ouut=x; did you mean 'out'?"),
+        (["a", "--ouut=x"], "unknown flag --ouut; did you mean 'out'?"),
         (["/no/such/run"], "expected a run's folder"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_lines import check_call
+from tests.support.command_lines import check_call
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])

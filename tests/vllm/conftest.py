@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from training.step3_ppo.rollout.vllm import VllmRollout
-from training.step3_ppo.vllm_arguments import VllmArguments
+from training.utils.generation.vllm import VllmRollout
+from training.utils.generation.vllm_arguments import VllmArguments
 
 LONGEST_TOKENS = 64
 # Attention on a CPU knows heads of 32 numbers and more.
@@ -35,6 +35,6 @@ def started(decode=None, **flags) -> VllmRollout:
 @pytest.fixture(scope="session")
 def engines() -> Iterator[dict[str, VllmRollout]]:
     """One for each family, kept: each costs seconds to start."""
-    from tests.unit.step3_ppo.rollout.test_hf import spelt
+    from tests.unit.utils.generation.test_hf import spelt
 
     yield {family: started(spelt) for family in SHAPES}

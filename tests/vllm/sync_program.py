@@ -36,15 +36,16 @@ def main(folder: Path, updates: int) -> None:
 def run_case(
     rollout_engine: Any, folder: Path, updates: int, ranks: Any, zero_stage: int, lora_dim: int
 ) -> dict[str, Any]:
-    from tests.tiny_models import VOCABULARY
-    from tests.unit.step3_ppo.rollout.test_hf import PLAIN, prompts
+    from tests.support.tiny_models import VOCABULARY
+    from tests.unit.utils.generation.test_hf import PLAIN, prompts
     from training.utils.engine.settings import EngineSettings
-    from training.utils.engine.setup import load_under
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
+    from training.utils.generation.base import RolloutRequest
     from training.utils.models.loading import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
+    from training.utils.opening.setup import load_under
 
     torch.manual_seed(0)
     settings = EngineSettings(dtype="fp32", zero_stage=zero_stage, learning_rate=1e-2, lr_scheduler_type="constant")
@@ -52,13 +53,14 @@ def run_case(
     model = load_under(settings, ranks, lambda dtype: load_causal_lm(model_settings, dtype, VOCABULARY))
     engine = TrainingEngine(PolicyModel(model), settings, ranks, updates)
     actor = WholeModel(engine, model)
-    rollout_engine._held = None  # the weights of the case before
+    rollout_engine._vllm.updates = None  # the weights of the case before
     ids_BP, mask_BP = prompts((3, 5, 2, 7), seed=ranks.rank)
     worst, moved = 0.0, 0.0
     sent = Sent(actor)
     for update in range(updates):
         with rollout_engine.lent(sent) as lent:
-            rollout = rollout_engine.roll_out(lent, ids_BP, mask_BP, PLAIN, range(update * 4, update * 4 + 4))
+            seeds = range(update * 4, update * 4 + 4)
+            rollout = rollout_engine.roll_out(lent, RolloutRequest(ids_BP, mask_BP, PLAIN, seeds))
         engine.eval()
         with torch.no_grad():
             logprobs_M = engine(rows_of(rollout)).logprobs_M
@@ -75,7 +77,7 @@ def run_case(
     before = sent.asked
     for _ in range(2):  # the second time nothing has changed
         with rollout_engine.lent(sent) as lent:
-            rollout_engine.roll_out(lent, ids_BP, mask_BP, PLAIN, range(4))
+            rollout_engine.roll_out(lent, RolloutRequest(ids_BP, mask_BP, PLAIN, range(4)))
     return {
         "worst": worst,
         "moved": moved,
@@ -108,7 +110,7 @@ class Sent:
 
 
 def rows_of(rollout: Any) -> Any:
-    from tests.unit.step3_ppo.rollout.test_hf import PAD
+    from tests.unit.utils.generation.test_hf import PAD
     from training.utils.layout.rows import padded_rows
 
     return padded_rows(rollout.sequences(), PAD)

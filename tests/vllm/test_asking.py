@@ -10,15 +10,14 @@ import sys
 import pytest
 import torch
 
-from tests.tiny_models import tiny_causal_lm
+from tests.support.tiny_models import tiny_causal_lm
 from tests.vllm.conftest import SHAPES
 from training import chat, evaluate
-from training.asking.arguments import SamplingArguments
-from training.asking.engines import by_vllm
-from training.asking.model import load_asked_model
+from training.asking.model import engine_maker, load_asked_model
 from training.asking.talk import Talk
-from training.step3_ppo.vllm_arguments import VllmArguments
-from training.utils.data.arguments import DataArguments
+from training.utils.data.build.arguments import DataArguments
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.run.errors import ThreestepError
 
 VLLM = ["--rollout_engine", "vllm", "--vllm_cache_gib", "0.05"]
@@ -43,10 +42,11 @@ def pair(folders):
     """The same model, asked by transformers and by vLLM."""
     flags = VllmArguments(vllm_cache_gib=0.05)
 
-    def loaded(*drawing):
-        return load_asked_model(str(folders / "one"), None, DataArguments(), torch.device("cpu"), *drawing)
+    def loaded(engine: str):
+        start = engine_maker(SamplingArguments(rollout_engine=engine), flags, LONGEST_TOKENS)
+        return load_asked_model(str(folders / "one"), None, DataArguments(), torch.device("cpu"), start)
 
-    return loaded(), loaded(lambda model: by_vllm(model, flags, LONGEST_TOKENS))
+    return loaded("hf"), loaded("vllm")
 
 
 def conversation(asked, sampling: SamplingArguments, questions=("Sort these words: pear fig.", "Again", "Why?")):
@@ -93,7 +93,7 @@ def test_who_goes_away_leaves_nothing_behind(pair, interrupted, monkeypatch):
     if interrupted == "left":
         answer.close()
     else:
-        engine = vllm.drawing.stream.__self__._llm.llm_engine
+        engine = vllm.engine._vllm.llm.llm_engine
         executor = engine.engine_core.engine_core.model_executor
 
         def stopped(*_, **__):

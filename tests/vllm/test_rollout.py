@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.tiny_models import tiny_causal_lm
-from tests.unit.step3_ppo.rollout.test_hf import GREEDY, PAD, PLAIN, frequent_token, prompts, responses, roll, spelt
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.test_hf import GREEDY, PAD, PLAIN, frequent_token, prompts, responses, roll, spelt
 from tests.vllm.conftest import SHAPES, started
-from training.step3_ppo.records import Rollout
-from training.step3_ppo.rollout.base import Sampling
-from training.step3_ppo.rollout.hybrid import _logprobs
+from training.utils.generation.base import RolloutRequest, Sampling
+from training.utils.generation.hybrid import _logprobs
+from training.utils.generation.records import Rollout
 from training.utils.run.errors import ThreestepError
 
 CUT = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
@@ -23,7 +23,8 @@ CUT = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
 
 def draw(engine, model, how: Sampling, samples: int = 1, seed: int = 0, batch=None) -> Rollout:
     ids_BP, mask_BP = prompts() if batch is None else batch
-    return engine.roll_out(model, ids_BP, mask_BP, how, range(seed, seed + len(ids_BP) * samples), samples)
+    seeds = range(seed, seed + len(ids_BP) * samples)
+    return engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, seeds, samples))
 
 
 def of_family(engines, family: str):
@@ -76,7 +77,7 @@ def test_a_response_follows_its_prompt_and_its_seed(llama):
     )
     assert len({tuple(response) for response in first}) == 16
     ids_BP, mask_BP = prompts()  # the third prompt's second sample by itself
-    (alone,) = responses(engine.roll_out(model, ids_BP[2:3], mask_BP[2:3], PLAIN, [5]))
+    (alone,) = responses(engine.roll_out(model, RolloutRequest(ids_BP[2:3], mask_BP[2:3], PLAIN, [5])))
     assert alone == first[5]
 
 
@@ -85,7 +86,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(llama):
     engine, model = llama
     ids_BP, mask_BP = prompts((5,))
     how = replace(PLAIN, max_new_tokens=1, temperature=0.5)
-    drawn_B = engine.roll_out(model, ids_BP, mask_BP, how, range(2000), 2000).response_ids_BR[:, 0]
+    drawn_B = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, range(2000), 2000)).response_ids_BR[:, 0]
     with torch.no_grad():
         probability_V = torch.softmax(model(ids_BP).logits[0, -1] / 0.5, dim=-1)
     count_V = torch.bincount(drawn_B, minlength=len(probability_V))
@@ -99,7 +100,8 @@ def test_only_tokens_inside_the_cuts_are_drawn(llama):
     with torch.no_grad():
         order_V = model(ids_BP).logits[0, -1].argsort(descending=True)
     how = replace(PLAIN, max_new_tokens=1, top_k=3)
-    drawn = set(engine.roll_out(model, ids_BP, mask_BP, how, range(200), 200).response_ids_BR[:, 0].tolist())
+    rollout = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, range(200), 200))
+    drawn = set(rollout.response_ids_BR[:, 0].tolist())
     assert drawn == set(order_V[:3].tolist())
 
 
@@ -132,7 +134,7 @@ def test_the_samples_of_a_prompt_share_its_cache_blocks(llama, monkeypatch):
     """A block of 32 tokens and one token more: only the first sample computes the block. 33 + 7 tokens in the first
     step, then 8 in each."""
     engine, model = llama
-    scheduler = engine._llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = engine._vllm.llm.llm_engine.engine_core.engine_core.scheduler
     schedule, counts = scheduler.schedule, []
 
     def counted(*words):
@@ -150,9 +152,10 @@ def test_more_prompts_than_fit_one_forward(llama):
     engine, model = llama
     ids_BP, mask_BP = prompts((33,) * 300)
     how = replace(PLAIN, max_new_tokens=3)
-    rollout = engine.roll_out(model, ids_BP, mask_BP, how, range(300))
+    rollout = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, range(300)))
     for row in (0, 250, 299):
-        (alone,) = responses(engine.roll_out(model, ids_BP[row : row + 1], mask_BP[row : row + 1], how, [row]))
+        request = RolloutRequest(ids_BP[row : row + 1], mask_BP[row : row + 1], how, [row])
+        (alone,) = responses(engine.roll_out(model, request))
         assert responses(rollout)[row] == alone
 
 
@@ -171,19 +174,19 @@ def test_other_programs_see_nothing_of_it(llama):
 
 def test_weights_that_did_not_arrive_are_found_out(llama, monkeypatch):
     engine, model = llama
-    reload = engine._llm.collective_rpc
+    reload = engine._vllm.llm.collective_rpc
 
     def altered(method, kwargs):
         tensors = kwargs["weights_iterator"]
         wrong = ((name, tensor + 1 if "1.mlp.down" in name else tensor) for name, tensor in tensors)
         return reload(method, kwargs={"weights_iterator": wrong})
 
-    monkeypatch.setattr(engine._llm, "collective_rpc", altered)
+    monkeypatch.setattr(engine._vllm.llm, "collective_rpc", altered)
     with pytest.raises(ThreestepError) as told:
         draw(engine, model, PLAIN)
     assert str(told.value) == (
-        "vLLM holds other weights than those that it was sent, in layer 1: it reads checkpoints of this architecture "
-        "in another way than transformers keeps its weights; take --rollout_engine hf"
+        "vLLM holds other weights than it was sent, in layer 1: it reads checkpoints of this architecture differently "
+        "than transformers stores them; use --rollout_engine hf"
     )
 
 
@@ -221,10 +224,10 @@ def test_an_engine_that_dies_is_told():
     def dies(self, **_):
         raise RuntimeError("kernel launch failed\nmore")
 
-    engine._llm.llm_engine.engine_core.get_output = lambda: dies(None)
+    engine._vllm.llm.llm_engine.engine_core.get_output = lambda: dies(None)
     with pytest.raises(ThreestepError) as told:
         draw(engine, model, PLAIN)
     assert str(told.value) == (
-        "vLLM failed while it drew responses: RuntimeError: kernel launch failed; a training run's last checkpoint is "
-        "whole: go on from it with --resume, or take --rollout_engine hf"
+        "vLLM failed while drawing responses: RuntimeError: kernel launch failed; a training run's last checkpoint is "
+        "intact: continue from it with --resume, or use --rollout_engine hf"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launch import run_ranks
-from tests.tiny_models import tiny_causal_lm
+from tests.support.tiny_models import tiny_causal_lm
 from tests.vllm.conftest import SHAPES
 from tests.vllm.sync_program import BUCKET_ELEMENTS, CASES
 

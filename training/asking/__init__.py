@@ -1,1 +1,1 @@
-"""Finished models, asked: conversations to answers, answers to scores, scores to figures. For chat and evaluation."""
+"""Asks finished models, for chat and evaluation: conversations to answers, answers to scores, scores to figures."""

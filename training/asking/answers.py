@@ -1,26 +1,27 @@
-"""Many prompts answered in batches, and the answers' scores by --reward: a reward model, rules, or a sum of them."""
+"""Answers many prompts in batches, and scores the answers by --reward: a reward model, rules, or a weighted sum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.asking.arguments import SamplingArguments
 from training.asking.model import Answer, AskedModel, check_room
 from training.asking.scorer import Scorer
-from training.step3_ppo.rewards.weighted import Reward
-from training.step3_ppo.scoring import start_rules
-from training.utils.data.collate import collate_prompts
-from training.utils.data.phases import PromptRow
+from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.phases import PromptRow
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.base import RolloutRequest
 from training.utils.models.loading import same_tokenizer
-from training.utils.run.metrics import progress_bar
+from training.utils.rewards.running import start_rules
+from training.utils.rewards.weighted import Reward
+from training.utils.run.console import progress_bar
 from training.utils.run.seeds import derived_seed
 
 
 def answers_to(
     asked: AskedModel, rows: Sequence[PromptRow], flags: SamplingArguments, seed: int, rows_per_batch: int
 ) -> list[Answer]:
-    """One answer a prompt, from the seeds of step 3's evaluation: with its flags they are the samples that it wrote."""
-    longest = asked.data.max_prompt_seq_len + flags.max_new_tokens
+    """One answer per prompt, with the seeds of step 3's evaluation: equal flags give the samples that it wrote."""
+    longest = asked.data.rows.max_prompt_seq_len + flags.max_new_tokens
     check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
     sampling, device = asked.sampling(flags), asked.model.device
     answers = []
@@ -29,9 +30,8 @@ def answers_to(
             places = range(first, min(first + rows_per_batch, len(rows)))
             batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
             seeds = [derived_seed(seed, "evaluation", place) for place in places]
-            rollout = asked.drawing.roll_out(
-                batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds
-            )
+            request = RolloutRequest(batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds)
+            rollout = asked.engine.roll_out(asked.model, request)
             texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_id)
             answers += [
                 Answer(texts[index], tuple(rollout.response_of(index).tolist()), bool(rollout.ended_B[index]))
@@ -49,7 +49,7 @@ def scores_of(
     scorer: Scorer | None,
     timeout_seconds: float,
 ) -> list[float]:
-    """The weighted sum of the rewards, one an answer. scorer: there where one of the rewards is the model."""
+    """The weighted sum of the rewards for each answer. scorer: required if one of the rewards is the model."""
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})

@@ -1,7 +1,4 @@
-"""Shares and means with their 95 % intervals: pure functions of numbers.
-
-N prompts or rows.
-"""
+"""Shares and means with 95 % confidence intervals. N prompts or rows."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_Z = 1.959963984540054  # the normal quantile of 95 %
+_Z = 1.959963984540054  # normal quantile of 95 %
 _RESAMPLES = 2000
 _RESAMPLED_NUMBERS = 2_000_000  # at a time
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A value with the ends of its 95 % interval."""
+    """A value and the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -29,8 +26,8 @@ class Figure:
 
 
 def share(successes: float, count: int) -> Figure:
-    """successes of count, with Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001), which stays in
-    [0, 1] and has a width where all or none succeed. A tie counted as half a success makes it wider than need be."""
+    """successes / count with Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001), which stays in [0, 1] and
+    has a width even if all or none succeed. Counting a tie as half a success makes it wider than necessary."""
     p = successes / count
     scale = 1.0 + _Z**2 / count
     center = (p + _Z**2 / (2 * count)) / scale
@@ -39,8 +36,8 @@ def share(successes: float, count: int) -> Figure:
 
 
 def mean(values: Sequence[float], seed: int) -> Figure:
-    """The mean, with the bootstrap's percentile interval (Efron and Tibshirani 1993, section 13.3). Of differences on
-    the same prompts this is the paired bootstrap."""
+    """The mean with the bootstrap's percentile interval (Efron and Tibshirani 1993, section 13.3). For differences on
+    the same prompts, this is the paired bootstrap."""
     return ratio(values, [1.0] * len(values), seed)
 
 
@@ -51,7 +48,7 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float], seed: int) -> Figure:
     at_once = max(1, _RESAMPLED_NUMBERS // count)
     found = []
     for first in range(0, _RESAMPLES, at_once):
-        chosen = draws.integers(0, count, (min(at_once, _RESAMPLES - first), count))
-        found.append(top_N[chosen].sum(axis=1) / bottom_N[chosen].sum(axis=1))
+        resampled = draws.integers(0, count, (min(at_once, _RESAMPLES - first), count))
+        found.append(top_N[resampled].sum(axis=1) / bottom_N[resampled].sum(axis=1))
     low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
     return Figure(float(top_N.sum() / bottom_N.sum()), float(low), float(high))

@@ -1,6 +1,6 @@
-"""A finished model that is asked: how a conversation becomes its prompt, and what it answers, word by word.
+"""A finished model to ask: how a conversation becomes its prompt, and its answer, word by word.
 
-Prompts are rendered by the data room, as step 3 renders those that are made while it runs.
+Prompts are rendered by the data room, as step 3 renders those made during a run.
 """
 
 from __future__ import annotations
@@ -11,27 +11,36 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
-from training.asking.arguments import SamplingArguments
-from training.asking.engines import Drawing, by_transformers, positions_of
-from training.step3_ppo.rollout.base import Sampling
-from training.utils.data.arguments import DataArguments
-from training.utils.data.chat import conversation_end, use_chat_template
-from training.utils.data.message_forms import Message
-from training.utils.data.phases import PromptRow
-from training.utils.data.prompt_maker import PromptMaker
-from training.utils.data.tokenize import end_of_conversation_id
-from training.utils.models.loading import load_causal_lm, load_config, load_tokenizer
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.rows.phases import PromptRow
+from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.data.sources.messages import Message
+from training.utils.engine.startup import DTYPES, Ranks
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
+from training.utils.generation.engines import checked_engine
+from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.models.loading import load_causal_lm, load_config, load_tokenizer, positions_of
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flags import settings_of
 
 _NO_BOUND_TOKENS = 2**30
 
 
 @dataclass(frozen=True)
 class Answer:
-    """token_ids: with the token that ended it, where `ended`; without, max_new_tokens cut it. text: without that
-    token. While an answer is being written, what there is of it so far."""
+    """An answer, or its beginning while it is being written.
+
+    text: without the end token.
+    token_ids: with the end token, if `ended`.
+    ended: False if max_new_tokens cut it.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -40,12 +49,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class AskedModel:
-    """data: with the prompt style that this model is asked in. end_token_id: of a response, as step 3 has it.
-    more_end_tokens: the model's own, at which an answer stops too. drawing: what draws its answers."""
+    """data: with the prompt style in which this model is asked.
+    end_token_id: of a response, as in step 3.
+    more_end_tokens: the model's own, at which an answer ends too.
+    """
 
     name: str
     model: PreTrainedModel
-    drawing: Drawing
+    engine: RolloutEngine
     tokenizer: Any
     data: DataArguments
     end_token_id: int
@@ -53,20 +64,44 @@ class AskedModel:
 
     @property
     def positions(self) -> int | None:
-        """The longest prompt with its answer; None: no bound."""
-        bounds = [bound for bound in (positions_of(self.model), self.drawing.longest_tokens) if bound is not None]
+        """The longest prompt with its answer; None if unbounded."""
+        bounds = [bound for bound in (positions_of(self.model.config), self.engine.longest_tokens) if bound is not None]
         return min(bounds, default=None)
 
     def sampling(self, flags: SamplingArguments) -> Sampling:
-        return Sampling(
-            max_new_tokens=flags.max_new_tokens,
-            temperature=flags.temperature,
-            top_k=flags.top_k,
-            top_p=flags.top_p,
-            min_p=flags.min_p,
-            end_token_id=self.end_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
-        )
+        pad_id = self.tokenizer.pad_token_id
+        return settings_of(Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id)
+
+
+def start_alone() -> Ranks:
+    """Silence transformers' log; return the only rank, on the GPU if there is one."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return Ranks(0, 0, 1, device)
+
+
+def engine_maker(
+    flags: SamplingArguments, vllm: VllmArguments, longest_tokens: int
+) -> Callable[[PreTrainedModel], RolloutEngine]:
+    """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
+    model loads, if the engine is unknown, not installed or unfit. longest_tokens: of a prompt with its answer."""
+    mistakes = Mistakes()
+    engine = checked_engine(flags.rollout_engine, {"min_p": flags.min_p}, mistakes)
+    mistakes.require(
+        engine is None or not engine.for_training_only,
+        f"--rollout_engine {flags.rollout_engine} is for training only; use another engine, such as hf",
+    )
+    mistakes.raise_if_any()
+    assert engine is not None  # an unknown name is a mistake
+    awake = replace(vllm, vllm_sleep=False)  # nothing is trained next to it
+
+    def started(model: PreTrainedModel) -> RolloutEngine:
+        made = engine.create(None, min(longest_tokens, positions_of(model.config) or longest_tokens), awake)
+        made.keep(model)
+        return made
+
+    return started
 
 
 def load_asked_model(
@@ -74,42 +109,42 @@ def load_asked_model(
     dtype: str | None,
     data: DataArguments,
     device: torch.device,
-    drawing: Callable[[PreTrainedModel], Drawing] = by_transformers,
+    start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
 ) -> AskedModel:
-    """Load a causal language model and its tokenizer. ThreestepError where that cannot be asked in data's style."""
-    tokenizer = use_chat_template(load_tokenizer(name_or_path, end_may_pad=True), data)
-    end_id = end_of_conversation_id(tokenizer, conversation_end(data, tokenizer))
+    """Load a causal language model and its tokenizer. ThreestepError if it cannot be asked in data's prompt style."""
+    tokenizer = use_chat_template(load_tokenizer(name_or_path, end_may_pad=True), data.chat)
+    end_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
     model: Any = load_causal_lm(ModelSettings(name_or_path), dtype_of(name_or_path, dtype), len(tokenizer))
     model = model.to(device).eval().requires_grad_(False)
     own = getattr(model.generation_config, "eos_token_id", None)
     ends = own if isinstance(own, list) else [own]
     more = frozenset(int(end) for end in [*ends, tokenizer.eos_token_id] if end is not None)
-    return AskedModel(name_or_path, model, drawing(model), tokenizer, data, end_id, more)
+    return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more)
 
 
-def dtype_of(name_or_path: str, asked: str | None) -> torch.dtype:
-    """The torch dtype of `--dtype`, or where None the one that the weights were saved in (float32 where unknown)."""
-    if asked is not None:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[asked]
+def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
+    """The torch dtype of `--dtype`, or if None that of the saved weights (float32 if unknown)."""
+    if flag is not None:
+        return DTYPES[flag]
     saved = getattr(load_config(name_or_path), "dtype", None)
     return saved if isinstance(saved, torch.dtype) else torch.float32
 
 
 def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
-    """The prompt that asks for the next answer. ThreestepError where the messages make none."""
-    data = replace(asked.data, max_prompt_seq_len=_NO_BOUND_TOKENS)
+    """The prompt for the next answer. ThreestepError if the messages make none."""
+    data = replace(asked.data, rows=replace(asked.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
     row = PromptMaker(data, asked.tokenizer).make(list(messages), None, 0)
     if row is None:
-        raise ThreestepError(f"the conversation makes no prompt for '{asked.name}': it is empty; say something")
+        raise ThreestepError(f"the conversation is empty and makes no prompt for '{asked.name}'; type a message")
     return row
 
 
 def stream_answer(
     asked: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
-    """Yield the answer as it grows; the last one yielded is whole. Equal seeds give equal answers.
+    """Yield the answer as it grows; the last one is complete. Equal seeds give equal answers.
 
-    The model's positions bound it too. Raises ThreestepError where the prompt leaves no room for an answer.
+    The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
     prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].copy()
     if asked.positions is not None:
@@ -117,23 +152,24 @@ def stream_answer(
         if room < 1:
             raise ThreestepError(
                 f"the conversation has {len(prompt_ids)} tokens and '{asked.name}' has {asked.positions} positions, "
-                "which leaves no room for an answer; /reset begins anew"
+                "which leaves no room for an answer; type /reset to start a new conversation"
             )
         flags = replace(flags, max_new_tokens=min(flags.max_new_tokens, room))
     ends = {asked.end_token_id, *asked.more_end_tokens}
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
-    for token in asked.drawing.stream(prompt_ids_P, asked.sampling(flags), seed, asked.more_end_tokens):
+    request = RolloutRequest.of_prompt(prompt_ids_P, asked.sampling(flags), seed)
+    for token in asked.engine.stream(asked.model, request, asked.more_end_tokens):
         ids.append(token)
         ended = token in ends
         text = asked.tokenizer.decode(ids[:-1] if ended else ids)
         last = ended or len(ids) == flags.max_new_tokens
-        # A character of several tokens is shown when it is whole.
+        # A character of several tokens is shown once it is complete.
         yield Answer(text if last else text.rstrip("\ufffd"), tuple(ids), ended)
 
 
 def check_room(asked: AskedModel, longest_tokens: int, flags: str) -> None:
-    """ThreestepError where `longest_tokens`, what `flags` allow, is more than the model has positions for."""
+    """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the model's positions."""
     if asked.positions is not None and longest_tokens > asked.positions:
         raise ThreestepError(
             f"{flags} allow sequences of {longest_tokens} tokens and '{asked.name}' has {asked.positions} positions; "

@@ -1,4 +1,4 @@
-"""Answers as a page for people to read: one file, no network, light and dark."""
+"""Answers as an HTML page: one file, no network, light and dark."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ small { opacity: .75; }
 
 
 def page(title: str, figures: Mapping[str, Any], models: Sequence[str], samples: Sequence[Mapping[str, Any]]) -> str:
-    """The page of `samples`: each a `prompt`, `answers` and `scores` (one a model), and a `ground_truth` or None. The
-    answer with the highest score is marked where it alone has it."""
+    """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
+    that alone has the highest score is highlighted."""
     table = "".join(f"<tr><th>{_safe(name)}</th><td>{_safe(value)}</td></tr>" for name, value in figures.items())
     names = "".join(f"<tr><th>{'AB'[place]}</th><td>{_safe(name)}</td></tr>" for place, name in enumerate(models))
     body = "".join(_article(place, sample) for place, sample in enumerate(samples, start=1))
@@ -42,7 +42,7 @@ def _article(place: int, sample: Mapping[str, Any]) -> str:
         for number, (answer, score) in enumerate(zip(sample["answers"], scores, strict=True))
     )
     truth = sample.get("ground_truth")
-    wanted = "" if truth is None else f"<small>right: {_safe(truth)}</small>"
+    wanted = "" if truth is None else f"<small>ground truth: {_safe(truth)}</small>"
     prompt = f"<small>{place}</small><pre>{_safe(sample['prompt'])}</pre>"
     return f'<article>{prompt}{wanted}<div class="answers">{boxes}</div></article>'
 

@@ -1,4 +1,4 @@
-"""How well a model predicts given texts: negative log-likelihoods in the token layout, row by row."""
+"""Negative log-likelihoods of given texts in the token layout, row by row."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from training.utils.layout.rows import packed_rows
 from training.utils.models.attention import plan_for
 from training.utils.models.layout_check import why_not_packed
 from training.utils.models.token_model import PolicyModel
-from training.utils.run.metrics import say
+from training.utils.run.console import log
 
-_PLANNED_ROWS = 256  # laid out at a time, so that rows of much the same length share a forward
+_PLANNED_ROWS = 256  # planned together, so that rows of similar length share a forward
 
 
 @torch.no_grad()
 def row_losses(
     asked: AskedModel, documents: Sequence[Document], longest_tokens: int, rows_per_batch: int, flag: str
 ) -> tuple[list[float], list[int], float]:
-    """Return (loss, targets) of each document, the loss in nats summed over its target tokens, and the share of all
-    targets that are the model's first choice. ThreestepError where `flag` allows more than the model's positions."""
+    """Return each document's loss (nats, summed over its target tokens) and number of targets, and the share of all
+    targets that are the model's first choice. ThreestepError if `flag` allows more than the model's positions."""
     check_room(asked, longest_tokens, flag)
     read, ranks = PolicyModel(asked.model), Ranks(0, 0, 1, asked.model.device)
     reason = why_not_packed(
         asked.model, lambda rows: read(rows).logprobs_M, longest_tokens, ranks.device, sharing=False
     )
     if reason is not None:
-        say(f"warning: {asked.name} reads padded rows: {reason}")
+        log(f"warning: {asked.name} reads padded rows: {reason}")
     plan = plan_for(asked.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)
     pad = asked.tokenizer.pad_token_id
     losses, targets, right = [0.0] * len(documents), [0] * len(documents), 0

@@ -1,41 +1,47 @@
-"""A reward model that scores answers, of models that may have another tokenizer."""
+"""A reward model that scores answers, even of models with another tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from training.step2_reward.evaluate import EvaluateArguments, load_scorer
-from training.step2_reward.evaluation import ScoredResponses
-from training.utils.data.arguments import DataArguments
-from training.utils.data.build import text_maker
-from training.utils.data.chat import ChatTokenizer
-from training.utils.data.conversations import BadConversation, Conversation, checked_messages, response_message
-from training.utils.data.message_forms import Message, prompt_text
-from training.utils.data.phases import ResponsesRow
-from training.utils.data.tokenize import Ids, TextTokenizer
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.data.rows.tokenize import Ids, TextTokenizer
+from training.utils.data.sources.messages import (
+    BadConversation,
+    Conversation,
+    Message,
+    checked_messages,
+    prompt_text,
+    response_message,
+)
 from training.utils.engine.startup import Ranks
-from training.utils.models.loading import load_config, load_tokenizer
+from training.utils.models.loading import load_config, load_tokenizer, positions_of
+from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.run.errors import ThreestepError
 
-_LONGEST_TOKENS = 2**20  # of a model that has no bound
+_LONGEST_TOKENS = 2**20  # of a model without a limit
 _WHERE = "the conversation"
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """name: the reward model's path. texts: how it reads texts, in its own tokenizer."""
+    """name: the reward model's path.
+    texts: tokenizes as this model reads texts.
+    """
 
     name: str
     tokenizer: Any
     texts: TextTokenizer | ChatTokenizer
-    score_rows: Callable[[Sequence[ResponsesRow]], ScoredResponses]
+    score_rows: ScoreRows
 
     def score_ids(self, prompts: Sequence[Ids], responses: Sequence[Ids]) -> list[float]:
-        """The scores of responses in this model's own tokens, the token that ends them included. A collective."""
+        """The scores of responses in this model's tokens, end token included. A collective."""
         rows = [
             ResponsesRow(place, np.array(prompt, np.int32), (np.array(response, np.int32),))
             for place, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
@@ -43,7 +49,7 @@ class Scorer:
         return self.score_rows(rows).score_R.tolist()
 
     def ids_of_text(self, prompt: str | Sequence[Message], response: str) -> tuple[Ids, Ids]:
-        """A prompt (text as the data room writes it, or messages) and a response, as this model reads them."""
+        """Tokenize a prompt (text as the data room writes it, or messages) and a response for this model."""
         if isinstance(self.texts, ChatTokenizer):
             if isinstance(prompt, str):
                 raise ThreestepError(
@@ -71,12 +77,10 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
 
 
 def load_answer_scorer(name_or_path: str, dtype: str | None, data: DataArguments, ranks: Ranks) -> Scorer:
-    """Load a reward model that reads conversations in data's style; float32 unless told otherwise."""
+    """Load a reward model that reads conversations in data's style; float32 by default."""
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
-    positions = getattr(load_config(name_or_path).get_text_config(), "max_position_embeddings", None)
-    data = replace(data, max_seq_len=positions or _LONGEST_TOKENS)
-    how = EvaluateArguments(
-        model_name_or_path=name_or_path, padded=True, dtype=EvaluateArguments.dtype if dtype is None else dtype
-    )
-    texts = text_maker(data, tokenizer, None)
-    return Scorer(name_or_path, tokenizer, texts, load_scorer(how, data, tokenizer, ranks))
+    positions = positions_of(load_config(name_or_path))
+    data = replace(data, rows=replace(data.rows, max_seq_len=positions or _LONGEST_TOKENS))
+    settings = ScorerSettings(name_or_path, dtype=dtype or ScorerSettings.dtype, padded=True)
+    texts = text_maker(data.chat, tokenizer)
+    return Scorer(name_or_path, tokenizer, texts, load_scorer(settings, data, tokenizer, ranks))

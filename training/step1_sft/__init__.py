@@ -1,1 +1,38 @@
 """Step 1: supervised fine-tuning on chosen responses."""
+
+from __future__ import annotations
+
+from training.step1_sft.arguments import SftArguments
+from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS
+from training.utils.run.step import RATE, SPEED, ClosingRow, Curve, Headline, Step
+
+STEP = Step(
+    name="step1_sft",
+    label="SFT",
+    title="supervised fine-tuning",
+    groups=(*ONE_MODEL_GROUPS, SftArguments),
+    inputs={"model_name_or_path": None},
+    old_flags={**ONE_MODEL_OLD_FLAGS, "--print_loss": PRINT_LOSS},
+    curves=(
+        Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),
+        Curve(
+            "Token accuracy",
+            "share of tokens that are the model's first choice",
+            {"training": "train/token_accuracy", "held-out": "eval/token_accuracy"},
+        ),
+        SPEED,
+        RATE,
+    ),
+    headlines=(
+        Headline("SFT loss", "eval/loss"),
+        Headline("Token accuracy", "eval/token_accuracy"),
+    ),
+    closing=(
+        ClosingRow(
+            "SFT loss",
+            before=("sft_eval_loss_before", "eval_loss_before"),
+            after=("sft_eval_loss_after", "eval_loss_after"),
+        ),
+    ),
+)

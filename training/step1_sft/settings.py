@@ -1,4 +1,4 @@
-"""What step 1's loss is made of beside the likelihood. Cheap to import: `--help` reaches this module."""
+"""What step 1's loss has besides the likelihood. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 

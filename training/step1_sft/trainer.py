@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +18,24 @@ import torch
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.settings import SftSettings
-from training.utils.data.documents import sentence_document
-from training.utils.data.phases import SentenceRow
-from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.checkpoints import Checkpoints
+from training.utils.data.rows.documents import sentence_document
+from training.utils.data.rows.phases import SentenceRow
 from training.utils.engine.collectives import summed_numbers
-from training.utils.engine.loop import LoopSettings
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import Document
-from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.run.metrics import MetricsWriter, progress_bar, show
+from training.utils.opening.training_run import TrainingLoop, TrainingRun
 from training.utils.run.seeds import derived_seed
-from training.utils.run.traces import traced
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Over the target tokens of the evaluation rows: loss in nats a token; perplexity, its exponential (of at most
-    50); token_accuracy, the share that is the model's first choice, the tokens before it given."""
+class SftEvaluation:
+    """Over the target tokens of the evaluation rows.
+
+    loss: nats a token
+    perplexity: the exponential of the loss, of at most 50
+    token_accuracy: share that is the model's first choice, given the tokens before
+    """
 
     loss: float
     perplexity: float
@@ -46,10 +44,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SftResult:
-    """The evaluations before and after training; None where there are no evaluation rows."""
+    """The evaluations before and after training; None without evaluation rows."""
 
-    before: Evaluation | None
-    after: Evaluation | None
+    before: SftEvaluation | None
+    after: SftEvaluation | None
     seconds: float
 
     def summary(self) -> dict[str, float | None]:
@@ -75,101 +73,68 @@ class SftResult:
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """rows: one forward. taken: the place in the step's batch of each of its sequences, in the rows' order."""
+class SentenceBatch:
+    """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows."""
 
     rows: TokenRows
     taken: tuple[int, ...]
 
 
 class SftTrainer:
-    """Trains `engine`, a PolicyModel under DeepSpeed, on sentences."""
+    """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences."""
 
-    def __init__(
-        self,
-        engine: TrainingEngine,
-        train_rows: Sequence[SentenceRow],
-        eval_rows: Sequence[SentenceRow],
-        settings: LoopSettings,
-        metrics: MetricsWriter,
-        sft: SftSettings,
-        checkpoints: Checkpoints | None = None,
-        bad_steps: BadSteps | None = None,
-    ) -> None:
-        self.engine = engine
-        self.train_rows = train_rows
-        self.eval_rows = eval_rows
-        self.settings = settings
-        self.metrics = metrics
+    def __init__(self, run: TrainingRun[SentenceRow], sft: SftSettings) -> None:
+        self.run = run
         self.sft = sft
-        self.checkpoints = checkpoints or Checkpoints()
-        self.bad_steps = bad_steps or BadSteps()
-        self.ranks = engine.ranks
 
     def train(self) -> SftResult:
         """Take every optimizer step; return the evaluations before and after."""
-        settings = self.settings
-        started = time.monotonic()
-        stream = ShuffledStream(len(self.train_rows), settings.seed)
-        done, saved = self.checkpoints.restore()
-        if saved:
-            before, after = (saved[name] and Evaluation(**saved[name]) for name in ("before", "after"))
-        else:
-            before = after = self.evaluate(step=0)
-        with progress_bar(settings.total_steps, "step 1, SFT", self.ranks.is_main, done=done) as bar:
-            for step in traced(range(done + 1, settings.total_steps + 1), settings.traces, self.ranks.rank):
-                first = (step - 1) * settings.items_per_step
-                taken = stream.take(first, settings.items_per_step)
-                batch = [self.train_rows[row] for row in taken]
-                figures = self._optimizer_step(batch, first)
-                self.metrics.write(step, figures)
-                self.bad_steps.check(step, figures, [row.row_id for row in batch])
-                show(bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
-                if step == settings.total_steps or (settings.eval_interval and step % settings.eval_interval == 0):
-                    after = self.evaluate(step)
-                if self.checkpoints.due(step, settings.total_steps):
-                    self.checkpoints.save(step, {"before": before and asdict(before), "after": after and asdict(after)})
-        return SftResult(before, after, time.monotonic() - started)
+        loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved))
+        for step, taken in loop.steps():
+            loop.record(step, self._optimizer_step(step, taken), taken)
+        return SftResult(loop.before, loop.after, loop.seconds)
 
-    def evaluate(self, step: int) -> Evaluation | None:
-        """Return (and record) how the model predicts the evaluation rows, without noise; None where there are none."""
-        if not len(self.eval_rows):
+    def evaluate(self, step: int) -> SftEvaluation | None:
+        """Return (and record) how the model predicts the evaluation rows, without noise; None without such rows."""
+        run = self.run
+        if not len(run.eval_rows):
             return None
-        self.engine.eval()
-        documents = [sentence_document(row) for row in self.eval_rows]
+        run.engine.eval()
+        documents = [sentence_document(row) for row in run.eval_rows]
         sums = {"loss": 0.0, "targets": 0.0, "right": 0.0}
         with torch.no_grad():
-            for micro_batch in self._micro_batches(documents, self.settings.eval_plan):
-                read = self.engine(micro_batch.rows)
+            for micro_batch in self._micro_batches(documents, run.settings.eval_plan):
+                read = run.engine(micro_batch.rows)
                 sums["loss"] += float(sft_loss(read.logprobs_M, 1.0))
                 sums["targets"] += read.logprobs_M.numel()
                 sums["right"] += float(read.is_greedy_M.sum())
-        totals = summed_numbers(sums, self.ranks.device)
+        totals = summed_numbers(sums, run.ranks.device)
         loss = totals["loss"] / totals["targets"]
-        result = Evaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
-        self.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
+        result = SftEvaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
+        run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
         return result
 
-    def _optimizer_step(self, batch: Sequence[SentenceRow], first: int) -> dict[str, float]:
-        """first: the place of the batch's first row in the stream of the whole run."""
+    def _optimizer_step(self, step: int, taken: Sequence[int]) -> dict[str, float]:
+        run = self.run
         started = time.monotonic()
+        batch = [run.train_rows[index] for index in taken]
         # Every rank holds the whole batch's masks, so the global count needs no collective.
         targets = sum(int(row.loss_mask.sum()) for row in batch)
         documents = [sentence_document(row) for row in batch]
         sums = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
-        self.engine.train()
-        for micro_batch in self._micro_batches(documents, self.settings.train_plan):
-            read = self.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, first))
+        run.engine.train()
+        for micro_batch in self._micro_batches(documents, run.settings.train_plan):
+            read = run.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, step))
             loss = nll = sft_loss(read.logprobs_M, targets)
             if self.sft.z_loss_coef:
                 drift = z_loss(read.log_normalizers_M, targets)
                 loss = nll + self.sft.z_loss_coef * drift
                 sums["z_loss"] += float(drift.detach())
-            self.engine.backward(loss)
+            run.engine.backward(loss)
             sums["loss"] += float(nll.detach())
             sums["right"] += float(read.is_greedy_M.sum())
-        report = self.engine.step()
-        totals = summed_numbers(sums, self.ranks.device)
+        report = run.engine.step()
+        totals = summed_numbers(sums, run.ranks.device)
         seconds = time.monotonic() - started
         figures = {
             "train/loss": totals["loss"],
@@ -179,25 +144,28 @@ class SftTrainer:
         }
         if self.sft.z_loss_coef:
             figures["train/z_loss"] = totals["z_loss"]
-        if self.settings.meter is not None:
-            figures["train/mfu"] = self.settings.meter.mfu(documents, targets, seconds)
+        if run.settings.meter is not None:
+            figures["train/mfu"] = run.settings.meter.mfu(documents, targets, seconds)
         return figures
 
-    def _noise(self, micro_batch: MicroBatch, first: int) -> torch.Tensor | None:
-        """NEFTune's, from a seed of each sequence's place in the run: the layout changes nothing."""
+    def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
+        """NEFTune's noise; its seeds are the sequences' places in the run, so that the layout changes nothing."""
         if not self.sft.neftune_alpha:
             return None
-        seeds = [derived_seed(self.settings.seed, "neftune", first + index) for index in micro_batch.taken]
-        policy: Any = self.engine.module
+        settings = self.run.settings
+        first = (step - 1) * settings.items_per_step
+        seeds = [derived_seed(settings.seed, "neftune", first + index) for index in micro_batch.taken]
+        policy: Any = self.run.engine.module
         return embedding_noise(micro_batch.rows, seeds, self.sft.neftune_alpha, policy.embedding_width)
 
-    def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[MicroBatch]:
+    def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""
-        mine = plan_step([document.tokens for document in documents], plan).micro_batches[self.ranks.rank]
-        pad = self.settings.pad_token_id
+        ranks = self.run.ranks
+        mine = plan_step([document.tokens for document in documents], plan).micro_batches[ranks.rank]
+        pad = self.run.settings.pad_token_id
         return [
-            MicroBatch(
-                packed_rows([[documents[index] for index in row] for row in rows], pad).to(self.ranks.device),
+            SentenceBatch(
+                packed_rows([[documents[index] for index in row] for row in rows], pad).to(ranks.device),
                 tuple(index for row in rows for index in row),
             )
             for rows in mine

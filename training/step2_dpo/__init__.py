@@ -1,1 +1,52 @@
 """Step 2 without a reward model: the policy itself is trained on ranked responses (direct preference optimisation)."""
+
+from __future__ import annotations
+
+from training.step2_dpo.arguments import DpoArguments
+from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS, Needless
+from training.utils.run.step import RATE, SPEED, ClosingRow, Curve, Headline, Step
+
+STEP = Step(
+    name="step2_dpo",
+    label="DPO",
+    title="direct preference optimisation",
+    groups=(*ONE_MODEL_GROUPS, DpoArguments),
+    inputs={"model_name_or_path": "step1_sft"},
+    old_flags={
+        **ONE_MODEL_OLD_FLAGS,
+        "--print_loss": PRINT_LOSS,
+        "--offload_reference_model": Needless(
+            "the reference's log-probabilities are read once and kept, and no reference is in memory while training",
+            takes_value=False,
+        ),
+    },
+    curves=(
+        Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
+        Curve(
+            "Accuracy",
+            "share of pairs whose chosen response has the higher implicit reward",
+            {"training": "train/accuracy", "held-out": "eval/accuracy"},
+        ),
+        Curve(
+            "Implicit reward",
+            "of training pairs",
+            {"chosen": "train/chosen_reward", "rejected": "train/rejected_reward"},
+        ),
+        Curve(
+            "Reward margin",
+            "chosen minus rejected",
+            {"training": "train/reward_margin", "held-out": "eval/reward_margin"},
+        ),
+        SPEED,
+        RATE,
+    ),
+    headlines=(
+        Headline("DPO pair accuracy", "eval/accuracy"),
+        Headline("Reward margin", "eval/reward_margin"),
+    ),
+    closing=(
+        ClosingRow("accuracy of the implicit reward", after=("dpo_pair_accuracy", "eval_accuracy")),
+        ClosingRow("implicit reward, chosen minus rejected", after=("dpo_reward_margin", "eval_reward_margin")),
+    ),
+)

@@ -14,18 +14,18 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Objective:
-    """loss_type: "sigmoid", "ipo" or "hinge". beta: how much leaving the reference costs. label_smoothing: "sigmoid"
-    alone, the share of pairs taken to be ranked wrongly. sft_coef: weight of the best response's likelihood."""
+    """Which loss, and its constants.
+
+    loss_type: "sigmoid", "ipo" or "hinge"
+    beta: cost of leaving the reference
+    label_smoothing: "sigmoid" only: share of pairs assumed to be ranked the wrong way round
+    sft_coef: weight of the best response's likelihood
+    """
 
     loss_type: str
     beta: float
     label_smoothing: float
     sft_coef: float
-
-
-def sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
-    """Return [B], the sum of each sequence's values; sequence_M: int64, the sequence each belongs to."""
-    return values_M.new_zeros(sequences).index_add(0, sequence_M, values_M)
 
 
 def log_ratios(
@@ -36,7 +36,7 @@ def log_ratios(
 
     logprobs_B, reference_B: float32, log-probabilities summed over a response's tokens, tokens_B of them. For "ipo"
     the ratio is a token's mean. Azar et al. 2023 write whole responses, but their target 1 / (2 beta) does not grow
-    with a response, so that a sum would let long responses move less a token; they told TRL to average
+    with a response, so a sum would move long responses less per token; they advised TRL to average
     (huggingface.co/blog/pref-tuning), and beta means the same here as there.
     """
     ratios_B = logprobs_B - reference_B
@@ -54,7 +54,7 @@ def preference_loss(
     """Return this micro-batch's part of the step's loss, a scalar.
 
     ratios_B: what `log_ratios` gave. better_Q, worse_Q: int64, sequences. weight_Q: each pair's share of its prompt; a
-    prompt with K ranked responses has K(K-1)/2 pairs that share a weight of 1, so that prompts count alike.
+    prompt with K ranked responses has K(K-1)/2 pairs that share a weight of 1, so that all prompts weigh the same.
     prompts_in_step: of the whole optimizer step, on all ranks.
     """
     margins_Q = ratios_B.index_select(0, better_Q) - ratios_B.index_select(0, worse_Q)

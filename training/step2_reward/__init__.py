@@ -1,1 +1,33 @@
 """Step 2: a reward model from pairs of chosen and rejected responses."""
+
+from __future__ import annotations
+
+from training.step2_reward.arguments import RewardModelArguments
+from training.step2_reward.old_flags import REWARD_OLD_FLAGS
+from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.run.step import RATE, SPEED, ClosingRow, Curve, Headline, Step
+
+STEP = Step(
+    name="step2_reward",
+    label="reward model",
+    title="reward model",
+    groups=(*ONE_MODEL_GROUPS, RewardModelArguments),
+    inputs={"model_name_or_path": "step1_sft"},
+    old_flags=REWARD_OLD_FLAGS,
+    curves=(
+        Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
+        Curve(
+            "Accuracy",
+            "share of pairs whose chosen response scores higher",
+            {"training": "train/accuracy", "held-out": "eval/accuracy"},
+        ),
+        Curve("Score gap", "chosen minus rejected", {"held-out": "eval/score_gap"}),
+        SPEED,
+        RATE,
+    ),
+    headlines=(
+        Headline("Pair accuracy", "eval/accuracy"),
+        Headline("Score gap", "eval/score_gap"),
+    ),
+    closing=(ClosingRow("reward model's pair accuracy", after=("reward_pair_accuracy", "eval_accuracy")),),
+)

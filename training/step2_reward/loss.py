@@ -13,12 +13,12 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What is added to the plain ranking loss; with 0 throughout it is the plain one.
+    """Options of the ranking loss; 0 turns each off.
 
     margin_scale: factor of the rows' margins m. Llama 2 (Touvron et al. 2023, equation 2) asks for a gap above m(r),
-        larger for pairs that people told apart more surely: -log sigmoid(better - worse - m).
-    label_smoothing: e, the share of pairs that are held to be the wrong way round (Szegedy et al. 2016, section 7; of
-        preferences: conservative DPO, Mitchell 2023): -(1 - e) log sigmoid(h) - e log sigmoid(-h), 0 <= e < 0.5.
+        larger for pairs of which people were surer: -log sigmoid(better - worse - m).
+    label_smoothing: e, the share of pairs assumed to be labelled the wrong way round (Szegedy et al. 2016, section 7;
+        of preferences: conservative DPO, Mitchell 2023): -(1 - e) log sigmoid(h) - e log sigmoid(-h), 0 <= e < 0.5.
     center_coef: weight of (better + worse)^2, which holds scores near 0: the ranking loss leaves a constant free for
         every prompt (Eisenstein et al. 2023, section 2; TRL's center_rewards_coefficient).
     """
@@ -45,7 +45,7 @@ def ranking_loss(
 
     better_Q, worse_Q: float32 scores. margin_Q: float32, as the data gives it, 0 where it gives none. weight_Q: each
     pair's share of its prompt; a prompt with K ranked responses has K(K-1)/2 pairs that share a weight of 1, so that
-    prompts count alike. prompts_in_step: of the whole optimizer step, on all ranks.
+    all prompts weigh the same. prompts_in_step: of the whole optimizer step, on all ranks.
     """
     logit_Q = better_Q - worse_Q - options.margin_scale * margin_Q
     smoothing = options.label_smoothing

@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from training.step2_reward.evaluation import ScoredResponses
-from training.utils.data.arguments import DataArguments
-from training.utils.data.phases import ResponsesRow
-from training.utils.data.registry import create_raw_dataset
-from training.utils.data.tokenize import Fitted, TextTokenizer, TooLong, fit_sentences
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.data.rows.tokenize import Fitted, TextTokenizer, TooLong, fit_sentences
+from training.utils.data.sources.create import create_raw_dataset
+from training.utils.preference.evaluation import ScoredResponses
+from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
-from training.utils.run.metrics import say
 
 _COLUMNS = ("prompt", "chosen", "rejected")
 
 
 @dataclass(frozen=True)
 class PairFile:
-    """rows: the pairs that can be scored; a row's id is the place of its pair in the file, from 1. left_out: why the
-    pairs at the other places cannot be."""
+    """rows: the pairs to score; row_id: the place in the file, from 1. left_out: by place, why a pair is not scored."""
 
     rows: list[ResponsesRow]
     left_out: dict[int, str]
@@ -33,10 +32,10 @@ class PairFile:
 def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
     """Read and tokenize a JSON-lines file, by the columns, lengths and truncation of `data`; no row is shuffled.
 
-    Raises ThreestepError where a row lacks a text, or the file has no rows.
+    Raises ThreestepError if a row lacks a text or the file has no rows.
     """
     columns = _texts(path, data)
-    texts = TextTokenizer(tokenizer, data.end_of_conversation_token)
+    texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     prompt_ids = texts.encode_prompts(columns[0])
     chosen_ids, rejected_ids = (texts.encode_responses(columns[0], prompt_ids, responses) for responses in columns[1:])
     rows, left_out = [], {}
@@ -51,7 +50,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
 
 
 def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, is_main_rank: bool) -> None:
-    """Print a line for each pair in the order of the file, and write them as JSON lines where `output` says."""
+    """Print a line for each pair, in the order of the file; write them to `output` as JSON lines too."""
     if not is_main_rank:
         return
     found: dict[int, dict[str, Any]] = {place: {"left_out": reason} for place, reason in pairs.left_out.items()}
@@ -61,7 +60,7 @@ def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, i
         found[row.row_id] = {"chosen": chosen, "rejected": rejected, "gap": gap, "winner": winner}
     lines = [{"pair": place, **found[place]} for place in sorted(found)]
     for line in lines:
-        say(_sentence(line))
+        log(_sentence(line))
     if output is not None:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
         Path(output).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -77,7 +76,7 @@ def _sentence(line: dict[str, Any]) -> str:
 
 def _texts(path: str, data: DataArguments) -> tuple[list[str], ...]:
     """The prompts, the chosen and the rejected responses of the file."""
-    raw = create_raw_dataset(f"jsonl:{path}", data, seed=0)
+    raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
     samples: Sequence[Any] = raw.get_train_data()
     columns: tuple[list[str], ...] = ([], [], [])
     for index in range(len(samples)):
@@ -101,9 +100,9 @@ def _fitted(
     if not prompt_ids:
         return Fitted(prompt_ids, (), dropped="empty_prompt")
     try:
-        return fit_sentences(prompt_ids, response_ids, data.max_seq_len, data.truncation, end_id)
+        return fit_sentences(prompt_ids, response_ids, data.rows.max_seq_len, data.rows.truncation, end_id)
     except TooLong as long:
         raise ThreestepError(
-            f"{where}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {data.max_seq_len} with "
+            f"{where}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {data.rows.max_seq_len} with "
             "--truncation error; raise the one or change the other"
         ) from None

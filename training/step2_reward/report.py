@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from training.step2_reward.evaluation import PERCENTILES, Evaluation, LengthBucket
+from training.utils.preference.evaluation import PERCENTILES, LengthBucket, RewardEvaluation
 
 _BAR_CHARACTERS = 40
 
 
-def report_text(evaluation: Evaluation) -> str:
+def report_text(evaluation: RewardEvaluation) -> str:
     """The figures, the spread of the scores, accuracy by length, calibration and a histogram."""
     parts = [_figures(evaluation), _spreads(evaluation)]
     if evaluation.pairs:
@@ -18,17 +18,17 @@ def report_text(evaluation: Evaluation) -> str:
 
 
 def decimals(value: float | None, places: int = 3) -> str:
-    """`value` with so many places, or a dash where there is none."""
+    """`value` with `places` decimals, or a dash for None."""
     return "-" if value is None else f"{value:.{places}f}"
 
 
-def gain_sentence(before: Evaluation, after: Evaluation) -> str:
-    """What training changed, in half a line."""
+def gain_sentence(before: RewardEvaluation, after: RewardEvaluation) -> str:
+    """The effect of training, in half a line."""
     accuracy = f"{decimals(before.accuracy)} -> {decimals(after.accuracy)}"
     return f"pair accuracy {accuracy}, score gap {decimals(after.score_gap, 2)}"
 
 
-def _figures(evaluation: Evaluation) -> str:
+def _figures(evaluation: RewardEvaluation) -> str:
     return (
         f"{evaluation.pairs:,} pairs of {evaluation.prompts:,} prompts: accuracy {decimals(evaluation.accuracy)} "
         f"({evaluation.ties:,} ties), mean score gap {decimals(evaluation.score_gap)}, loss "
@@ -36,7 +36,7 @@ def _figures(evaluation: Evaluation) -> str:
     )
 
 
-def _spreads(evaluation: Evaluation) -> str:
+def _spreads(evaluation: RewardEvaluation) -> str:
     rows = [
         [label, f"{one.count:,}", *(decimals(value) for value in (one.mean, one.std, *one.percentiles.values()))]
         for label, one in (("chosen", evaluation.chosen), ("rejected", evaluation.rejected))
@@ -45,7 +45,7 @@ def _spreads(evaluation: Evaluation) -> str:
     return _table(["scores", "count", "mean", "std", *(f"p{percent}" for percent in PERCENTILES)], rows)
 
 
-def _lengths(evaluation: Evaluation) -> str:
+def _lengths(evaluation: RewardEvaluation) -> str:
     rows = [[_bounds(one), f"{one.pairs:,}", decimals(one.accuracy)] for one in evaluation.by_length]
     return _table(["better is longer by, in tokens", "pairs", "accuracy"], rows)
 
@@ -58,7 +58,7 @@ def _bounds(bucket: LengthBucket) -> str:
     return str(bucket.least) if bucket.least == bucket.most else f"{bucket.least} to {bucket.most}"
 
 
-def _calibration(evaluation: Evaluation) -> str:
+def _calibration(evaluation: RewardEvaluation) -> str:
     rows = [
         [f"{one.least:.2f} to {one.most:.2f}", f"{one.pairs:,}", decimals(one.predicted), decimals(one.right)]
         for one in evaluation.calibration
@@ -67,7 +67,7 @@ def _calibration(evaluation: Evaluation) -> str:
     return f"{table}\nexpected calibration error {decimals(evaluation.calibration_error)}"
 
 
-def _histogram(evaluation: Evaluation) -> list[str]:
+def _histogram(evaluation: RewardEvaluation) -> list[str]:
     bins = evaluation.histogram
     most = max([*bins.chosen, *bins.rejected, 1])
 

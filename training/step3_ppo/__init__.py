@@ -1,1 +1,67 @@
 """Step 3: PPO against the reward model."""
+
+from __future__ import annotations
+
+from typing import get_type_hints
+
+from training.step3_ppo.flags import PpoFlags
+from training.step3_ppo.old_flags import PPO_OLD_FLAGS
+from training.utils.run.step import SPEED, ClosingRow, Curve, Headline, Step
+
+STEP = Step(
+    name="step3_ppo",
+    label="PPO",
+    title="PPO",
+    groups=tuple(get_type_hints(PpoFlags).values()),
+    inputs={"actor_model_name_or_path": "step1_sft", "critic_model_name_or_path": "step2_reward"},
+    old_flags=PPO_OLD_FLAGS,
+    curves=(
+        Curve(
+            "Reward",
+            "mean score of a response",
+            {"rollouts": "rollout/score", "held-out prompts": "eval/reward", "held-out, greedy": "eval_greedy/reward"},
+        ),
+        Curve("Checker", "mean on prompts that nothing trains on", {"held-out prompts": "eval/check"}),
+        Curve("KL to the reference", "nats a response", {"rollouts": "rollout/kl"}),
+        Curve(
+            "Response length",
+            "tokens",
+            {"rollouts": "rollout/response_tokens", "held-out prompts": "eval/response_tokens"},
+        ),
+        Curve("Entropy", "nats a token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
+        Curve(
+            "Ended responses",
+            "share that ended before the length limit",
+            {"rollouts": "rollout/ended_share", "held-out prompts": "eval/ended_share"},
+        ),
+        Curve("Policy loss", "", {"actor": "actor/policy_loss"}),
+        Curve("Value loss", "", {"critic": "critic/value_loss"}),
+        Curve(
+            "Clipped share",
+            "of tokens whose update was clipped",
+            {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
+        ),
+        SPEED,
+        Curve("Learning rate", "", {"actor": "actor/learning_rate", "critic": "critic/learning_rate"}, is_smooth=True),
+    ),
+    variant_flag="advantage",
+    sample_labels=("SFT", "PPO"),
+    headlines=(
+        Headline("Mean reward", "eval/reward", "reward_standard_error"),
+        Headline("Checker", "eval/check", "checker_standard_error"),
+    ),
+    closing=(
+        ClosingRow(
+            "mean reward",
+            before=("reward_sft", "reward_before"),
+            after=("reward_ppo", "reward_after"),
+            error=("reward_standard_error", "reward_standard_error"),
+        ),
+        ClosingRow(
+            "the exact checker",
+            before=("checker_sft", "checker_before"),
+            after=("checker_ppo", "checker_after"),
+            optional=True,
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""What rollouts and experiences were like: the figures of a report, over all ranks.
+"""Figures of rollouts and experiences, over all ranks.
 
 B sequences, R response tokens.
 """
@@ -11,16 +11,17 @@ from collections.abc import Sequence
 import torch
 
 from training.step3_ppo.dynamic_sampling import equal_groups
-from training.step3_ppo.experience import ExperienceSettings, outcome_scores
 from training.step3_ppo.mismatch import clipped_tokens, mismatch_sums
 from training.step3_ppo.records import Experience
+from training.step3_ppo.scoring import outcome_scores
+from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import gathered, summed_numbers
 
 
 def described(
     experiences: Sequence[Experience], settings: ExperienceSettings, device: torch.device
 ) -> dict[str, float]:
-    """Return means over tokens, responses or groups. A collective; what an experience lacks has no figure."""
+    """Return means over tokens, responses or groups; a field that an experience lacks has no figure. A collective."""
     sums: dict[str, float] = {}
     for experience in experiences:
         for name, value in _sums(experience, settings).items():
@@ -40,8 +41,8 @@ def described(
 
 
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return `reward/NAME`, the mean of each reward and of each value that a function gave, over the responses of all
-    ranks that have it. A collective; ranks need not have the same names."""
+    """Return `reward/NAME`, the mean of each reward and of each value that a function gave, over the responses that
+    have it. A collective; ranks may have different names."""
     found: dict[str, list[float]] = {}
     for experience in experiences:
         for name, part_B in experience.reward_parts.items():
@@ -64,7 +65,7 @@ _A_RESPONSE = (
 
 
 def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, float]:
-    """Of this rank, under the names of their means."""
+    """Return this rank's sums, under the names of their means."""
     rollout, mask_BR = experience.rollout, experience.rollout.response_mask_BR
     old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.sampled_logprobs_BR
     outcomes_B = outcome_scores(rollout, experience.scores_B, settings.length)
@@ -80,15 +81,14 @@ def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, flo
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
         "rollout/entropy": -float(sampled_BR.sum()),
     }
-    if ref_BR is not None:  # where the training forward was left out, the rollout's own log-probabilities stand in
+    if ref_BR is not None:  # without a training forward, from the rollout's own log-probabilities
         sums["rollout/kl"] = float(((sampled_BR if old_BR is None else old_BR) - ref_BR).sum())
     if old_BR is not None:
         found = mismatch_sums(old_BR, sampled_BR, mask_BR)
         sums["rollout/logprob_mismatch"] = found.pop("absolute")
         sums |= {f"mismatch/{name}": value for name, value in found.items()}
         if settings.mismatch is not None:
-            how = (settings.mismatch.correction, settings.mismatch.level, settings.mismatch.threshold)
-            sums["mismatch/clipped_share"] = clipped_tokens(old_BR, sampled_BR, mask_BR, *how)
+            sums["mismatch/clipped_share"] = clipped_tokens(old_BR, sampled_BR, mask_BR, settings.mismatch)
     if experience.values_BR is not None and experience.returns_BR is not None:
         sums["critic/value_mean"] = float(experience.values_BR.sum())
         sums["critic/return_mean"] = float(experience.returns_BR.sum())

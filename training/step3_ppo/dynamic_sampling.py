@@ -1,7 +1,7 @@
-"""Groups whose samples all score the same teach nothing: they are replaced by those of further prompts.
+"""Groups whose samples all score the same teach nothing and are replaced by groups of other prompts.
 
-DAPO (Yu et al. 2025, section 3.2), bounded: after so many tries what is left stays. Every rank makes the same number of
-tries with the same number of prompts, so that rollouts, which are collectives, stay in step.
+DAPO (Yu et al. 2025, section 3.2), with a limit: after the last try the remaining groups stay. Every rank makes the
+same number of tries with the same number of prompts, since rollouts are collectives.
 
 B sequences, G groups (prompts).
 """
@@ -13,9 +13,11 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from training.step3_ppo.records import Rollout, Samples, Scored
+from training.step3_ppo.records import Samples, Scored
 from training.utils.engine.collectives import largest
+from training.utils.generation.records import Rollout
 
 
 def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:
@@ -27,10 +29,10 @@ def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Ten
 def with_differing_groups(
     samples: Samples, draw: Callable[[int, int], Samples], tries: int, samples_per_prompt: int, pad_token_id: int
 ) -> Samples:
-    """Return the samples with equal groups replaced, as far as `tries` draws give groups that differ.
+    """Return the samples with equal groups replaced, as far as `tries` draws find groups that differ.
 
-    draw(attempt, prompts): so many further prompts with their samples; every rank asks for the same number at once,
-    that of the rank that lacks most. Groups that a rank has too many are dropped.
+    draw(attempt, prompts): samples of that many other prompts. Every rank asks for the same number, that of the rank
+    that lacks most, and drops what it has too many.
     """
     device = samples.rollout.response_lengths_B.device
     for attempt in range(tries):
@@ -41,14 +43,14 @@ def with_differing_groups(
         fresh = draw(attempt, wanted)
         usable = torch.nonzero(~equal_groups(fresh.scored.outcomes_B, samples_per_prompt)).flatten().tolist()
         groups = list(range(len(samples.rows)))
-        for place, found in zip(equal, usable, strict=False):  # the shorter of the two ends it
+        for place, found in zip(equal, usable, strict=False):  # the shorter list decides
             groups[place] = len(samples.rows) + found
-        samples = _chosen(samples, fresh, groups, samples_per_prompt, pad_token_id)
+        samples = _picked(samples, fresh, groups, samples_per_prompt, pad_token_id)
     return samples
 
 
-def _chosen(first: Samples, second: Samples, groups: list[int], samples_per_prompt: int, pad_token_id: int) -> Samples:
-    """The groups of that number, counted through both."""
+def _picked(first: Samples, second: Samples, groups: list[int], samples_per_prompt: int, pad_token_id: int) -> Samples:
+    """Return the groups of these numbers, counted through both."""
     rows = (*first.rows, *second.rows)
     taken = torch.tensor(
         [group * samples_per_prompt + sample for group in groups for sample in range(samples_per_prompt)],
@@ -73,19 +75,15 @@ def _chosen(first: Samples, second: Samples, groups: list[int], samples_per_prom
 
 
 def _joined(first: Rollout, second: Rollout, taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
-    """The sequences of that number, counted through both, padded to one width: prompts on the left."""
+    """Return the sequences of these numbers, counted through both, padded to one width; prompts on the left."""
     parts: dict[str, Any] = {"seconds": first.seconds + second.seconds}
     for name in (field.name for field in fields(Rollout) if field.name not in parts):
         one, two = getattr(first, name), getattr(second, name)
         if one.dim() == 2:
             width = max(one.shape[1], two.shape[1])
             value = pad_token_id if "_ids_" in name else 0
-            one, two = (_wider(part, width, value, on_the_left=name.endswith("_BP")) for part in (one, two))
+            missing = [(width - part.shape[1], 0) for part in (one, two)]  # on the left of prompts
+            sides = missing if name.endswith("_BP") else [pair[::-1] for pair in missing]
+            one, two = (pad(part, side, value=value) for part, side in zip((one, two), sides, strict=True))
         parts[name] = torch.cat([one, two])[taken_B]
     return Rollout(**parts)
-
-
-def _wider(part: torch.Tensor, width: int, value: int, on_the_left: bool) -> torch.Tensor:
-    missing = width - part.shape[1]
-    sides = (missing, 0) if on_the_left else (0, missing)
-    return torch.nn.functional.pad(part, sides, value=value)

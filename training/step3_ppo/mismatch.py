@@ -1,45 +1,50 @@
-"""Where the rollout's log-probabilities differ from the training forward's: weights that correct it, figures that
-show it. Pure tensors.
+"""Differences between the rollout's log-probabilities and the training forward's: weights that correct them, and
+figures. Pure tensors.
 
-Responses are drawn from the rollout engine's policy and trained as if from the trainer's. Rounding, kernels or
-quantised weights set them apart; each token's loss is then weighted by p_train / p_rollout.
+Responses are drawn from the rollout engine's policy and trained as if drawn from the trainer's. The two differ by
+rounding, kernels or quantised weights; each token's loss is then weighted by p_train / p_rollout.
 
 B sequences, R response tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 _MOST = 20.0  # bound of a log ratio, as verl's
-LEVELS = ("token", "sequence")
-CORRECTIONS = ("truncate", "mask")
+
+
+@dataclass(frozen=True)
+class MismatchSettings:
+    """correction: "truncate" gives min(rho, threshold) (truncated importance sampling, Yao et al. 2025), "mask" gives
+        rho from 1 / threshold to threshold and 0 outside (masked importance sampling); a masked token still counts in
+        the loss's denominator.
+    level: rho = exp(old - sampled) of a "token", or of the sum over a "sequence", shared by its tokens.
+    """
+
+    correction: str
+    level: str
+    threshold: float
 
 
 def importance_weights(
     old_logprobs_BR: torch.Tensor,
     sampled_logprobs_BR: torch.Tensor,
     inside_BR: torch.Tensor,
-    correction: str,
-    level: str,
-    threshold: float,
+    settings: MismatchSettings,
 ) -> torch.Tensor:
-    """Return weights_BR, 0 outside the response.
-
-    rho = exp(old - sampled) of a token, or of the sum over the response ("sequence"), which all its tokens share;
-    the exponent is held within +- 20.
-    "truncate": min(rho, threshold) (truncated importance sampling, Yao et al. 2025). "mask": rho between 1 / threshold
-    and threshold, 0 outside (masked importance sampling). A masked token still counts in the loss's denominator.
-    """
+    """Return weights_BR, 0 outside the response. Exponents are held within +- 20."""
     log_ratio_BR = torch.where(inside_BR, old_logprobs_BR - sampled_logprobs_BR, 0.0)
-    if level == "sequence":
+    if settings.level == "sequence":
         log_ratio_BR = log_ratio_BR.sum(dim=1, keepdim=True).expand_as(log_ratio_BR)
     ratio_BR = torch.exp(log_ratio_BR.clamp(-_MOST, _MOST))
-    if correction == "truncate":
-        weights_BR = ratio_BR.clamp(max=threshold)
+    if settings.correction == "truncate":
+        weights_BR = ratio_BR.clamp(max=settings.threshold)
     else:
-        kept_BR = (ratio_BR >= 1.0 / threshold) & (ratio_BR <= threshold)
-        weights_BR = torch.where(kept_BR, ratio_BR, 0.0)
+        trusted_BR = (ratio_BR >= 1.0 / settings.threshold) & (ratio_BR <= settings.threshold)
+        weights_BR = torch.where(trusted_BR, ratio_BR, 0.0)
     return torch.where(inside_BR, weights_BR, 0.0)
 
 
@@ -65,11 +70,10 @@ def clipped_tokens(
     old_logprobs_BR: torch.Tensor,
     sampled_logprobs_BR: torch.Tensor,
     inside_BR: torch.Tensor,
-    correction: str,
-    level: str,
-    threshold: float,
+    settings: MismatchSettings,
 ) -> float:
-    """Return how many tokens have a ratio that `importance_weights` truncates or masks."""
-    free = importance_weights(old_logprobs_BR, sampled_logprobs_BR, inside_BR, "truncate", level, float("inf"))
-    held = importance_weights(old_logprobs_BR, sampled_logprobs_BR, inside_BR, correction, level, threshold)
+    """Return the number of tokens whose ratio `importance_weights` truncates or masks."""
+    unbounded = MismatchSettings("truncate", settings.level, float("inf"))
+    free = importance_weights(old_logprobs_BR, sampled_logprobs_BR, inside_BR, unbounded)
+    held = importance_weights(old_logprobs_BR, sampled_logprobs_BR, inside_BR, settings)
     return float((free != held)[inside_BR].sum())

@@ -1,37 +1,35 @@
-"""Which prompts a rollout takes, and who is told what became of them.
+"""Which prompts a rollout takes, and who sees its results.
 
-By default they are the dataset's, in shuffled epochs: a function of the position and the seed. A sampler of the user's
-(`--prompt_sampler`) chooses among them by what earlier rollouts scored, a dataset of the user's (`--prompt_dataset`)
-changes after each. Both live on rank 0, which sends the rows to the other ranks: all see the same prompts, also where
-the user's code draws at random. Knows nothing of models.
+By default they are the dataset's, in shuffled epochs: a function of the position and the seed. A user's sampler
+(`--prompt_sampler`) picks among them by the scores of earlier rollouts; a user's dataset (`--prompt_dataset`) changes
+after each. Both live on rank 0, which sends the rows to the other ranks, so that all see the same prompts even if the
+user's code is random. Knows nothing of models.
 """
 
 from __future__ import annotations
 
 import json
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from training.step3_ppo.records import Experience
-from training.utils.data.phases import PromptRow
-from training.utils.data.prompt_maker import PromptMaker
+from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered, on_main
 from training.utils.engine.startup import Ranks
+from training.utils.generation.records import Rollout
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.errors import ThreestepError
-from training.utils.run.user_files import load_named
+from training.utils.run.user_files import call_user, load_named
 
-Given = TypeVar("Given")
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class RolloutResults:
-    """What became of the prompts of one rollout of all ranks: one entry a response, responses to one prompt adjacent.
+    """Results of one rollout of all ranks: one entry per response, responses to one prompt adjacent.
 
     rows: the prompts. responses: texts, without the end-of-conversation token.
     """
@@ -41,14 +39,14 @@ class RolloutResults:
     scores: list[float]
 
 
-# What a user subclasses.
+# For users to subclass.
 
 
 class PromptSampler(ABC):
-    """Chooses the prompts of each rollout; a subclass is given as `--prompt_sampler FILE.py:NAME`.
+    """Picks the prompts of each rollout; a subclass is given as `--prompt_sampler FILE.py:NAME`.
 
-    `prompts` may grow between two calls, where `--prompt_dataset` is given. States are what JSON holds, and a fresh
-    sampler with the loaded state chooses as the saved one would have.
+    With `--prompt_dataset`, `prompts` may grow between two calls. States are what JSON holds, and a fresh sampler with
+    the loaded state picks as the saved one would have.
     """
 
     def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
@@ -60,8 +58,8 @@ class PromptSampler(ABC):
         """Return `count` indices into `prompts`: the prompts at positions first, first + 1, ... of the run. Asked once
         for each position, in order."""
 
-    def update(self, uids: Sequence[str], scores: Sequence[float]) -> None:  # noqa: B027 (some need no results)
-        """See a rollout's results: one uid and one score a response."""
+    def update(self, uids: Sequence[str], scores: Sequence[float]) -> None:  # noqa: B027 (some ignore results)
+        """See a rollout's results: one uid and one score per response."""
 
     @abstractmethod
     def state_dict(self) -> State: ...
@@ -73,7 +71,7 @@ class PromptSampler(ABC):
 class PromptDataset(Sequence[PromptRow]):
     """A run's prompts, which may change after each rollout; a subclass is given as `--prompt_dataset FILE.py:NAME`.
 
-    `on_batch_end` mostly calls `add`. A subclass that keeps more than the added prompts extends both state methods;
+    `on_batch_end` usually calls `add`. A subclass with more state than the added prompts extends both state methods;
     one that replaces prompts overrides `__len__` and `__getitem__`.
     """
 
@@ -85,10 +83,10 @@ class PromptDataset(Sequence[PromptRow]):
         self._rows: list[PromptRow] = []
 
     def on_batch_end(self, results: RolloutResults) -> None:
-        """Called after each rollout; the prompts of the next one are those that stand here afterwards."""
+        """Called after each rollout; the next one takes its prompts from what is here afterwards."""
 
     def add(self, prompt: Any, ground_truth: Any = None, **columns: Any) -> bool:
-        """Add a prompt (text or messages, see `PromptMaker.make`); False where it is left out, being too long, say."""
+        """Add a prompt (text or messages, see `PromptMaker.make`); False if it is left out, e.g. as too long."""
         row = self.maker.make(prompt, ground_truth, -1 - len(self._rows), **columns)
         if row is not None:
             self._rows.append(row)
@@ -118,8 +116,8 @@ class PromptDataset(Sequence[PromptRow]):
 
 
 class EpochSampler(PromptSampler):
-    """Shuffled epochs over a dataset that may change: each epoch is over the prompts that were there when it began. It
-    ends early where the dataset has become shorter."""
+    """Shuffled epochs over a dataset that may change: each takes the prompts that were there when it began, and ends
+    early if the dataset has become shorter."""
 
     def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
         super().__init__(prompts, seed)
@@ -144,133 +142,97 @@ class EpochSampler(PromptSampler):
         self._stream = ShuffledStream(state["rows"], self.seed)
 
 
-# What the trainer asks and tells. Every method is called by all ranks.
+# For the trainer: every method is called by all ranks.
 
 
-class PromptSource(ABC):
-    """Gives the prompts of every rollout. Its state is what JSON holds, the same on every rank."""
-
-    @abstractmethod
-    def take(self, first: int, count: int) -> list[PromptRow]:
-        """The prompts at positions first .. first + count - 1 of the run, of all ranks together."""
-
-    @abstractmethod
-    def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
-        """Prompts in place of others: those at positions first .. of all there are, in shuffled epochs by `seed`."""
-
-    @abstractmethod
-    def tell(self, rows: Sequence[PromptRow], experience: Experience) -> None:
-        """See what became of this rank's prompts: `experience` has the same number of responses to each, adjacent."""
-
-    @abstractmethod
-    def state_dict(self) -> State: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None: ...
-
-
-class ShuffledPrompts(PromptSource):
-    """Shuffled epochs; nothing to remember but the position, which the trainer knows."""
+class PromptSource:
+    """Gives the prompts of every rollout: the dataset's, in shuffled epochs. Only the position is remembered, by the
+    trainer. States are what JSON holds, the same on every rank."""
 
     def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
         self._prompts = prompts
         self._stream = ShuffledStream(len(prompts), seed)
 
     def take(self, first: int, count: int) -> list[PromptRow]:
+        """Return the prompts at positions first .. first + count - 1 of the run, for all ranks together."""
         return [self._prompts[row] for row in self._stream.take(first, count)]
 
     def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
-        return _shuffled(self._prompts, seed, first, count)
+        """Return replacements: the prompts at positions first .. of all there are, in shuffled epochs by `seed`."""
+        return [self._prompts[row] for row in ShuffledStream(len(self._prompts), seed).take(first, count)]
 
-    def tell(self, rows: Sequence[PromptRow], experience: Experience) -> None:
-        pass
+    def observe(self, rows: Sequence[PromptRow], experience: Experience) -> None:
+        """See what became of this rank's prompts: `experience` has the same number of adjacent responses to each."""
 
     def state_dict(self) -> State:
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        _same_parts(state, {})
+        _check_parts(state, {})
 
 
-class ChosenPrompts(PromptSource):
-    """Prompts that a sampler chooses from a dataset, on rank 0. `decode`: token ids to text."""
+class SampledPrompts(PromptSource):
+    """Prompts that a sampler picks from a dataset, on rank 0. texts_of: a rollout's responses as text."""
 
     def __init__(
         self,
         prompts: Sequence[PromptRow],
         sampler: PromptSampler,
         dataset: PromptDataset | None,
-        decode: Callable[[list[int]], str],
-        end_token_id: int,
+        texts_of: Callable[[Rollout], Sequence[str]],
         ranks: Ranks,
     ) -> None:
         self._prompts = prompts
         self._sampler = sampler
         self._dataset = dataset
-        self._decode = decode
-        self._end_token_id = end_token_id
+        self._texts_of = texts_of
         self._ranks = ranks
         self._parts: dict[str, Any] = {"sampler": sampler} | ({} if dataset is None else {"dataset": dataset})
 
     def take(self, first: int, count: int) -> list[PromptRow]:
-        return self._on_main(lambda: self._taken(first, count))
+        return on_main(lambda: self._taken(first, count), self._ranks.is_main)
 
     def _taken(self, first: int, count: int) -> list[PromptRow]:
-        chosen = _called(self._sampler.take, first, count)
+        indices = call_user(self._sampler.take, first, count)
         rows = range(len(self._prompts))
-        if not isinstance(chosen, Sequence) or len(chosen) != count or not all(index in rows for index in chosen):
+        if not isinstance(indices, Sequence) or len(indices) != count or not all(index in rows for index in indices):
             raise ThreestepError(
                 f"{type(self._sampler).__name__}.take({first}, {count}): expected a list of {count} indices from 0 to "
-                f"{len(rows) - 1}, got {str(chosen)[:200]}"
+                f"{len(rows) - 1}, got {str(indices)[:200]}"
             )
-        return [self._prompts[index] for index in chosen]
+        return [self._prompts[index] for index in indices]
 
     def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
-        return self._on_main(lambda: _shuffled(self._prompts, seed, first, count))
+        return on_main(lambda: super(SampledPrompts, self).spare(seed, first, count), self._ranks.is_main)
 
-    def tell(self, rows: Sequence[PromptRow], experience: Experience) -> None:
-        parts = gathered(self._groups(rows, experience))
-        # Ranks hold every world_size-th prompt: back into the order of the positions.
-        groups = [group for place in zip(*parts, strict=True) for group in place]
-        entries = [(row, response, score) for row, answers in groups for response, score in answers]
-        self._on_main(lambda: self._told(entries))
-
-    def _groups(
-        self, rows: Sequence[PromptRow], experience: Experience
-    ) -> list[tuple[PromptRow, list[tuple[str, float]]]]:
-        """Each prompt of this rank, with the text and score of each response."""
-        rollout, scores = experience.rollout, experience.scores_B.tolist()
+    def observe(self, rows: Sequence[PromptRow], experience: Experience) -> None:
+        scores = experience.scores_B.tolist()
+        texts = [""] * len(scores) if self._dataset is None else self._texts_of(experience.rollout)
+        answers = list(zip(texts, scores, strict=True))
         each = len(scores) // len(rows)
-        texts = [""] * len(scores)
-        if self._dataset is not None:
-            texts = rollout.texts(lambda ids: self._decode(ids.tolist()), self._end_token_id)
-        told = list(zip(texts, scores, strict=True))
-        return [(row, told[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
+        own = [(row, answers[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
+        # Ranks hold every world_size-th prompt: back into the order of the positions.
+        groups = [group for place in zip(*gathered(own), strict=True) for group in place]
+        entries = [(row, response, score) for row, group in groups for response, score in group]
+        on_main(lambda: self._observe(entries), self._ranks.is_main)
 
-    def _told(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
+    def _observe(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
         rows, responses, scores = (list(column) for column in zip(*entries, strict=True))
-        _called(self._sampler.update, [row.uid for row in rows], scores)
+        call_user(self._sampler.update, [row.uid for row in rows], scores)
         if self._dataset is not None:
-            _called(self._dataset.on_batch_end, RolloutResults(rows, responses, scores))
+            call_user(self._dataset.on_batch_end, RolloutResults(rows, responses, scores))
 
     def state_dict(self) -> State:
-        return self._on_main(lambda: {name: _state_of(part) for name, part in self._parts.items()})
+        return on_main(lambda: {name: _state_of(part) for name, part in self._parts.items()}, self._ranks.is_main)
 
     def load_state_dict(self, state: State) -> None:
-        _same_parts(state, self._parts)
+        _check_parts(state, self._parts)
 
         def load() -> None:
             for name in reversed(self._parts):  # the dataset first: its length may be the sampler's
-                _called(self._parts[name].load_state_dict, state[name])
+                call_user(self._parts[name].load_state_dict, state[name])
 
-        self._on_main(load)
-
-    def _on_main(self, act: Callable[[], Given]) -> Given:
-        return on_main(act, self._ranks.is_main)
-
-
-def _shuffled(prompts: Sequence[PromptRow], seed: int, first: int, count: int) -> list[PromptRow]:
-    return [prompts[row] for row in ShuffledStream(len(prompts), seed).take(first, count)]
+        on_main(load, self._ranks.is_main)
 
 
 def open_prompt_source(
@@ -278,22 +240,20 @@ def open_prompt_source(
     sampler_address: str | None,
     dataset_address: str | None,
     make_maker: Callable[[], PromptMaker],
-    decode: Callable[[list[int]], str],
-    end_token_id: int,
+    texts_of: Callable[[Rollout], Sequence[str]],
     seed: int,
     ranks: Ranks,
 ) -> PromptSource:
-    """The source that the flags ask for; ThreestepError where FILE.py:NAME stands for no class of the right kind."""
+    """Return the source that the flags ask for; ThreestepError if FILE.py:NAME is not a class of the right kind."""
     if sampler_address is None and dataset_address is None:
-        return ShuffledPrompts(prompts, seed)
-    dataset = None
+        return PromptSource(prompts, seed)
+    dataset, sampler_class = None, EpochSampler
     if dataset_address is not None:
-        dataset = _called(_class_of(dataset_address, "--prompt_dataset", PromptDataset), prompts, make_maker(), seed)
-    offered = prompts if dataset is None else dataset
-    sampler_class: Any = EpochSampler
+        dataset_class = _class_of(dataset_address, "--prompt_dataset", PromptDataset)
+        prompts = dataset = call_user(dataset_class, prompts, make_maker(), seed)
     if sampler_address is not None:
         sampler_class = _class_of(sampler_address, "--prompt_sampler", PromptSampler)
-    return ChosenPrompts(offered, _called(sampler_class, offered, seed), dataset, decode, end_token_id, ranks)
+    return SampledPrompts(prompts, call_user(sampler_class, prompts, seed), dataset, texts_of, ranks)
 
 
 def _class_of(address: str, flag: str, kind: type) -> Any:
@@ -306,22 +266,8 @@ def _class_of(address: str, flag: str, kind: type) -> Any:
     return found
 
 
-def _called(function: Callable[..., Given], *arguments: Any) -> Given:
-    """Call the user's code: what it raises becomes a sentence with its place, which can be sent to all ranks."""
-    try:
-        return function(*arguments)
-    except ThreestepError:
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise ThreestepError(
-            f"{function.__qualname__} raised {type(error).__name__}: {error} ({Path(place.filename).name}, line "
-            f"{place.lineno})"
-        ) from error
-
-
 def _state_of(part: Any) -> State:
-    state = _called(part.state_dict)
+    state = call_user(part.state_dict)
     try:
         copy = json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError):
@@ -331,10 +277,10 @@ def _state_of(part: Any) -> State:
             f"{type(part).__name__}.state_dict: expected a dict that comes back from JSON as it was (keys of text, "
             "lists for tuples, finite numbers)"
         )
-    return copy  # the part may go on writing into its own
+    return copy  # the part may later change its own
 
 
-def _same_parts(state: State, parts: dict[str, Any]) -> None:
+def _check_parts(state: State, parts: dict[str, Any]) -> None:
     if state.keys() != parts.keys():
         saved, mine = (" and ".join(sorted(names)) or "neither" for names in (state, parts))
         raise ThreestepError(

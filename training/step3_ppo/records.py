@@ -15,73 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
-from training.utils.data.phases import PromptRow
-from training.utils.layout.documents import TokenSequence, join
+from training.utils.data.rows.phases import PromptRow
+from training.utils.generation.records import Rollout
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """Prompts and the responses sampled for them.
-
-    prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
-    response_ids_BR: int64; the end-of-conversation token belongs to the response; pad after it.
-    response_lengths_B: int64, from 1 to R.
-    sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before bad words, top-k, top-p
-        and min-p take any away; 0 outside the response.
-    ended_B: bool, True where the end-of-conversation token was drawn or a stop string completed; the others are cut.
-    seconds: what drawing them took on this rank, prompts included.
-    """
-
-    prompt_ids_BP: torch.Tensor
-    prompt_mask_BP: torch.Tensor
-    response_ids_BR: torch.Tensor
-    response_lengths_B: torch.Tensor
-    sampled_logprobs_BR: torch.Tensor
-    ended_B: torch.Tensor
-    seconds: float = 0.0
-
-    @cached_property
-    def response_mask_BR(self) -> torch.Tensor:
-        """bool, True on response tokens; made from lengths, never from ids."""
-        columns_R = torch.arange(self.response_ids_BR.shape[1], device=self.response_lengths_B.device)
-        return columns_R < self.response_lengths_B.unsqueeze(1)
-
-    def prompt_of(self, index: int) -> torch.Tensor:
-        """int64 [prompt length], without padding."""
-        return self.prompt_ids_BP[index][self.prompt_mask_BP[index]]
-
-    def response_of(self, index: int) -> torch.Tensor:
-        """int64 [response length], without padding."""
-        return self.response_ids_BR[index, : int(self.response_lengths_B[index])]
-
-    def sequences(self) -> list[TokenSequence]:
-        """Prompt + response of each row, without padding, on the CPU; the response tokens are the targets."""
-        return [
-            join(self.prompt_of(index).cpu(), self.response_of(index).cpu())
-            for index in range(len(self.response_lengths_B))
-        ]
-
-    def text_ids_of(self, index: int, end_token_id: int) -> torch.Tensor:
-        """int64, what is decoded to the response's text: without the end-of-conversation token."""
-        ids_r = self.response_of(index)
-        return ids_r[:-1] if ids_r[-1] == end_token_id else ids_r
-
-    def texts(self, decode: Callable[[torch.Tensor], Any], end_token_id: int) -> list[str]:
-        """The responses as text, without the end-of-conversation token."""
-        return [str(decode(self.text_ids_of(index, end_token_id))) for index in range(len(self.response_lengths_B))]
-
-
-@dataclass(frozen=True)
 class Scored:
-    """float32 [B] each. scores_B: the weighted sum of the rewards. outcomes_B: what samples of a prompt compare, the
-    scores with what lengths and ends take off. parts: each reward by its name, and what else a function gave as
-    NAME/KEY; NaN where it gave none."""
+    """float32 [B] each.
+
+    scores_B: the weighted sum of the rewards.
+    outcomes_B: the scores minus what lengths and ends take off; samples of a prompt are compared by them.
+    parts: each reward by its name, and a function's further values as NAME/KEY; NaN where it gave none.
+    """
 
     scores_B: torch.Tensor
     outcomes_B: torch.Tensor
@@ -90,8 +40,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Samples:
-    """rows: the prompts. rollout: their samples, those of a prompt adjacent. collect: waits for reward functions that
-    are still at work; it is called once, by the first who reads `scored`."""
+    """rows: the prompts.
+    rollout: their samples, those of a prompt adjacent.
+    collect: waits for running reward functions; called once, by the first reader of `scored`.
+    """
 
     rows: tuple[PromptRow, ...]
     rollout: Rollout
@@ -103,19 +55,19 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class KeptForward:
-    """A micro-batch that was read with its graph, so that learning need not read it again. numbers: of its sequences
-    among all ranks' (`sequence_number`), in the order of the rows. values_M: the critic's; None without one."""
+class Forward:
+    """A micro-batch to learn from. numbers: of its sequences among all ranks' (`sequence_number`), in the order of the
+    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too."""
 
     numbers: Sequence[int]
     rows: TokenRows
-    policy: TokenLogprobs
-    values_M: torch.Tensor | None
+    policy: TokenLogprobs | None = None
+    values_M: torch.Tensor | None = None
 
 
 def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: int) -> int:
-    """The number among all ranks' sequences, whatever the number of ranks, of a rank's own one. Prompts are dealt to
-    ranks one by one."""
+    """Return the number of a rank's own sequence among all ranks', the same for any number of ranks. Prompts are dealt
+    to ranks one by one."""
     prompt, sample = divmod(index, samples_per_prompt)
     return (prompt * world_size + rank) * samples_per_prompt + sample
 
@@ -124,17 +76,17 @@ def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: 
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32 and 0 outside the response.
 
-    scores_B: of the response, before what its length and end take off; reward_parts: of what it is the sum (Scored).
+    scores_B: before what the response's length and end take off; reward_parts: its summands (Scored).
     counts_B: bool, False where the response is left out of the loss.
-    rewards_BR: score at the last token; minus KL at each, where the KL is in the reward.
-    advantages_BR: whitened over all ranks, where the estimator asks for it.
+    rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.
+    advantages_BR: whitened over all ranks if the estimator or the user asks for it.
     old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature; None where the
         update is exactly on-policy and nothing else reads them.
-    ref_logprobs_BR: of the reference; None where no KL is wanted.
-    values_BR: critic, in the state that chooses the token; returns_BR: advantages before whitening + values; both None
-        without a critic.
-    weights_BR: of the correction of the rollout's mismatch; None without.
-    kept: this rank's forwards with their graphs, where learning uses them (--reuse_forwards).
+    ref_logprobs_BR: of the reference; None without a KL.
+    values_BR: of the critic, in the state that chooses the token; returns_BR: advantages before whitening + values;
+        both None without a critic.
+    weights_BR: correct the rollout's mismatch; None without a correction.
+    reusable: this rank's forwards with their graphs, for --reuse_forwards.
     """
 
     rollout: Rollout
@@ -148,4 +100,4 @@ class Experience:
     returns_BR: torch.Tensor | None = None
     weights_BR: torch.Tensor | None = None
     reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
-    kept: Sequence[KeptForward] = ()
+    reusable: Sequence[Forward] = ()

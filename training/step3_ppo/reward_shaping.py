@@ -1,4 +1,4 @@
-"""From one score a response to one reward a token, and what a response's end and length do to its score. Pure tensors.
+"""From one score per response to one reward per token, and what a response's end and length take off. Pure tensors.
 
 B sequences, R response tokens.
 """

@@ -1,39 +1,40 @@
-"""Part 3 of the loop: a response's score is the weighted sum of its rewards. Functions work in threads meanwhile.
+"""Part 3 of the loop: a response's score is the weighted sum of its rewards. Functions run in threads meanwhile.
 
 B sequences of this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from training.step3_ppo.experience import ExperienceSettings, outcome_scores, score
-from training.step3_ppo.records import Rollout, Samples, Scored
-from training.step3_ppo.rewards.calling import SHOWN_CHARACTERS, Rule, rule_batch
-from training.step3_ppo.rewards.running import RunningRule
+from training.step3_ppo.exchange import read_balanced
+from training.step3_ppo.records import Samples, Scored
+from training.step3_ppo.reward_shaping import missing_eos_punishment, overlong_punishment
 from training.step3_ppo.roles import Roles
-from training.utils.data.phases import PromptRow
+from training.step3_ppo.settings import ExperienceSettings, LengthSettings
+from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered, largest
+from training.utils.generation.records import Rollout
+from training.utils.rewards.calling import SHOWN_CHARACTERS
+from training.utils.rewards.running import start_rules
+from training.utils.rewards.weighted import reads_model
 from training.utils.run.errors import ThreestepError
 
 SHOWN_IDS = 24  # of a response, in an error
 
-Answers = dict[str, tuple[list[float], dict[str, list[float]]]]  # of each rule by name: scores and values to log
-
 
 def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Samples:
-    """Start the reward functions, score with the reward model, and return the samples, whose first reader waits for
-    the functions. All ranks call, and all read.
-
-    rows: the prompts, each of which has as many adjacent responses in the rollout.
-    """
+    """Start the reward functions, score with the reward model, and return the samples; reading `scored` waits for the
+    functions. A collective, and so is the reading. rows: the prompts, each with the same number of adjacent
+    responses."""
     rewards, device = settings.rewards, rollout.response_lengths_B.device
     rules = {reward.name: reward.rule for reward in rewards.named if reward.rule is not None}
     texts = rewards.texts_of(rollout) if rewards.texts_of is not None else []
     wait = start_rules(rules, rows, texts, rewards.columns, rewards.timeout_seconds, device)
-    model_scores_B = score(rollout, roles, settings) if rewards.with_model else None
+    model_scores_B = score(rollout, roles, settings) if reads_model(rewards.named) else None
 
     def collect() -> Scored:
         if model_scores_B is not None:
@@ -55,63 +56,43 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     return Samples(tuple(rows), rollout, collect)
 
 
+def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:
+    """Return the scores minus what the responses' ends and lengths take off."""
+    punishment_B = overlong_punishment(rollout.response_lengths_B, length.max_tokens, length.overlong_buffer_tokens)
+    ending_B = missing_eos_punishment(rollout.ended_B, length.missing_eos_penalty)
+    return scores_B + ending_B + length.overlong_penalty * punishment_B
+
+
+@torch.no_grad()
+def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
+    """Return float32 [B]: the reward model's score at each response's last real token, normalised with a
+    score_scale, clipped to +- clip_reward."""
+    assert roles.reward_model is not None  # loaded wherever --reward has the model
+    model, device = roles.reward_model, rollout.response_lengths_B.device
+    layout = partial(settings.share, device=device)
+    read = read_balanced(
+        rollout.sequences(), settings.rank, layout, lambda _, rows: {"score": model(rows)}, lambda _: 1, device
+    )
+    scores_B = read["score"]
+    if settings.score_scale is not None:
+        scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
+    clipped_B = scores_B.clamp(-settings.clip_reward, settings.clip_reward)
+    return torch.where(scores_B.isfinite(), clipped_B, scores_B)  # an infinite score is reported later
+
+
 def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Rollout) -> None:
-    """ThreestepError on every rank where the reward model's score of any rank's sample is no number. A collective."""
-    strange = (~scores_B.isfinite()).nonzero().flatten().tolist()
-    if not largest(len(strange), scores_B.device):
+    """ThreestepError on every rank if the reward model's score of any rank's sample is not finite. A collective."""
+    faulty = (~scores_B.isfinite()).nonzero().flatten().tolist()
+    if not largest(len(faulty), scores_B.device):
         return
     problem = None
-    if strange:
-        row = rows[strange[0] // (len(scores_B) // len(rows))]
+    if faulty:
+        row = rows[faulty[0] // (len(scores_B) // len(rows))]
         prompt = row.prompt_text[-SHOWN_CHARACTERS:]
         problem = (
-            f"the reward model's score is {float(scores_B[strange[0]])} for {len(strange)} of {len(scores_B)} samples, "
+            f"the reward model's score is {float(scores_B[faulty[0]])} for {len(faulty)} of {len(scores_B)} samples, "
             f"the first of them row {row.row_id} (uid {row.uid}), whose prompt ends {prompt!r}, with the response ids "
-            f"{rollout.response_of(strange[0]).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this "
+            f"{rollout.response_of(faulty[0]).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this "
             "--dtype; evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
         )
-    raise ThreestepError(next(said for said in gathered(problem) if said is not None))
-
-
-def start_rules(
-    rules: dict[str, Rule],
-    rows: Sequence[PromptRow],
-    responses: Sequence[str],
-    columns: Sequence[str],
-    timeout_seconds: float,
-    device: torch.device,
-) -> Callable[[], Answers]:
-    """Start each rule in a thread, and return what waits for all of them: a collective where there are any.
-
-    Where one fails on any rank, every rank raises its ThreestepError, so that none is left waiting.
-    """
-    if not rules:
-        return dict
-    per_prompt = len(responses) // len(rows)
-    batch = rule_batch([row for row in rows for _ in range(per_prompt)], responses, columns)
-    running = [RunningRule(name, _on_device(rule, device), batch) for name, rule in rules.items()]
-
-    def wait() -> Answers:
-        answers: Answers = {}
-        problem: str | None = None
-        try:
-            answers = {each.name: each.collect(timeout_seconds) for each in running}
-        except ThreestepError as error:
-            problem = str(error)
-        if largest(int(problem is not None), device):
-            raise ThreestepError(next(said for said in gathered(problem) if said is not None))
-        return answers
-
-    return wait
-
-
-def _on_device(rule: Rule, device: torch.device) -> Rule:
-    """The rule with this rank's GPU as the current one, which a new thread does not know."""
-    if device.type != "cuda":
-        return rule
-
-    def placed(*texts: Sequence[str], **columns: Sequence[object]) -> object:
-        torch.cuda.set_device(device)
-        return rule(*texts, **columns)
-
-    return placed
+    raise ThreestepError(next(found for found in gathered(problem) if found is not None))

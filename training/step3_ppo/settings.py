@@ -1,22 +1,123 @@
-"""What the trainer of step 3 is told, and what it tells at the end."""
+"""Settings of step 3's loop and its parts. The flags hold the defaults."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.step3_ppo.evaluation import Evaluation
-from training.step3_ppo.experience import ExperienceSettings
-from training.step3_ppo.learning import LearningSettings
-from training.step3_ppo.rollout.base import Sampling
+import torch
+
+from training.step3_ppo.advantages import Estimator
+from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.kl import KlEstimator
+from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.losses import PolicyLoss
+from training.step3_ppo.losses.tokens import PolicyLossSettings
+from training.step3_ppo.mismatch import MismatchSettings
+from training.utils.generation.base import Sampling
+from training.utils.layout.documents import TokenSequence
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.models.flops import ComputeMeter
+from training.utils.models.score_scale import ScoreScale
+from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import NO_TRACES, Traces
 
 
 @dataclass(frozen=True)
+class KlSettings:
+    """coefficient: at the start.
+    in_loss: the KL is part of the loss, otherwise of the reward.
+    target, horizon: of the adaptive controller; without a target the coefficient is fixed.
+    """
+
+    coefficient: float
+    in_loss: bool
+    estimator: KlEstimator
+    target: float | None = None
+    horizon: float = math.inf
+
+    def controller(self) -> KlControl:
+        return KlControl(self.coefficient, self.target, self.horizon)
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """What the end and the length of a response do to its score; see the flags of the same names. max_tokens: of a
+    response."""
+
+    max_tokens: int
+    missing_eos_penalty: float = 0.0
+    overlong_buffer_tokens: int = 0
+    overlong_penalty: float = 0.0
+    mask_truncated_responses: bool = False
+
+
+@dataclass(frozen=True)
+class ExperienceSettings:
+    """Of parts 3 to 6; see the flags of the same names.
+
+    score_scale: of --normalize_reward_scores, or None.
+    samples_per_prompt: adjacent sequences of a rollout that form a group.
+    mismatch: None does not correct.
+    reads_old_logprobs: False where the update is exactly on-policy and nothing else reads them.
+    rewards: their weighted sum is the score; score_scale and clip_reward are the reward model's.
+    rank: this one, of plan.ranks.
+    reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
+    with_entropy: of the forwards that are reused.
+    """
+
+    temperature: float
+    score_scale: ScoreScale | None
+    clip_reward: float
+    samples_per_prompt: int
+    estimator: Estimator
+    advantage: AdvantageSettings
+    whiten_advantages: bool
+    kl: KlSettings
+    length: LengthSettings
+    mismatch: MismatchSettings | None
+    reads_old_logprobs: bool
+    plan: PlanSettings
+    pad_token_id: int
+    rewards: Rewards = MODEL_ALONE
+    rank: int = 0
+    reuses_forwards: bool = False
+    with_entropy: bool = False
+
+    def share(
+        self, sequences: Sequence[TokenSequence], device: torch.device, sharing: bool = True
+    ) -> list[SequenceRows]:
+        """Return this rank's share of all ranks' sequences, as micro-batches."""
+        return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing)
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """Of part 7; see the flags of the same names. policy_loss, aggregation: entries of their tables."""
+
+    policy_loss: PolicyLoss
+    policy: PolicyLossSettings
+    aggregation: str
+    clip_range_value: float
+    entropy_coef: float
+    cov_share: float
+    clip_cov_low: float
+    clip_cov_high: float
+    unsup_coef: float
+
+
+@dataclass(frozen=True)
 class PpoSettings:
-    """Counts are of one rank. total_rollouts: of the run; each is followed by ppo_epochs passes over minibatches.
-    critic_warmup: first rollouts that train the critic alone. dynamic_sampling_tries: 0 takes prompts as they come.
-    stop_kl, stop_update_kl: see the flags. meters: of actor and critic; none leave MFU out."""
+    """Of the loop; counts are per rank.
+
+    total_rollouts: of the run; each is followed by ppo_epochs passes over minibatches.
+    critic_warmup: number of first rollouts that train only the critic.
+    dynamic_sampling_tries: 0 keeps all prompts.
+    stop_kl, stop_update_kl: see the flags.
+    meters: of actor and critic; empty leaves MFU out.
+    """
 
     total_rollouts: int
     prompts_per_batch: int
@@ -30,17 +131,8 @@ class PpoSettings:
     sampling: Sampling
     experience: ExperienceSettings
     learning: LearningSettings
-    evaluates_first: bool = True
+    evaluates_first: bool
     stop_kl: float | None = None
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = NO_TRACES
-
-
-@dataclass(frozen=True)
-class PpoResult:
-    """The evaluations on held-out prompts before (None where there was none) and after training."""
-
-    before: Evaluation | None
-    after: Evaluation
-    seconds: float

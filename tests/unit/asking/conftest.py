@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.asking.model import AskedModel, load_asked_model
-from training.utils.data.arguments import DataArguments
+from training.utils.data.build.arguments import DataArguments
 
 CPU = torch.device("cpu")
 

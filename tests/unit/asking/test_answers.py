@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.data_flags import data_flags
 from tests.unit.asking.conftest import CPU
 from training.asking.answers import answers_to, scores_of
-from training.asking.arguments import SamplingArguments
 from training.asking.scorer import load_answer_scorer
-from training.step3_ppo.rewards.weighted import Reward
-from training.utils.data.arguments import DataArguments
-from training.utils.data.prompt_maker import PromptMaker
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.prompts import PromptMaker
 from training.utils.engine.startup import Ranks
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.rewards.weighted import Reward
 
 
 def test_answers_and_scores(asked, save_model, monkeypatch):
     import dataclasses
 
-    asked = dataclasses.replace(asked, data=DataArguments(max_prompt_seq_len=64))
+    asked = dataclasses.replace(asked, data=data_flags(max_prompt_seq_len=64))
     maker = PromptMaker(asked.data, asked.tokenizer)
     rows = [maker.make(f"Human: {word}? Assistant:", word, place) for place, word in enumerate(("fig", "pear", "2"))]
     flags = SamplingArguments(max_new_tokens=5)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 import pytest
 import torch
 
+from tests.support.data_flags import data_flags
+from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.asking.conftest import CPU
-from training.asking.arguments import SamplingArguments
-from training.asking.model import check_room, dtype_of, load_asked_model, prompt_of, stream_answer
-from training.utils.data.arguments import DataArguments
+from tests.unit.utils.generation.test_hf import GREEDY
+from training import chat, evaluate
+from training.asking.model import (
+    check_room,
+    dtype_of,
+    engine_maker,
+    load_asked_model,
+    prompt_of,
+    stream_answer,
+)
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.base import RolloutRequest
+from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.models.loading import positions_of
 from training.utils.run.errors import ThreestepError
 
 TALK = [
@@ -34,7 +48,7 @@ def test_a_prompt_without_a_chat_template(asked):
 def test_a_prompt_by_the_chat_template_and_its_end_of_turn(save_model, tmp_path):
     path = save_model("model")
     (tmp_path / "template.jinja").write_text(TEMPLATE)
-    data = DataArguments(prompt_style="chat_template", chat_template=str(tmp_path / "template.jinja"))
+    data = data_flags(prompt_style="chat_template", chat_template=str(tmp_path / "template.jinja"))
     asked = load_asked_model(path, None, data, CPU)
     text = asked.tokenizer.decode(prompt_of(asked, TALK).flipped_prompt_ids[::-1])
     assert text == "<|user|>Hi<|pad|><|assistant|>Yes?<|pad|><|user|>Sort these words: pear fig.<|pad|><|assistant|>"
@@ -73,7 +87,9 @@ def test_positions_bound_an_answer_and_a_conversation(asked):
     length = len(prompt_of(asked, messages).flipped_prompt_ids)
     last = list(stream_answer(asked, messages, SamplingArguments(max_new_tokens=200, temperature=0), seed=0))[-1]
     assert last.ended or len(last.token_ids) == 128 - length
-    with pytest.raises(ThreestepError, match=r"tokens and '.*' has 128 positions, which leaves no room .*; /reset"):
+    with pytest.raises(
+        ThreestepError, match=r"tokens and '.*' has 128 positions, which leaves no room .*; type /reset"
+    ):
         next(stream_answer(asked, [{"role": "user", "content": words}], SamplingArguments(), seed=0))
     with pytest.raises(ThreestepError, match="--max_seq_len allow sequences of 129 tokens and '.*' has 128 positions"):
         check_room(asked, 129, "--max_seq_len")
@@ -83,3 +99,42 @@ def test_positions_bound_an_answer_and_a_conversation(asked):
 def test_the_dtype_is_the_saved_one_unless_asked(save_model):
     path = save_model("half")
     assert dtype_of(path, None) == torch.float32 and dtype_of(path, "bf16") == torch.bfloat16
+
+
+def test_the_default_engine_answers_one_or_many():
+    model = tiny_causal_lm("llama").eval()
+    engine = engine_maker(SamplingArguments(), VllmArguments(), 64)(model)
+    assert engine.longest_tokens is None and positions_of(model.config) == model.config.max_position_embeddings
+    prompt_ids_P = torch.tensor([5, 6, 7])
+    request = RolloutRequest(prompt_ids_P.unsqueeze(0), torch.ones(1, 3, dtype=torch.bool), GREEDY, [1])
+    many = engine.roll_out(model, request)
+    alone = list(engine.stream(model, RolloutRequest.of_prompt(prompt_ids_P, GREEDY, 1), ()))
+    assert alone == many.response_of(0).tolist() and len(alone) > 1
+
+
+def test_an_engines_own_bound_counts(asked):
+    assert asked.positions == positions_of(asked.model.config)
+    asked.engine.longest_tokens = 9
+    assert asked.positions == 9
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: engine_maker(SamplingArguments(rollout_engine="vllm"), VllmArguments(), 64),
+        lambda: chat.main(["/nowhere", "--rollout_engine", "vllm"]),
+        lambda: evaluate.main(
+            "reward --model_name_or_path /nowhere --reward gsm8k --data_path embedded --rollout_engine vllm".split()
+        ),
+    ],
+    ids=["engine", "chat", "evaluate"],
+)
+def test_without_vllm_no_model_is_loaded(ask, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ThreestepError, match="^--rollout_engine vllm expects vLLM, which is not installed here; on a"):
+        ask()
+
+
+def test_an_engine_for_training_only():
+    with pytest.raises(ThreestepError, match="^--rollout_engine hybrid is for training only; use another engine"):
+        engine_maker(SamplingArguments(rollout_engine="hybrid"), VllmArguments(), 64)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from training.asking.perplexity import row_losses
-from training.utils.data.documents import sentence_document
-from training.utils.data.phases import SentenceRow
+from training.utils.data.rows.documents import sentence_document
+from training.utils.data.rows.phases import SentenceRow
 from training.utils.run.errors import ThreestepError
 
 

@@ -7,9 +7,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from tests.conftest import train_tokenizer
+from tests.support.data_flags import data_flags
 from tests.unit.asking.conftest import CPU
 from training.asking.scorer import load_answer_scorer
-from training.utils.data.arguments import DataArguments
+from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.startup import Ranks
 from training.utils.run.errors import ThreestepError
 
@@ -52,7 +53,7 @@ def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tm
     )
     tokenizer.chat_template = template
     path = save_model("reward", scalar=True, tokenizer=tokenizer)
-    scorer = load_answer_scorer(path, None, DataArguments(prompt_style="chat_template"), ALONE)
+    scorer = load_answer_scorer(path, None, data_flags(prompt_style="chat_template"), ALONE)
     prompt, response = scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")
     assert tokenizer.decode(prompt) == "<|user|>Hi<|pad|><|assistant|>"
     assert tokenizer.decode(response) == "fig<|pad|>"
@@ -61,6 +62,6 @@ def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tm
     one_way = "{% for m in messages %}{{ loop.length }}<|{{ m.role }}|>{{ m.content }}<|pad|>{% endfor %}"
     tokenizer.chat_template = one_way + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     path = save_model("reward2", scalar=True, tokenizer=tokenizer)
-    scorer = load_answer_scorer(path, None, DataArguments(prompt_style="chat_template"), ALONE)
+    scorer = load_answer_scorer(path, None, data_flags(prompt_style="chat_template"), ALONE)
     with pytest.raises(ThreestepError, match="renders an answer without its prompt"):
         scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from tests.unit.asking.conftest import CPU
-from training.asking.arguments import SamplingArguments
 from training.asking.model import Answer, load_asked_model
 from training.asking.scorer import load_answer_scorer
 from training.asking.talk import COMMANDS, Talk
-from training.utils.data.arguments import DataArguments
-from training.utils.data.message_forms import read_messages
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.sources.messages import read_messages
 from training.utils.engine.startup import Ranks
+from training.utils.generation.arguments import SamplingArguments
 from training.utils.run.errors import ThreestepError
 
 
@@ -44,12 +44,12 @@ def test_each_model_sees_its_own_answers(talk):
 
 def test_the_seed_decides_and_retry_draws_anew(talk):
     first = answered(talk, "Hi")
-    assert talk.command("/reset").say == "a new conversation"
+    assert talk.command("/reset").text == "new conversation"
     assert answered(talk, "Hi") == first
-    assert talk.command("/retry").answer_again
+    assert talk.command("/retry").answer
     assert [list(talk.answer(place))[-1].text for place in (0, 1)] != first
     talk.command("/reset")
-    assert talk.command("/seed 8").say == "seed is 8"
+    assert talk.command("/seed 8").text == "seed is 8"
     assert answered(talk, "Hi") != first
 
 
@@ -66,16 +66,16 @@ def test_scores_of_ids_and_of_texts_agree(talk, save_model):
 
 
 def test_sampling_is_set_and_told(talk):
-    assert talk.command("/temperature 0").say == "temperature is 0.0"
-    assert talk.command("/max_new_tokens").say == "max_new_tokens is 6"
-    assert talk.command("/top_k 3").say == "top_k is 3" and talk.sampling.top_k == 3
+    assert talk.command("/temperature 0").text == "temperature is 0.0"
+    assert talk.command("/max_new_tokens").text == "max_new_tokens is 6"
+    assert talk.command("/top_k 3").text == "top_k is 3" and talk.sampling.top_k == 3
     for line, sentence in [
         ("/top_p 2", "--top_p expects more than 0 and at most 1, got 2.0"),
         ("/temperature warm", "/temperature expects a number, got 'warm'"),
         ("/seed x", "/seed expects a number from 0 up, got 'x'"),
-        ("/temprature 1", "there is no /temprature; /help lists the commands; did you mean 'temperature'"),
-        ("/retry", "/retry: nothing was asked yet"),
-        ("/save", "/save expects a file's name after it"),
+        ("/temprature 1", "unknown command /temprature; /help lists the commands; did you mean 'temperature'"),
+        ("/retry", "/retry expects an earlier question, got none; ask one first"),
+        ("/save", "/save expects a file name, got none; type /save FILE"),
     ]:
         with pytest.raises(ThreestepError, match=sentence):
             talk.command(line)
@@ -84,17 +84,17 @@ def test_sampling_is_set_and_told(talk):
 
 def test_a_system_prompt_begins_anew(talk):
     answered(talk, "Hi")
-    assert talk.command("/system Be brief.").say == "a new conversation, with this system prompt"
+    assert talk.command("/system Be brief.").text == "new conversation, with this system prompt"
     talk.ask("Hi")
     assert talk.messages(0)[0] == {"role": "system", "content": "Be brief."} and len(talk.messages(0)) == 2
-    assert talk.command("/system").say == "a new conversation, without a system prompt"
+    assert talk.command("/system").text == "new conversation, without a system prompt"
     assert talk.messages(0) == []
 
 
 def test_what_is_saved_is_a_dataset(talk, tmp_path):
     answered(talk, "Hi")
     path = tmp_path / "talk.jsonl"
-    assert talk.command(f"/save {path}").say == f"written to {path}, a line for each model"
+    assert talk.command(f"/save {path}").text == f"written to {path}, one line per model"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["model"] for line in lines] == [asked.name for asked in talk.models]
     assert read_messages(lines[0]["messages"], "a line") == talk.messages(0)
@@ -103,7 +103,7 @@ def test_what_is_saved_is_a_dataset(talk, tmp_path):
 
 
 def test_help_and_quit(talk):
-    assert [line.split()[0] for line in talk.command("/help").say.splitlines()] == [f"/{name}" for name in COMMANDS]
+    assert [line.split()[0] for line in talk.command("/help").text.splitlines()] == [f"/{name}" for name in COMMANDS]
     assert talk.command("/quit").end
 
 

@@ -97,11 +97,11 @@ def test_generation_runs(workload):
 
 def test_only_some_competitors_run():
     three = Competition("step", {"one": ["1"], "two, with a comma": ["2"], "three": ["3"]}, ["a note"])
-    assert program.chosen_of(three, None) == three
-    assert list(program.chosen_of(three, ["three", "two, with a comma"]).commands) == ["three", "two, with a comma"]
-    assert program.chosen_of(three, ["one"]).notes == ["a note"]
+    assert program.selected(three, None) == three
+    assert list(program.selected(three, ["three", "two, with a comma"]).commands) == ["three", "two, with a comma"]
+    assert program.selected(three, ["one"]).notes == ["a note"]
     with pytest.raises(SystemExit, match="--only expects one or more of 'one', .*'three', got 'four'$"):
-        program.chosen_of(three, ["one", "four"])
+        program.selected(three, ["one", "four"])
 
 
 def test_parts_of_a_step_are_told_beside_the_first():
@@ -145,19 +145,19 @@ def test_endless_models_never_end_nor_pad(workload):
 
 
 def test_spread_rollouts():
-    from training.step3_ppo.rollout.base import Sampling
+    from training.utils.generation.base import RolloutRequest, Sampling
 
     prompts = torch.tensor([[1, 7], [8, 9]])
     mask = torch.tensor([[False, True], [True, True]])
     sampling = Sampling(256, 1.0, 0, 1.0, end_token_id=0, pad_token_id=1)
     model = argparse.Namespace(config=argparse.Namespace(vocab_size=50))
-    drawn = SpreadRollout().roll_out(model, prompts, mask, sampling, list(range(8)), 4)
+    drawn = SpreadRollout().roll_out(model, RolloutRequest(prompts, mask, sampling, list(range(8)), 4))
     # 240 / 7 apart, rounded.
     assert sorted(drawn.response_lengths_B.tolist()) == [16, 50, 85, 119, 153, 187, 222, 256]
     assert drawn.response_ids_BR.shape == (8, 256) and drawn.prompt_ids_BP[3].tolist() == [1, 7]
     assert drawn.response_ids_BR[drawn.response_mask_BR].min() == 2
     assert set(drawn.response_ids_BR[~drawn.response_mask_BR].tolist()) == {1}
-    again = SpreadRollout().roll_out(model, prompts, mask, sampling, list(range(8)), 4)
+    again = SpreadRollout().roll_out(model, RolloutRequest(prompts, mask, sampling, list(range(8)), 4))
     assert torch.equal(again.response_ids_BR, drawn.response_ids_BR)
 
 
@@ -165,7 +165,7 @@ HOLDING_MORE = """
 import mmap, sys
 from pathlib import Path
 from benchmarks.rollout_engines import WatchedRollout, resident_bytes
-from training.step3_ppo.rollout.hf import TransformersRollout
+from training.utils.generation.hf import TransformersRollout
 
 TransformersRollout.roll_out = lambda *_, **__: "drawn"
 engine = WatchedRollout(None, Path(sys.argv[1]))
@@ -182,20 +182,20 @@ def test_memory_is_noted_as_each_rollout_begins(tmp_path):
     """In a process of its own: what other tests left is given back when it likes."""
     file = tmp_path / "new" / "memory.txt"
     subprocess.run([sys.executable, "-c", HOLDING_MORE, str(file)], check=True, cwd=Path(__file__).parents[3])
-    (everything, own), *_ = steady_memory.noted(file)  # the second line: after step 0
+    (everything, own), *_ = steady_memory.read_memory(file)  # the second line: after step 0
     before = int(file.read_text().split()[1])
     assert 45_000_000 < own - before < 60_000_000 and everything >= own
 
 
 def test_memory_after_step_20_beside_that_at_the_end():
     after_step = [[1_000_000 * step, 500_000 * step] for step in range(41)]
-    assert steady_memory.told(1, after_step) == (
+    assert steady_memory.summary(1, after_step) == (
         "rank 1, as step 20 -> 40 began: resident 19.0 -> 39.0 MB, 2.0526; of it anonymous 9.5 -> 19.5 MB, 2.0526"
     )
 
 
 def test_start_up_is_told_as_medians():
-    told = startup.told({"bare": [4.0, 9.0, 3.0], "ours": [5.0, 4.5, 30.0]})
+    told = startup.summary({"bare": [4.0, 9.0, 3.0], "ours": [5.0, 4.5, 30.0]})
     assert told == "median: bare 4.00 s, ours 5.00 s, ratio 1.250"
 
 

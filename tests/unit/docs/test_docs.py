@@ -1,8 +1,8 @@
 """Every page of the documentation: its commands are asked of the programs, its code compiles, its links lead somewhere.
 
-A block of bash is read by bash with no program in reach (tests/pages.py), and every command line that it would start is
-parsed by that program's own parser (tests/command_lines.py); nothing is run. A block `python NAME.py`, `json NAME` or
-`yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. Python is run and
+A block of bash is read by bash with no program in reach (support/pages.py), and every command line that it would start
+is parsed by that program's own parser (support/command_lines.py); nothing is run. A block `python NAME.py`, `json NAME`
+or `yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. Python is run and
 data read by test_docs_blocks.py.
 """
 
@@ -12,10 +12,10 @@ import re
 
 import pytest
 
-from tests import command_lines, pages
-from tests.command_lines import WrongCommand, check_call
-from tests.pages import HISTORY, ROOT, page_name
-from training.utils.data import registry
+from tests.support import command_lines, pages
+from tests.support.command_lines import WrongCommand, check_call
+from tests.support.pages import HISTORY, ROOT, page_name
+from training.utils.data.sources import registry
 from training.utils.run import user_files
 
 PAGES = pages.all_pages()

@@ -11,12 +11,17 @@ import json
 
 import pytest
 
-from tests import pages
-from tests.pages import HISTORY, page_name
+from tests.support import pages
+from tests.support.pages import HISTORY, page_name
 from training import new_model, preview
-from training.utils.data import registry
+from training.utils.data.sources import registry
 
-RUN_ELSEWHERE = {("docs/data.md", "check.py"), ("docs/data.md", "my_dataset.py")}
+RUN_ELSEWHERE = {
+    ("docs/data.md", "check.py"),
+    ("docs/data.md", "my_dataset.py"),
+    ("docs/add_a_step.md", "__init__.py"),  # tests/end_to_end/test_add_a_step.py
+    ("docs/add_a_step.md", "main.py"),
+}
 BLOCKS = [
     (page_name(path), block)
     for path in pages.all_pages()

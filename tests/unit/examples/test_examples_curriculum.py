@@ -6,7 +6,7 @@ import numpy as np
 
 from examples.curriculum import SureQuestions, WorstAgain
 from training.step3_ppo.prompt_source import RolloutResults
-from training.utils.data.phases import PromptRow
+from training.utils.data.rows.phases import PromptRow
 
 
 def rows(count):

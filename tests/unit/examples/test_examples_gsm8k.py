@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from examples.gsm8k import MODELS, Gsm8k, final_answer
-from training.utils.data.arguments import DataArguments
-from training.utils.data.build import build_phase
-from training.utils.data.registry import create_raw_dataset
+from tests.support.data_flags import data_flags, raw_dataset_of
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.build import build_phase
 from training.utils.run.errors import ThreestepError
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 def flags(tmp_path, folder, **given) -> DataArguments:
     given = {"data_path": ["gsm8k"], "dataset_dir": str(folder), **given}
-    return DataArguments(
+    return data_flags(
         dataset_module=[str(ROOT / "examples" / "gsm8k.py")],
         data_output_path=str(tmp_path / "cache"),
         **given,
@@ -80,7 +80,7 @@ def test_no_question_is_both_trained_on_and_evaluated_on(tmp_path, folder, tiny_
 
 
 def test_texts(tmp_path, folder):
-    raw = create_raw_dataset("gsm8k", flags(tmp_path, folder), seed=1)
+    raw = raw_dataset_of("gsm8k", flags(tmp_path, folder), seed=1)
     solution, pair = raw.get_train_data()[2], raw.get_train_data()[12]
     assert raw.get_prompt(solution) == "Human: T2? Assistant:"
     assert raw.get_chosen(solution) == " It is\n#### 2" and raw.get_rejected(solution) is None
@@ -99,35 +99,35 @@ def test_the_final_answer():
 def test_the_folder_may_be_the_data_path_itself(tmp_path, folder):
     place = tmp_path / "gsm8k"
     folder.rename(place)
-    raw = create_raw_dataset(str(place), flags(tmp_path, None, data_path=[str(place)], dataset_dir=None), 1)
+    raw = raw_dataset_of(str(place), flags(tmp_path, None, data_path=[str(place)], dataset_dir=None), 1)
     assert type(raw).__name__ == Gsm8k.__name__ and len(raw.get_train_data()) == 12 + 16
 
 
 def test_a_folder_without_the_files(tmp_path, folder):
     (folder / "test.jsonl").unlink()
     with pytest.raises(ThreestepError, match="gsm8k: there is no file '.*test.jsonl'; dataset_dir is the folder"):
-        create_raw_dataset("gsm8k", flags(tmp_path, folder), 1)
+        raw_dataset_of("gsm8k", flags(tmp_path, folder), 1)
 
 
 def test_a_model_solution_of_another_shape(tmp_path, folder):
     path = folder / "model_solutions.jsonl"
     path.write_text(path.read_text().replace('"is_correct": true', '"right": true'))
-    raw = create_raw_dataset("gsm8k", flags(tmp_path, folder), 1)
+    raw = raw_dataset_of("gsm8k", flags(tmp_path, folder), 1)
     with pytest.raises(ThreestepError, match="expected an object with is_correct and solution"):
         raw.get_train_data()
 
 
 def test_a_changed_file_is_another_dataset(tmp_path, folder):
-    before = create_raw_dataset("gsm8k", flags(tmp_path, folder), 1).get_fingerprint()
+    before = raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_fingerprint()
     path = folder / "model_solutions.jsonl"
     path.write_text(path.read_text().replace("Well", "Weil"))
-    assert create_raw_dataset("gsm8k", flags(tmp_path, folder), 1).get_fingerprint() != before
+    assert raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_fingerprint() != before
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the published GSM8K files are not at {SHARED}")
 def test_the_published_files(tmp_path, tiny_tokenizer):
     data = flags(tmp_path, SHARED)
-    raw = create_raw_dataset("gsm8k", data, 1)
+    raw = raw_dataset_of("gsm8k", data, 1)
     train, held_out = raw.get_train_data(), raw.get_eval_data()
     solutions = [row for row in train if row["wrong"] is None]
     pairs = [row for row in train if row["wrong"] is not None]

@@ -7,13 +7,14 @@ import pytest
 from training.step1_sft.arguments import SftArguments
 from training.step1_sft.settings import SftSettings
 from training.utils.run.errors import Mistakes
+from training.utils.run.flags import note_mistakes
 
 
 def test_learning_rate():
     mistakes = Mistakes()
-    SftArguments().validate(mistakes)
+    note_mistakes(SftArguments(), mistakes)
     assert mistakes.sentences == []
-    SftArguments(learning_rate=0.0).validate(mistakes)
+    note_mistakes(SftArguments(learning_rate=0.0), mistakes)
     assert mistakes.sentences == ["--learning_rate expects more than 0, got 0.0"]
 
 
@@ -21,8 +22,8 @@ def test_learning_rate():
 def test_what_is_added_to_the_loss_is_off_and_never_negative(flag):
     assert getattr(SftArguments(), flag) == 0.0
     mistakes = Mistakes()
-    SftArguments(**{flag: -1.0}).validate(mistakes)
-    assert mistakes.sentences == [f"--{flag} expects 0 (off) or more, got -1.0"]
+    note_mistakes(SftArguments(**{flag: -1.0}), mistakes)
+    assert mistakes.sentences == [f"--{flag} expects 0 or more, got -1.0"]
 
 
 def test_every_setting_is_passed_on():

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from tests.parallel_texts import TAGS, Path, Text
-from tests.tiny_models import tiny_causal_lm
+from tests.support.parallel_texts import TAGS, Path, Text
+from tests.support.tiny_models import tiny_causal_lm
 from training.step1_sft.neftune import embedding_noise
 from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import parallel_document

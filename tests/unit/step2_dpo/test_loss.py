@@ -16,8 +16,8 @@ from training.step2_dpo.loss import (
     best_response_loss,
     log_ratios,
     preference_loss,
-    sequence_sums,
 )
+from training.utils.layout.ranked import sequence_sums
 
 pairs = st.lists(st.tuples(st.floats(-40, 40), st.floats(0, 1)), min_size=1, max_size=20)
 objectives = st.builds(

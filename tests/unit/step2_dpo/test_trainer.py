@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from training.step2_dpo.trainer import DpoResult, Evaluation
+from training.step2_dpo.trainer import DpoEvaluation, DpoResult
 
 
 def test_the_closing_figures():
-    before, after = Evaluation(0.6931, 0.0, 0.0, 0.0, 0.0), Evaluation(0.51, 0.75, 1.5, 0.5, -1.0)
+    before, after = DpoEvaluation(0.6931, 0.0, 0.0, 0.0, 0.0), DpoEvaluation(0.51, 0.75, 1.5, 0.5, -1.0)
     result = DpoResult(before, after, 9.0)
     assert result.summary() == {
         "eval_loss_before": 0.6931,
@@ -22,6 +22,6 @@ def test_the_closing_figures():
 
 def test_without_evaluation_rows_the_same_figures_are_none():
     result = DpoResult(None, None, 9.0)
-    full = DpoResult(*[Evaluation(1.0, 1.0, 1.0, 1.0, 1.0)] * 2, 9.0)
+    full = DpoResult(*[DpoEvaluation(1.0, 1.0, 1.0, 1.0, 1.0)] * 2, 9.0)
     assert result.summary() == {**dict.fromkeys(full.summary()), "seconds": 9.0}
     assert result.sentence() == "trained, without evaluation rows,"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from training.step2_reward.arguments import RewardArguments
+from training.step2_reward.arguments import RewardModelArguments
 from training.utils.run.errors import Mistakes
+from training.utils.run.flags import note_mistakes
 
 
 def sentences(**given) -> list[str]:
     mistakes = Mistakes()
-    RewardArguments(**given).validate(mistakes)
+    note_mistakes(RewardModelArguments(**given), mistakes)
     return mistakes.sentences
 
 
@@ -27,7 +28,7 @@ def test_the_defaults_are_sound():
         ({"normalization_rows": -1}, "--normalization_rows expects 0 or more, got -1"),
         (
             {"label_smoothing": 0.5},
-            "--label_smoothing expects a share from 0 to below 0.5 (at 0.5 no order is left to learn), got 0.5",
+            "--label_smoothing expects 0 or more and less than 0.5, got 0.5",
         ),
     ],
 )

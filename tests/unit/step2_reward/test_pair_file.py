@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from training.step2_reward.evaluation import ScoredResponses
+from tests.support.data_flags import data_flags
 from training.step2_reward.pair_file import PairFile, read_pairs, write_scores
-from training.utils.data.arguments import DataArguments
-from training.utils.data.phases import ResponsesRow
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.errors import ThreestepError
 
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 5.", "rejected": " It is 4."}
@@ -39,18 +40,18 @@ def test_rows_are_tokens_in_the_order_of_the_file(write, tiny_tokenizer):
 
 
 def test_columns_by_other_names(write, tiny_tokenizer):
-    data = DataArguments(prompt_column="q", chosen_column="good", rejected_column="bad")
+    data = data_flags(prompt_column="q", chosen_column="good", rejected_column="bad")
     (row,) = read_pairs(write([{"q": "Q:", "good": " a", "bad": " b"}]), data, tiny_tokenizer).rows
     assert tiny_tokenizer.decode(row.response_ids[1]) == " b<|endoftext|>"
 
 
 def test_what_does_not_fit_is_left_out_and_named(write, tiny_tokenizer):
     rows = [{**PAIR, "prompt": "Human: " + "long " * 40}, {**PAIR, "prompt": ""}, PAIR]
-    pairs = read_pairs(write(rows), DataArguments(max_seq_len=40), tiny_tokenizer)
+    pairs = read_pairs(write(rows), data_flags(max_seq_len=40), tiny_tokenizer)
     assert [row.row_id for row in pairs.rows] == [3]
     assert pairs.left_out == {1: "response_cut_to_nothing", 2: "empty_prompt"}
     with pytest.raises(ThreestepError, match=r"pair 1: a sentence of \d+ tokens, and --max_seq_len is 40"):
-        read_pairs(write(rows), DataArguments(max_seq_len=40, truncation="error"), tiny_tokenizer)
+        read_pairs(write(rows), data_flags(max_seq_len=40, truncation="error"), tiny_tokenizer)
 
 
 @pytest.mark.parametrize("name", ["chosen", "rejected"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.unit.step2_reward.test_evaluation import BY_HAND, scored
-from training.step2_reward.evaluation import evaluate
+from tests.unit.utils.preference.test_evaluation import BY_HAND, scored
 from training.step2_reward.report import decimals, report_text
+from training.utils.preference.evaluation import evaluate
 
 
 def test_every_part_is_told():

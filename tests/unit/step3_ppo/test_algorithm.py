@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.algorithm import Algorithm, checked_algorithm, experience_settings, learning_settings
+from training.step3_ppo.algorithm import Algorithm, experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.kl import AdaptiveKl, FixedKl, k1, k2, k3
+from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.utils.layout.planner import PlanSettings
 from training.utils.run.errors import Mistakes
@@ -21,13 +21,13 @@ FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}
 
 def told(ppo: dict, **flags) -> list[str]:
     mistakes = Mistakes()
-    checked_algorithm(AlgorithmArguments(**flags), PpoArguments(**ppo), mistakes)
+    selected_algorithm(AlgorithmArguments(**flags), PpoArguments(**ppo), mistakes)
     return mistakes.sentences
 
 
 def algorithm(ppo: PpoArguments, **flags) -> Algorithm:
     mistakes = Mistakes()
-    found = checked_algorithm(AlgorithmArguments(**flags), ppo, mistakes)
+    found = selected_algorithm(AlgorithmArguments(**flags), ppo, mistakes)
     mistakes.raise_if_any()
     assert found is not None
     return found
@@ -62,7 +62,7 @@ def test_everything_goes_with_four_samples(name, loss):
         ),
         (
             {"policy_loss": "pop"},
-            "--policy_loss expects one of ppo, gspo, cispo, gpg, kl_cov, clip_cov, got 'pop'",
+            "--policy_loss expects one of ppo, gspo, cispo, gpg, kl_cov, clip_cov or FILE.py:NAME, got 'pop'",
         ),
         (
             {"loss_aggregation": "token_mean"},
@@ -118,10 +118,10 @@ def test_the_flags_arrive():
     assert made.mismatch is not None and made.mismatch.threshold == 3.0
     assert (made.mismatch.correction, made.mismatch.level) == ("mask", "sequence")
     assert (made.samples_per_prompt, made.temperature, made.clip_reward, made.pad_token_id) == (4, 0.7, 2.0, 5)
-    assert made.kl.estimate is k2 and made.kl.coefficient == 0.05
+    assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.coefficient == 0.05
     control = made.kl.controller()
     control.update(4.0, 50)  # error cut to 0.2, times 50 / 500
-    assert isinstance(control, AdaptiveKl) and control.coefficient == pytest.approx(0.05 * 1.02)
+    assert control.target is not None and control.coefficient == pytest.approx(0.05 * 1.02)
 
 
 def test_defaults_that_depend_on_others():
@@ -130,9 +130,10 @@ def test_defaults_that_depend_on_others():
     def made(**flags):
         return experience_settings(algorithm(ppo, **flags), ppo, None, PLAN, 0)
 
-    assert made().kl.estimate is k1 and made(kl_in="loss").kl.estimate is k3
-    assert made(kl_in="loss", kl_estimator="k1").kl.estimate is k1
-    assert type(made().kl.controller()) is FixedKl and made().mismatch is None
+    assert made().kl.estimator is KL_ESTIMATORS["k1"]
+    assert made(kl_in="loss").kl.estimator is KL_ESTIMATORS["k3"]
+    assert made(kl_in="loss", kl_estimator="k1").kl.estimator is KL_ESTIMATORS["k1"]
+    assert made().kl.controller().target is None and made().mismatch is None
     whitened = {name for name in ESTIMATORS if made(advantage=name).whiten_advantages}
     assert whitened == {"gae", "reinforce++", "reinforce++_baseline"}
     assert made(advantage="grpo", whiten_advantages=True).whiten_advantages

@@ -6,15 +6,17 @@ import dataclasses
 
 import pytest
 
-from training.step3_ppo.arguments import PpoArguments, RolesArguments
+from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.engine.settings import EngineSettings
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
+from training.utils.run.flags import note_mistakes
 
 
 def mistakes_of(arguments) -> list[str]:
     mistakes = Mistakes()
-    arguments.validate(mistakes)
+    note_mistakes(arguments, mistakes)
     return mistakes.sentences
 
 
@@ -63,28 +65,18 @@ def test_batches_that_divide():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"num_samples_per_prompt": 0}, "--num_samples_per_prompt expects a whole number from 1 up, got 0"),
-        ({"ppo_epochs": 0}, "--ppo_epochs expects a whole number from 1 up, got 0"),
-        ({"max_answer_seq_len": 0}, "--max_answer_seq_len expects a whole number from 1 up, got 0"),
-        ({"max_train_steps": 0}, "--max_train_steps expects a whole number from 1 up, got 0"),
+        ({"num_samples_per_prompt": 0}, "--num_samples_per_prompt expects 1 or more, got 0"),
+        ({"ppo_epochs": 0}, "--ppo_epochs expects 1 or more, got 0"),
+        ({"max_answer_seq_len": 0}, "--max_answer_seq_len expects 1 or more, got 0"),
+        ({"max_train_steps": 0}, "--max_train_steps expects 1 or more, got 0"),
         ({"num_train_epochs": 0.0}, "--num_train_epochs expects more than 0, got 0.0"),
         ({"temperature": 0.0}, "--temperature expects more than 0, got 0.0"),
-        ({"top_k": -1}, "--top_k expects 0 (all tokens) or more, got -1"),
+        ({"top_k": -1}, "--top_k expects 0 or more, got -1"),
         ({"top_p": 0.0}, "--top_p expects more than 0 and at most 1, got 0.0"),
         ({"top_p": 1.1}, "--top_p expects more than 0 and at most 1, got 1.1"),
         ({"min_p": 1.5}, "--min_p expects a number from 0 to 1, got 1.5"),
         ({"stop": ["x", ""]}, "--stop expects texts of a character or more, got ''"),
         ({"bad_words": [""]}, "--bad_words expects texts of a character or more, got ''"),
-        (
-            {"rollout_engine": "hybrid", "min_p": 0.1},
-            "--rollout_engine hybrid has no --min_p, got 0.1: DeepSpeed's engine takes temperature, top_k and top_p "
-            "alone; leave it out or take --rollout_engine hf",
-        ),
-        (
-            {"rollout_engine": "hybrid", "bad_words": ["x"]},
-            "--rollout_engine hybrid has no --bad_words, got ['x']: DeepSpeed's engine takes temperature, top_k and "
-            "top_p alone; leave it out or take --rollout_engine hf",
-        ),
         (
             {"rollout_replay": "/no/such/folder"},
             "--rollout_replay expects a folder that --rollout_dump filled, and /no/such/folder has no rollouts; name "
@@ -134,10 +126,10 @@ def test_sequences_of_a_rank():
             "--actor_model_name_or_path expects a model folder or hub name, got nothing",
         ),
         ({"critic_learning_rate": 0.0}, "--critic_learning_rate expects more than 0, got 0.0"),
-        ({"actor_zero_stage": 5}, "--actor_zero_stage expects 0, 1, 2 or 3, got 5"),
-        ({"dtype": "fp8"}, "--dtype expects one of fp32, bf16, fp16, got 'fp8'"),
-        ({"actor_dropout": 1.0}, "--actor_dropout expects a share from 0 up to below 1, got 1.0"),
-        ({"critic_lora_dim": -2}, "a LoRA rank is 0 (none) or more, got -2"),
+        ({"actor_zero_stage": 5}, "--actor_zero_stage expects a number from 0 to 3, got 5"),
+        ({"dtype": "fp8"}, "--dtype expects one of fp32, bf16, fp16, got 'fp8'; did you mean 'fp32' or 'fp16'?"),
+        ({"actor_dropout": 1.0}, "--actor_dropout expects 0 or more and less than 1, got 1.0"),
+        ({"critic_lora_dim": -2}, "--critic_lora_dim expects 0 or more, got -2"),
     ],
 )
 def test_mistakes_of_roles(given, sentence):
@@ -158,15 +150,15 @@ def test_each_role_gets_its_own_settings():
         offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0,
     )  # fmt: skip
     shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
-    assert given.actor_model() == ModelSettings(
+    assert given.model("actor") == ModelSettings(
         "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", **shared
     )
-    assert given.critic_model() == ModelSettings("c", dropout=0.6, lora_dim=8, lora_module_name="y", **shared)
+    assert given.model("critic") == ModelSettings("c", dropout=0.6, lora_dim=8, lora_module_name="y", **shared)
     engine = EngineSettings(
         dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0
     )
-    assert given.actor_engine() == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
-    assert given.critic_engine() == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)
+    assert given.engine("actor") == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
+    assert given.engine("critic") == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +166,7 @@ def test_each_role_gets_its_own_settings():
     [
         ({"actor_lora_learning_rate": 0.0}, "--actor_lora_learning_rate expects more than 0, got 0.0"),
         ({"critic_lora_learning_rate": -1.0}, "--critic_lora_learning_rate expects more than 0, got -1.0"),
-        ({"ema_decay": 1.0}, "--ema_decay expects a share between 0 and 1, got 1.0"),
+        ({"ema_decay": 1.0}, "--ema_decay expects more than 0 and less than 1, got 1.0"),
     ],
 )
 def test_rates_of_the_roles(given, sentence):
@@ -183,5 +175,5 @@ def test_rates_of_the_roles(given, sentence):
 
 def test_adapters_have_their_roles_rate():
     both = roles(actor_lora_learning_rate=1e-3, critic_lora_learning_rate=2e-3)
-    assert both.actor_engine().lora_learning_rate == 1e-3 and both.critic_engine().lora_learning_rate == 2e-3
-    assert roles().actor_engine().lora_learning_rate is None
+    assert both.engine("actor").lora_learning_rate == 1e-3 and both.engine("critic").lora_learning_rate == 2e-3
+    assert roles().engine("actor").lora_learning_rate is None

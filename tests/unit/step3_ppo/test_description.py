@@ -12,15 +12,18 @@ from training.step3_ppo import description
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.description import described, reward_means
-from training.step3_ppo.experience import ExperienceSettings, KlSettings, LengthSettings, MismatchSettings
-from training.step3_ppo.kl import k1
-from training.step3_ppo.records import Experience, Rollout
+from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.mismatch import MismatchSettings
+from training.step3_ppo.records import Experience
+from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.utils.generation.records import Rollout
 from training.utils.layout.planner import PlanSettings
 
 CPU = torch.device("cpu")
 SETTINGS = ExperienceSettings(
     temperature=1.0, score_scale=None, clip_reward=5.0, samples_per_prompt=2, estimator=ESTIMATORS["gae"],
-    advantage=AdvantageSettings(), whiten_advantages=True, kl=KlSettings(0.1, False, k1),
+    advantage=AdvantageSettings(1.0, 0.95, True), whiten_advantages=True,
+    kl=KlSettings(0.1, False, KL_ESTIMATORS["k1"]),
     length=LengthSettings(2, missing_eos_penalty=1.0), mismatch=MismatchSettings("truncate", "token", 1.5),
     reads_old_logprobs=True, plan=PlanSettings(1), pad_token_id=0,
 )  # fmt: skip

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from training.step3_ppo.dynamic_sampling import equal_groups, with_differing_groups
-from training.step3_ppo.records import Rollout, Samples, Scored
-from training.utils.data.phases import PromptRow
+from training.step3_ppo.records import Samples, Scored
+from training.utils.data.rows.phases import PromptRow
+from training.utils.generation.records import Rollout
 
 PAD = 9
 

@@ -1,4 +1,4 @@
-"""The standard error of a gain on the same prompts."""
+"""Figures and lines of samples, the closing sentence, and the standard error of a gain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,72 @@ import statistics
 
 import pytest
 
-from training.step3_ppo.evaluation import Evaluation, described, standard_error_of_gain, told
+from training.step3_ppo.evaluation import (
+    PpoEvaluation,
+    PpoResult,
+    closing_sentence,
+    evaluation_figures,
+    sample_line,
+    standard_error_of_gain,
+)
+from training.utils.run.run_folder import RunFolder
+
+
+def sample(source: str, reward: float, **more) -> dict:
+    columns = {"data_source": source}
+    return {"reward": reward, "response_tokens": 4, "ended": True, "columns": columns, "prompt": "p", **more}
+
+
+def test_means_over_all_prompts_and_of_each_source():
+    samples = [sample("jsonl:/data/a.jsonl", 1.0, check=0.0), sample("openai/gsm8k", 2.0), sample("openai/gsm8k", 6.0)]
+    assert evaluation_figures(samples, "eval") == {
+        "eval/reward": 3.0, "eval/response_tokens": 4.0, "eval/ended_share": 1.0, "eval/check": 0.0,
+        "eval_a.jsonl/reward": 1.0, "eval_a.jsonl/response_tokens": 4.0, "eval_a.jsonl/ended_share": 1.0,
+        "eval_a.jsonl/check": 0.0,
+        "eval_gsm8k/reward": 4.0, "eval_gsm8k/response_tokens": 4.0, "eval_gsm8k/ended_share": 1.0,
+    }  # fmt: skip
+    assert all(name.startswith("eval/") for name in evaluation_figures(samples[1:], "eval"))  # one source
+
+
+def test_sources_that_end_alike_keep_their_whole_names():
+    found = evaluation_figures([sample("jsonl:/a/x.jsonl", 1.0), sample("jsonl:/b/x.jsonl", 2.0)], "eval")
+    assert found["eval_jsonl__a_x.jsonl/reward"] == 1.0 and found["eval_jsonl__b_x.jsonl/reward"] == 2.0
+
+
+def test_a_sample_in_one_line():
+    line = {"step": 3, "prompt": "Human: 1 +\n 1? Assistant:", "response": " 2\n", "reward": 0.5}
+    assert sample_line(line) == "after 3 rollouts: Human: 1 + 1? Assistant: -> 2 (reward 0.500)"
+    assert sample_line(line, characters=5) == "after 3 rollouts: ...tant: -> 2 (reward 0.500)"
+    assert sample_line({**line, "response": "abcdefgh"}, 5).endswith("-> abcde... (reward 0.500)")
+
+
+def test_the_summary():
+    result = PpoResult(PpoEvaluation([1.0, 2.0], [0.0, 0.0]), PpoEvaluation([2.0, 5.0], [1.0, 0.0]), seconds=7.0)
+    summary = result.summary()
+    assert (summary["reward_before"], summary["reward_after"]) == (1.5, 3.5)
+    assert summary["reward_standard_error"] == pytest.approx(1.0)
+    assert (summary["checker_before"], summary["checker_after"]) == (0.0, 0.5)
+    assert (summary["held_out_prompts"], summary["seconds"]) == (2, 7.0)
+    without = PpoResult(PpoEvaluation([1.0], None), PpoEvaluation([2.0], None), seconds=1.0)
+    assert not any("checker" in name for name in without.summary())
+    after_alone = PpoResult(None, PpoEvaluation([2.0, 4.0], [1.0, 0.0]), seconds=1.0).summary()
+    assert after_alone == {"reward_after": 3.0, "checker_after": 0.5, "held_out_prompts": 2, "seconds": 1.0}
+
+
+def test_the_closing_sentence(tmp_path):
+    folder = RunFolder(tmp_path, is_main_rank=True)
+    whole = {"reward_before": 1.0, "reward_after": 2.5, "reward_standard_error": 0.25, "seconds": 7.4}
+    assert closing_sentence(whole, folder, val_only=False) == (
+        "step 3: mean reward on held-out prompts 1.000 -> 2.500 (standard error of the gain 0.250) in 7 s; the model "
+        f"is in {folder.model}"
+    )
+    after_alone = {"reward_after": 2.5, "held_out_prompts": 9, "seconds": 7.4}
+    assert closing_sentence(after_alone, folder, val_only=False).startswith(
+        "step 3: mean reward on held-out prompts 2.500 in 7 s"
+    )
+    assert closing_sentence(after_alone, folder, val_only=True) == (
+        "step 3: mean reward on 9 held-out prompts 2.500; nothing was trained"
+    )
 
 
 def test_the_standard_error_by_hand():
@@ -34,34 +99,6 @@ def test_evaluations_of_different_prompts_do_not_meet():
 
 
 def test_means():
-    assert Evaluation([1.0, 2.0], None).reward == 1.5
-    assert Evaluation([1.0], None).check is None
-    assert Evaluation([1.0, 2.0], [0.0, 1.0]).check == 0.5
-
-
-def sample(source: str, reward: float, **more) -> dict:
-    columns = {"data_source": source}
-    return {"reward": reward, "response_tokens": 4, "ended": True, "columns": columns, "prompt": "p", **more}
-
-
-def test_means_over_all_prompts_and_of_each_source():
-    samples = [sample("jsonl:/data/a.jsonl", 1.0, check=0.0), sample("openai/gsm8k", 2.0), sample("openai/gsm8k", 6.0)]
-    assert described(samples, "eval") == {
-        "eval/reward": 3.0, "eval/response_tokens": 4.0, "eval/ended_share": 1.0, "eval/check": 0.0,
-        "eval_a.jsonl/reward": 1.0, "eval_a.jsonl/response_tokens": 4.0, "eval_a.jsonl/ended_share": 1.0,
-        "eval_a.jsonl/check": 0.0,
-        "eval_gsm8k/reward": 4.0, "eval_gsm8k/response_tokens": 4.0, "eval_gsm8k/ended_share": 1.0,
-    }  # fmt: skip
-    assert all(name.startswith("eval/") for name in described(samples[1:], "eval"))  # one source
-
-
-def test_sources_that_end_alike_keep_their_whole_names():
-    found = described([sample("jsonl:/a/x.jsonl", 1.0), sample("jsonl:/b/x.jsonl", 2.0)], "eval")
-    assert found["eval_jsonl__a_x.jsonl/reward"] == 1.0 and found["eval_jsonl__b_x.jsonl/reward"] == 2.0
-
-
-def test_a_sample_in_one_line():
-    line = {"step": 3, "prompt": "Human: 1 +\n 1? Assistant:", "response": " 2\n", "reward": 0.5}
-    assert told(line) == "after 3 rollouts: Human: 1 + 1? Assistant: -> 2 (reward 0.500)"
-    assert told(line, characters=5) == "after 3 rollouts: ...tant: -> 2 (reward 0.500)"
-    assert told({**line, "response": "abcdefgh"}, 5).endswith("-> abcde... (reward 0.500)")
+    assert PpoEvaluation([1.0, 2.0], None).reward == 1.5
+    assert PpoEvaluation([1.0], None).check is None
+    assert PpoEvaluation([1.0, 2.0], [0.0, 1.0]).check == 0.5

@@ -9,23 +9,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
-from training.step3_ppo.advantages import ESTIMATORS, gae
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-from training.step3_ppo.experience import (
-    ExperienceSettings,
-    KlSettings,
-    LengthSettings,
-    MismatchSettings,
-    laid_out,
-    make_experience,
-    outcome_scores,
-    score,
-)
-from training.step3_ppo.kl import full_kl, k1, k2
-from training.step3_ppo.mismatch import importance_weights
-from training.step3_ppo.records import Rollout, Samples, Scored
+from training.step3_ppo.experience import make_experience
+from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.mismatch import MismatchSettings, importance_weights
+from training.step3_ppo.records import Samples, Scored
+from training.step3_ppo.scoring import outcome_scores, score
+from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.utils.generation.records import Rollout
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import rank_share
 from training.utils.models.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock
@@ -75,8 +71,9 @@ def rollout() -> Rollout:
 def how(**changes) -> ExperienceSettings:
     given = {
         "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "samples_per_prompt": 1,
-        "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7), "whiten_advantages": False,
-        "kl": KlSettings(0.1, in_loss=False, estimate=k1), "length": LengthSettings(6), "mismatch": None,
+        "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7, True), "whiten_advantages": False,
+        "kl": KlSettings(0.1, in_loss=False, estimator=KL_ESTIMATORS["k1"]), "length": LengthSettings(6),
+        "mismatch": None,
         "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     return ExperienceSettings(**{**given, **changes})
@@ -140,7 +137,7 @@ def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, role
         rewards_BR[row, length - 1] += expected["scores"][row]
     torch.testing.assert_close(made.rewards_BR, rewards_BR, **close)
     inputs = AdvantageInputs(rewards_BR, rollout.response_lengths_B, torch.arange(5), expected["values"])
-    advantages_BR, returns_BR = gae(inputs, AdvantageSettings(0.9, 0.7))
+    advantages_BR, returns_BR = gae(inputs, AdvantageSettings(0.9, 0.7, True))
     torch.testing.assert_close(made.advantages_BR, advantages_BR, **close)
     torch.testing.assert_close(made.returns_BR, returns_BR, **close)
     assert made.rollout is rollout and roles.entered == entered + 1
@@ -156,7 +153,7 @@ def test_samples_share_their_prompt(rollout, roles, most):
     ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
     samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
-    tokens = sum(rows.real_tokens for _, rows in laid_out(samples.sequences(), packed, PAD, 0, torch.device("cpu")))
+    tokens = sum(rows.real_tokens for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu")))
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
@@ -223,18 +220,6 @@ def test_sequences_are_prompt_and_response_without_padding(rollout):
         assert sequence.input_ids[-1] == EOS and sequence.is_target[-1]
 
 
-@pytest.mark.parametrize("plan", [PlanSettings(3, max_rows_per_micro_batch=1), PlanSettings(3, 13, 8, True, 13)])
-def test_ranks_share_all_sequences_in_as_many_micro_batches(rollout, plan):
-    """Two sequences for three ranks: one of them goes along with rows that carry nothing."""
-    shares = [laid_out(rollout.sequences(), plan, PAD, rank, torch.device("cpu")) for rank in range(3)]
-    assert len({len(laid) for laid in shares}) == 1
-    assert sorted(index for laid in shares for chosen, _ in laid for index in chosen) == [0, 1, 2, 3, 4]
-    few = [laid_out(rollout.sequences()[:2], plan, PAD, rank, torch.device("cpu")) for rank in range(3)]
-    assert [len(laid) for laid in few] == [1, 1, 1] and sorted(len(laid[0][0]) for laid in few) == [0, 1, 1]
-    for chosen, rows in (part for laid in shares for part in laid):
-        assert rows.target_ids_M.numel() == sum(RESPONSES[index] for index in chosen)
-
-
 def test_the_samples_of_a_prompt_are_compared(rollout, roles):
     """Five prompts' worth of one rollout, read as groups of five samples of one prompt: no critic, no KL."""
     without = SimpleNamespace(**{**vars(roles), "critic": None, "reference": None})
@@ -249,21 +234,21 @@ def test_the_samples_of_a_prompt_are_compared(rollout, roles):
 def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, roles):
     calls = []
     actor = SimpleNamespace(**{**vars(roles), "actor": lambda *given: calls.append(given)})
-    settings = how(reads_old_logprobs=False, kl=KlSettings(0.1, in_loss=True, estimate=k1))
+    settings = how(reads_old_logprobs=False, kl=KlSettings(0.1, in_loss=True, estimator=KL_ESTIMATORS["k1"]))
     made = made_from(rollout, actor, settings)
     assert calls == [] and made.old_logprobs_BR is None and made.ref_logprobs_BR is not None
     assert torch.equal(made.rewards_BR.sum(1), made.scores_B)  # no KL in the reward
 
 
 def test_another_estimate_of_the_kl(rollout, roles):
-    made = made_from(rollout, roles, how(kl=KlSettings(0.1, in_loss=False, estimate=k2)))
+    made = made_from(rollout, roles, how(kl=KlSettings(0.1, in_loss=False, estimator=KL_ESTIMATORS["k2"])))
     want = made.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.ref_logprobs_BR).square().sum(1)
     torch.testing.assert_close(made.rewards_BR.sum(1), want)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
-    kl = KlSettings(0.1, in_loss=False, estimate=full_kl, of_logits=True)
+    kl = KlSettings(0.1, in_loss=False, estimator=KL_ESTIMATORS["full"])
     plan = PlanSettings(1, packed=packed, max_row_tokens=13, max_rows_per_micro_batch=None if packed else 2)
     made = made_from(rollout, roles, how(kl=kl, plan=plan))
     for row, prompt in enumerate(PROMPTS):
@@ -282,7 +267,7 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
 
 def test_the_greedy_baseline(rollout, roles):
     greedy_B = torch.arange(5.0)
-    settings = how(estimator=ESTIMATORS["remax"], kl=KlSettings(0.1, in_loss=True, estimate=k1))
+    settings = how(estimator=ESTIMATORS["remax"], kl=KlSettings(0.1, in_loss=True, estimator=KL_ESTIMATORS["k1"]))
     made = made_from(rollout, roles, settings, greedy_B)
     torch.testing.assert_close(made.advantages_BR[:, 0], made.scores_B - greedy_B)
 
@@ -293,7 +278,7 @@ def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles)
     # Lengths 3, 1, 5, 6, 2: beyond 4 tokens half a point for two of them.
     off_B = torch.tensor([0.0, -2.0, -0.25, -2.5, 0.0])
     torch.testing.assert_close(outcome_scores(cut, torch.zeros(5), length), off_B)
-    made = made_from(cut, roles, how(length=length, kl=KlSettings(0.1, in_loss=True, estimate=k1)))
+    made = made_from(cut, roles, how(length=length, kl=KlSettings(0.1, in_loss=True, estimator=KL_ESTIMATORS["k1"])))
     torch.testing.assert_close(made.rewards_BR.sum(1), made.scores_B + off_B)
     assert made.counts_B.tolist() == [True, False, True, False, True]
     assert made_from(cut, roles, how()).counts_B.all()
@@ -302,6 +287,7 @@ def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles)
 def test_the_weights_of_the_correction(rollout, roles):
     sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
     off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
-    made = made_from(off, roles, how(mismatch=MismatchSettings("truncate", "token", 2.0)))
-    want_BR = importance_weights(made.old_logprobs_BR, sampled_BR, rollout.response_mask_BR, "truncate", "token", 2.0)
+    mismatch = MismatchSettings("truncate", "token", 2.0)
+    made = made_from(off, roles, how(mismatch=mismatch))
+    want_BR = importance_weights(made.old_logprobs_BR, sampled_BR, rollout.response_mask_BR, mismatch)
     assert torch.equal(made.weights_BR, want_BR) and made_from(off, roles, how()).weights_BR is None

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from training.step3_ppo.mismatch import clipped_tokens, importance_weights, mismatch_sums
+from training.step3_ppo.mismatch import MismatchSettings, clipped_tokens, importance_weights, mismatch_sums
 
 # Ratios p_train / p_rollout: 3, 0.5 | 1.5 | 0.1, 1, 1 (the third row's product is 0.1, the first's 1.5).
 INSIDE = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
@@ -29,9 +29,10 @@ OLD = SAMPLED + LOG_RATIO
 )
 def test_by_hand(correction, level, expected, clipped):
     threshold = 2.0 * (1 + 1e-6)  # 1 / 2 is inside, rounding or not
-    weights_BR = importance_weights(OLD, SAMPLED, INSIDE, correction, level, threshold)
+    settings = MismatchSettings(correction, level, threshold)
+    weights_BR = importance_weights(OLD, SAMPLED, INSIDE, settings)
     torch.testing.assert_close(weights_BR, torch.tensor(expected, dtype=torch.float32), rtol=1e-5, atol=1e-6)
-    assert clipped_tokens(OLD, SAMPLED, INSIDE, correction, level, threshold) == clipped
+    assert clipped_tokens(OLD, SAMPLED, INSIDE, settings) == clipped
 
 
 @pytest.mark.parametrize("correction", ["truncate", "mask"])
@@ -39,11 +40,12 @@ def test_by_hand(correction, level, expected, clipped):
 def test_equal_policies_weigh_one_and_padding_nothing(correction, level):
     wider = torch.nn.functional.pad(SAMPLED, (0, 2), value=float("nan"))
     inside = torch.nn.functional.pad(INSIDE, (0, 2))
-    assert torch.equal(importance_weights(wider, wider, inside, correction, level, 2.0), inside.float())
+    settings = MismatchSettings(correction, level, 2.0)
+    assert torch.equal(importance_weights(wider, wider, inside, settings), inside.float())
 
 
 def test_policies_that_have_nothing_in_common_stay_finite():
-    weights_BR = importance_weights(OLD + 1e4, SAMPLED, INSIDE, "truncate", "sequence", float("inf"))
+    weights_BR = importance_weights(OLD + 1e4, SAMPLED, INSIDE, MismatchSettings("truncate", "sequence", float("inf")))
     assert torch.isfinite(weights_BR).all()
 
 
@@ -63,5 +65,6 @@ def test_the_ratio_makes_means_of_one_policy_those_of_the_other():
     train, rollout = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(-1)
     values = torch.arange(6.0, dtype=torch.float64)
     every = torch.ones(6, 1, dtype=torch.bool)  # six one-token responses, one for each token there is
-    weights = importance_weights(train[:, None], rollout[:, None], every, "truncate", "token", float("inf"))[:, 0]
+    settings = MismatchSettings("truncate", "token", float("inf"))
+    weights = importance_weights(train[:, None], rollout[:, None], every, settings)[:, 0]
     torch.testing.assert_close((rollout.exp() * weights * values).sum(), (train.exp() * values).sum())

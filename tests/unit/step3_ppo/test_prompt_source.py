@@ -12,16 +12,17 @@ import torch
 from examples.curriculum import SureQuestions, WorstAgain
 from tests.distributed.launch import run_ranks
 from training.step3_ppo.prompt_source import (
-    ChosenPrompts,
     EpochSampler,
     PromptDataset,
     PromptSampler,
-    ShuffledPrompts,
+    PromptSource,
+    SampledPrompts,
     open_prompt_source,
 )
-from training.step3_ppo.records import Experience, Rollout
-from training.utils.data.phases import PromptRow
+from training.step3_ppo.records import Experience
+from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.startup import Ranks
+from training.utils.generation.records import Rollout
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.errors import ThreestepError
 
@@ -56,8 +57,8 @@ def experience(scores, responses=None):
     return Experience(rollout, torch.tensor(scores), *[nothing_BR] * 6)
 
 
-def decode(ids):
-    return " " + " ".join(map(str, ids))
+def texts_of(rollout):
+    return rollout.texts(lambda ids: " " + " ".join(map(str, ids.tolist())), END)
 
 
 def source_of(kinds, prompts):
@@ -65,7 +66,7 @@ def source_of(kinds, prompts):
     sampler_class, dataset_class = kinds
     dataset = None if dataset_class is None else dataset_class(prompts, Maker(), 5)
     offered = prompts if dataset is None else dataset
-    return ChosenPrompts(offered, (sampler_class or EpochSampler)(offered, 5), dataset, decode, END, ALONE)
+    return SampledPrompts(offered, (sampler_class or EpochSampler)(offered, 5), dataset, texts_of, ALONE)
 
 
 def run(source, begin, steps, count=3):
@@ -74,7 +75,7 @@ def run(source, begin, steps, count=3):
     for step in range(begin, begin + steps):
         asked = source.take(step * count, count)
         taken.append([row.prompt_text for row in asked])
-        source.tell(asked, experience([float(len(row.uid * step) % 7) for row in asked]))
+        source.observe(asked, experience([float(len(row.uid * step) % 7) for row in asked]))
     return taken
 
 
@@ -105,12 +106,12 @@ class AtRandom(PromptSampler):
 
 def test_shuffled_epochs_are_the_default():
     prompts = rows(5)
-    source = open_prompt_source(prompts, None, None, Maker, decode, END, 5, ALONE)
-    assert isinstance(source, ShuffledPrompts)
+    source = open_prompt_source(prompts, None, None, Maker, texts_of, 5, ALONE)
+    assert isinstance(source, PromptSource)
     stream = ShuffledStream(5, 5)
     for first, count in ((0, 3), (3, 9), (1, 2)):  # a function of the position: any order
         assert [row.row_id for row in source.take(first, count)] == stream.take(first, count)
-    source.tell(prompts, experience([0.0] * 5))
+    source.observe(prompts, experience([0.0] * 5))
     source.load_state_dict(source.state_dict())
     assert source.state_dict() == {}
 
@@ -155,7 +156,7 @@ def test_what_a_dataset_is_told():
     source = source_of((AtRandom, Listening), rows(2))
     asked = rows(2)
     scores = [1.0, 2.0, 3.0, 4.0]
-    source.tell(asked, experience(scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
+    source.observe(asked, experience(scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
     (results,) = told
     assert results.rows == [asked[0], asked[0], asked[1], asked[1]]  # two responses a prompt
     assert results.responses == [" 3", " 4 5 6", " ", " 7 8"] and results.scores == scores
@@ -181,9 +182,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.distributed.launch import report
-from tests.unit.step3_ppo.test_prompt_source import END, AtRandom, Maker, decode, experience, rows
-from training.step3_ppo.prompt_source import ChosenPrompts, PromptDataset
-from training.utils.data.collate import collate_prompts
+from tests.unit.step3_ppo.test_prompt_source import AtRandom, Maker, experience, rows, texts_of
+from training.step3_ppo.prompt_source import SampledPrompts, PromptDataset
+from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.startup import Ranks
 from training.utils.run.errors import ThreestepError
 
@@ -199,14 +200,14 @@ class Grows(PromptDataset):
 
 prompts = rows(6)
 dataset = Grows(prompts, Maker(), 1)
-source = ChosenPrompts(dataset, AtRandom(dataset, seed=rank), dataset, decode, END, ranks)
+source = SampledPrompts(dataset, AtRandom(dataset, seed=rank), dataset, texts_of, ranks)
 taken, mistake = [], None
 try:
     for step in range(4):
         asked = source.take(4 * step, 4)
         taken.append([row.prompt_text for row in asked])
         mine = asked[rank::2]
-        source.tell(mine, experience([10.0 * step + rank, 10.0 * step + 2 + rank]))
+        source.observe(mine, experience([10.0 * step + rank, 10.0 * step + 2 + rank]))
         state = source.state_dict()
 except ThreestepError as error:
     mistake = str(error)
@@ -252,7 +253,7 @@ def test_a_state_that_json_does_not_keep(state):
 def test_a_state_of_another_kind_of_source():
     state = source_of((AtRandom, SureQuestions), rows(7)).state_dict()
     with pytest.raises(ThreestepError, match="as dataset and sampler, this run's of neither; give the flags that the"):
-        ShuffledPrompts(rows(7), 5).load_state_dict(state)
+        PromptSource(rows(7), 5).load_state_dict(state)
     with pytest.raises(ThreestepError, match="as neither, this run's of sampler; give"):
         source_of((AtRandom, None), rows(7)).load_state_dict({})
 
@@ -288,7 +289,7 @@ def opened(tmp_path):
 
     def open_source(sampler=None, dataset=None):
         addresses = [None if name is None else f"{tmp_path}/own.py:{name}" for name in (sampler, dataset)]
-        return open_prompt_source(rows(3), *addresses, Maker, decode, END, 5, ALONE)
+        return open_prompt_source(rows(3), *addresses, Maker, texts_of, 5, ALONE)
 
     return open_source
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.records import Rollout
+from training.utils.generation.records import Rollout
 
 
 def test_the_worked_example():

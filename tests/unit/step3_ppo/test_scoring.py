@@ -12,12 +12,10 @@ import torch
 
 from training.step3_ppo import scoring
 from training.step3_ppo.experience import make_experience
-from training.step3_ppo.records import Rollout
-from training.step3_ppo.reward_arguments import RewardArguments
-from training.step3_ppo.rewards import RULE_NAMES, rule_named
-from training.step3_ppo.rewards.weighted import Reward, Rewards
-from training.step3_ppo.scoring import start_rules, start_scoring
-from training.utils.data.phases import PromptRow
+from training.step3_ppo.scoring import start_scoring
+from training.utils.data.rows.phases import PromptRow
+from training.utils.generation.records import Rollout
+from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.errors import ThreestepError
 from training.utils.run.phase_clock import PhaseClock
 
@@ -25,7 +23,6 @@ from .test_experience import how
 
 ROWS = [PromptRow(index, np.array([10 + index]), f"prompt {index}", f"truth {index}") for index in range(2)]
 TEXTS = ["a", "bb", "ccc", "dddd"]
-CPU = torch.device("cpu")
 
 
 def rollout() -> Rollout:
@@ -112,25 +109,6 @@ def test_the_function_works_while_the_forwards_go_on(model):
     assert made.reward_parts["slow"].tolist() == made.scores_B.tolist()
 
 
-def test_what_fails_on_one_rank_is_raised_on_all(monkeypatch):
-    """This rank's function is fine; another's was not."""
-    other = "reward function 'own' raised ValueError"
-    monkeypatch.setattr(scoring, "largest", lambda number, device: 1)
-    monkeypatch.setattr(scoring, "gathered", lambda said: [said, other])
-    wait = start_rules({"own": lambda *texts, **columns: [1, 2]}, ROWS, ["a", "b"], (), 30.0, CPU)
-    with pytest.raises(ThreestepError, match=other):
-        wait()
-
-
-def test_what_fails_here_is_told_to_the_others(monkeypatch):
-    told = []
-    monkeypatch.setattr(scoring, "largest", lambda number, device: told.append(number) or number)
-    wait = start_rules({"own": lambda *texts, **columns: [1]}, ROWS, ["a", "b"], (), 30.0, CPU)
-    with pytest.raises(ThreestepError, match="reward function 'own': expected 2 numbers, one a response, got 1"):
-        wait()
-    assert told == [1]
-
-
 def test_the_time_limit():
     never = threading.Event()
     how_to = settings(Reward("slow", 1.0, lambda *texts, **columns: never.wait(30)), timeout=0.05)
@@ -138,14 +116,6 @@ def test_the_time_limit():
     with pytest.raises(ThreestepError, match="reward function 'slow' did not return within --reward_timeout 0.05 sec"):
         _ = samples.scored
     never.set()
-
-
-def test_a_thread_knows_the_ranks_gpu(monkeypatch):
-    placed = []
-    monkeypatch.setattr(torch.cuda, "set_device", placed.append)
-    device = torch.device("cuda", 3)
-    assert scoring._on_device(lambda texts, *, level: [texts, level], device)("t", level=1) == ["t", 1]
-    assert placed == [device]
 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
@@ -158,12 +128,3 @@ def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange)
         f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
         "prompt ends 'prompt 1', with the response ids [3]: "
     )
-
-
-@pytest.mark.parametrize("name", RULE_NAMES)
-def test_every_rule_takes_an_empty_response(name):
-    if name == "math":
-        pytest.importorskip("math_verify")
-    rule = rule_named(name, RewardArguments(reward_regex="x", reward_length_characters=5))
-    given = rule(["Human: Sort: owl fox Assistant:"], [""], ground_truth=["5"], data_source=[None])
-    assert given == [0.0]

@@ -1,8 +1,8 @@
-"""What the loop asks of its parts: samples of a prompt, greedy baselines, replacements, the coefficient of the KL."""
+"""What the loop asks of its parts: samples of a prompt, greedy baselines, replacements, updates, the coefficient of the
+KL. Models are tiny and real; a rollout engine that draws given tokens stands in for generation."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -11,71 +11,90 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.plain_roles import plain_roles
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.algorithm import checked_algorithm, experience_settings, learning_settings
+from training.step3_ppo.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.prompt_source import ShuffledPrompts
-from training.step3_ppo.records import Rollout
-from training.step3_ppo.rollout.base import RolloutEngine, Sampling
+from training.step3_ppo.learning import Updates, _row_ids_of_all_ranks
+from training.step3_ppo.prompt_source import PromptSource
+from training.step3_ppo.records import Experience
 from training.step3_ppo.settings import PpoSettings
-from training.step3_ppo.trainer import PpoTrainer, _everyones_row_ids
-from training.utils.data.phases import PromptRow
-from training.utils.layout.documents import TokenSequence
+from training.step3_ppo.trainer import PpoTrainer
+from training.utils.data.rows.phases import PromptRow
+from training.utils.engine.startup import Ranks
+from training.utils.generation.base import RolloutEngine, Sampling
+from training.utils.generation.records import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.seeds import derived_seed
 
-CPU = torch.device("cpu")
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 
 
 class Engine(RolloutEngine):
-    """One token a response: 5 where greedy, else 6, or what `token` makes of the prompt and the sample's number."""
+    """Responses of `length` equal tokens: 5 where greedy, else what `token` makes of the prompt and the sample's
+    number."""
 
-    def __init__(self, token=lambda prompt, sample: 6) -> None:
+    def __init__(self, token=lambda prompt, sample: 6, length: int = 1) -> None:
         self.calls: list[SimpleNamespace] = []
-        self.token = token
+        self.token, self.length = token, length
 
-    def roll_out(self, model, prompt_ids_BP, prompt_mask_BP, sampling, seeds, samples_per_prompt=1) -> Rollout:
-        prompt_ids_BP, prompt_mask_BP = (
-            part.repeat_interleave(samples_per_prompt, dim=0) for part in (prompt_ids_BP, prompt_mask_BP)
-        )
+    def roll_out(self, model, request) -> Rollout:
+        prompt_ids_BP, prompt_mask_BP = request.repeated()
+        seeds, sampling = request.seeds, request.sampling
         prompts = prompt_ids_BP[:, -1].tolist()
         self.calls.append(SimpleNamespace(prompts=prompts, seeds=list(seeds), temperature=sampling.temperature))
         tokens = [5 if sampling.temperature == 0 else self.token(p, b % 2) for b, p in enumerate(prompts)]
         count = len(prompts)
         return Rollout(
-            prompt_ids_BP, prompt_mask_BP, torch.tensor(tokens)[:, None], torch.ones(count, dtype=torch.int64),
-            torch.full((count, 1), -1.0), torch.ones(count, dtype=torch.bool),
+            prompt_ids_BP, prompt_mask_BP, torch.tensor(tokens)[:, None].repeat(1, self.length),
+            torch.full((count,), self.length), torch.full((count, self.length), -1.0),
+            torch.ones(count, dtype=torch.bool),
         )  # fmt: skip
 
 
-def made_trainer(engine: Engine, rank: int = 0, world_size: int = 1, tries: int = 0, **flags) -> PpoTrainer:
-    """Two samples of four prompts in all; a response's score is its token."""
+def last_tokens(rows) -> torch.Tensor:
+    """In place of a reward model: a response's score is its last token."""
+    return rows.input_ids_NT.flatten()[rows.end_B].float()
+
+
+def made_trainer(
+    engine: Engine, rank: int = 0, world_size: int = 1, tries: int = 0, rate: float = 0.0, changed=None, **flags
+) -> PpoTrainer:
+    """Two samples of four prompts in all. rate: of the optimizers. changed: fields of PpoSettings."""
     ppo = PpoArguments(
         num_samples_per_prompt=2, per_device_generation_batch_size=4 // world_size, clip_reward=100.0,
-        per_device_training_batch_size=8 // world_size,
+        per_device_training_batch_size=8 // world_size, ppo_epochs=(changed or {}).get("ppo_epochs", 1),
     )  # fmt: skip
-    algorithm = checked_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
+    algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
     assert algorithm is not None
-    ranks = SimpleNamespace(rank=rank, world_size=world_size, device=CPU, is_main=True)
-    roles = SimpleNamespace(
-        actor=SimpleNamespace(ranks=ranks),
-        critic=None,
-        reference=object(),
-        reward_model=lambda rows: rows.input_ids_NT.flatten()[rows.end_B].float(),
-        whole_actor=SimpleNamespace(lent=lambda: contextlib.nullcontext()),
-        average=None,
-    )
+    ranks = Ranks(rank, rank, world_size, torch.device("cpu"))
+    roles, _ = plain_roles(last_tokens, algorithm.estimator.needs_critic, algorithm.wants_reference, ranks, rate)
     settings = PpoSettings(
         total_rollouts=3, prompts_per_batch=4 // world_size, generation_batches=1,
         sequences_per_minibatch=ppo.sequences_per_minibatch, ppo_epochs=1, critic_warmup=0,
         dynamic_sampling_tries=tries, eval_interval=0, seed=7, sampling=Sampling(4, 0.9, 0, 1.0, 0, 1),
         experience=experience_settings(algorithm, ppo, None, PlanSettings(1), 1),
-        learning=learning_settings(algorithm, ppo),
+        learning=learning_settings(algorithm, ppo), evaluates_first=True,
     )  # fmt: skip
-    return PpoTrainer(roles, engine, ShuffledPrompts(PROMPTS, 7), None, None, settings, None)
+    settings = dataclasses.replace(settings, **(changed or {}))
+    return PpoTrainer(roles, engine, PromptSource(PROMPTS, 7), Updates(roles, settings), None, settings, None)
+
+
+def two_rollouts(trainer: PpoTrainer, **fields) -> list[Experience]:
+    """Two experiences of eight sequences, some of their fields filled with a value: two minibatches."""
+    found = []
+    for iteration in (1, 2):
+        prompts, seeds = trainer.next_prompts(iteration, 0)
+        made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
+        changes = {name: torch.full_like(getattr(made, name), value) for name, value in fields.items()}
+        found.append(dataclasses.replace(made, **changes))
+    return found
+
+
+def events_of(trainer: PpoTrainer) -> list[str]:
+    return trainer.roles.average._events
 
 
 def test_samples_of_a_prompt_are_adjacent_with_seeds_of_their_own():
@@ -90,17 +109,17 @@ def test_samples_of_a_prompt_are_adjacent_with_seeds_of_their_own():
     assert trainer.score(prompts, rollout).scored.scores_B.tolist() == [6.0] * 8
 
 
-def test_the_greedy_baseline_is_one_response_a_prompt(monkeypatch):
-    engine, given = Engine(), {}
+def test_the_greedy_baseline_is_one_response_a_prompt():
+    engine = Engine()
     trainer = made_trainer(engine, advantage="remax")
-    monkeypatch.setattr("training.step3_ppo.trainer.make_experience", lambda *parts: given.update(parts=parts))
     prompts, seeds = trainer.next_prompts(1, 0)
-    trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
+    made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
     assert engine.calls[1].prompts == engine.calls[0].prompts[::2] and engine.calls[1].temperature == 0.0
-    samples, greedy, _, settings, kl_coef, clock = given["parts"]
-    assert {"1_prompts", "2_rollout", "3_score"} <= clock.read().keys()
-    assert samples.scored.scores_B.tolist() == [6.0] * 8 and greedy.scored.outcomes_B.tolist() == [5.0] * 4
-    assert settings.estimator is ESTIMATORS["remax"] and kl_coef == 0.1
+    assert {"1_prompts", "2_rollout", "3_score"} <= trainer.clock.read().keys()
+    assert trainer.settings.experience.estimator is ESTIMATORS["remax"] and made.scores_B.tolist() == [6.0] * 8
+    kl_BR = made.old_logprobs_BR - made.ref_logprobs_BR
+    torch.testing.assert_close(made.rewards_BR, 6.0 - 0.1 * kl_BR)
+    assert torch.equal(made.advantages_BR, made.rewards_BR - 5.0) and kl_BR.abs().min() > 0.0
 
 
 def odd_prompts_differ(prompt: int, sample: int) -> int:
@@ -130,132 +149,100 @@ def test_prompts_that_score_alike_are_replaced_by_others_the_same_ones_every_tim
 
 def test_the_coefficient_follows_its_controller():
     trainer = made_trainer(Engine(), kl_control="adaptive", kl_target=1.0, kl_horizon=100.0)
-    experiences = [SimpleNamespace(scores_B=torch.zeros(8))]
+    experiences = two_rollouts(trainer)[:1]
     trainer.steer_kl({"rollout/kl": 1.1}, experiences)
     assert trainer.kl_control.coefficient == pytest.approx(0.1 * (1 + 0.1 * 8 / 100))
     fixed = made_trainer(Engine())
     fixed.steer_kl({"rollout/kl": 9.0}, experiences)
     assert fixed.kl_control.coefficient == 0.1
-    without = made_trainer(Engine(), kl_coef=0.0)
-    without.roles = SimpleNamespace(**{**vars(without.roles), "reference": None})
-    without.steer_kl({}, experiences)  # there is no such figure
+    made_trainer(Engine(), kl_coef=0.0).steer_kl({}, experiences)  # without a reference there is no such figure
 
 
-COUNTS = SimpleNamespace(totals=SimpleNamespace(sequences=4.0))
+def test_a_minibatch_of_which_nothing_counts_takes_no_step():
+    trainer = made_trainer(Engine(), advantage="rloo")
+    figures = trainer.learn(two_rollouts(trainer, counts_B=False), 1, PROMPTS[:8])
+    assert figures == {"train/minibatches": 0.0, "train/empty_minibatches": 2.0} and events_of(trainer) == []
+    figures = trainer.learn(two_rollouts(trainer), 1, PROMPTS[:8])
+    assert events_of(trainer) == ["step", "average"] * 2
+    assert (figures["train/minibatches"], figures["train/empty_minibatches"]) == (2.0, 0.0)
+    assert figures["actor/skipped"] == 0.0
 
 
-def learning(monkeypatch, minibatch, figures: dict[str, float]) -> tuple[list[str], dict[str, float]]:
-    """What one call of learn did, with two minibatches of eight pieces, and what it told."""
-    trainer = made_trainer(Engine())
-    did: list[str] = []
-    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: minibatch)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: did.append("step") or figures)
-    trainer.roles.average = SimpleNamespace(update=lambda: did.append("average"))
-    rows = [SimpleNamespace(row_id=10 + index) for index in range(8)]
-    return did, trainer.learn([], 1, rows)
-
-
-def test_a_minibatch_of_which_nothing_counts_takes_no_step(monkeypatch):
-    nothing = SimpleNamespace(totals=SimpleNamespace(sequences=0.0))
-    assert learning(monkeypatch, nothing, {}) == ([], {"train/minibatches": 0.0, "train/empty_minibatches": 2.0})
-    did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 0.0})
-    assert did == ["step", "average"] * 2
-    assert told == {"actor/skipped": 0.0, "train/minibatches": 2.0, "train/empty_minibatches": 0.0}
-
-
-def test_row_ids_of_all_ranks_stand_where_their_pieces_do(monkeypatch):
+def test_row_ids_of_all_ranks_follow_their_sequences(monkeypatch):
     """Prompts are dealt to ranks one by one: the first of each rank, then the second of each."""
-    monkeypatch.setattr("training.step3_ppo.trainer.gathered", lambda own: [own, [row + 100 for row in own]])
-    rows = [SimpleNamespace(row_id=7), SimpleNamespace(row_id=8)]
-    assert _everyones_row_ids(rows, 2) == [7, 7, 107, 107, 8, 8, 108, 108]
+    monkeypatch.setattr("training.step3_ppo.learning.gathered", lambda own: [own, [row + 100 for row in own]])
+    assert _row_ids_of_all_ranks(PROMPTS[7:9], 2) == [7, 7, 107, 107, 8, 8, 108, 108]
 
 
-def test_a_skipped_step_is_counted_and_leaves_the_average_alone(monkeypatch, capsys):
-    did, told = learning(monkeypatch, COUNTS, {"actor/skipped": 1.0, "actor/policy_loss": float("nan")})
-    assert did == ["step", "step"] and told["actor/skipped"] == 1.0
+def test_a_skipped_step_is_counted_and_leaves_the_average_alone(capsys):
+    trainer = made_trainer(Engine(), advantage="rloo")
+    figures = trainer.learn(two_rollouts(trainer, advantages_BR=float("nan")), 1, PROMPTS[:8])
+    assert events_of(trainer) == ["step", "step"] and figures["actor/skipped"] == 1.0
     assert "2 of --max_bad_steps 10" in capsys.readouterr().out
 
 
-def test_the_first_rollouts_train_the_critic_alone(monkeypatch):
-    trainer = made_trainer(Engine(), advantage="gae")
-    trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=2)
-    told: list[bool] = []
-    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(8)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append(given[-2]) or {})
+def test_the_first_rollouts_train_the_critic_alone():
+    trainer = made_trainer(Engine(), advantage="gae", changed={"critic_warmup": 2})
+    experiences = two_rollouts(trainer)[:1]
+    taken = []
     for iteration in (1, 2, 3):
-        trainer.learn([], iteration)
-    assert told == [False, False, True]
+        trainer.learn(experiences, iteration)
+        taken.append((trainer.roles.actor.steps, trainer.roles.critic.steps))
+    assert taken == [(0, 1), (0, 2), (1, 3)]
 
 
-def test_the_moving_average_counts_every_step_of_the_actor(monkeypatch):
-    trainer = made_trainer(Engine(), advantage="gae")
-    trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=1, ppo_epochs=2)
-    told: list[str] = []
-    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
-    monkeypatch.setattr(
-        "training.step3_ppo.trainer.learn_minibatch", lambda *given: told.append("step") or {"actor/skipped": 0.0}
-    )
-    trainer.roles.average = SimpleNamespace(update=lambda: told.append("average"))
-    trainer.learn([], 1)
-    assert told == ["step"] * 4  # two epochs of two minibatches; the critic alone
-    trainer.learn([], 2)
-    assert told[4:] == ["step", "average"] * 4
+def test_the_moving_average_counts_every_step_of_the_actor():
+    trainer = made_trainer(Engine(), advantage="gae", changed={"critic_warmup": 1, "ppo_epochs": 2})
+    experiences = two_rollouts(trainer)
+    trainer.learn(experiences, 1)
+    assert (
+        trainer.roles.critic.steps == 4 and events_of(trainer) == []
+    )  # two epochs of two minibatches; the critic alone
+    trainer.learn(experiences, 2)
+    assert events_of(trainer) == ["step", "average"] * 4
 
 
 def test_the_trainers_own_state_comes_back():
     trainer, other = (made_trainer(Engine(), kl_control="adaptive") for _ in range(2))
     trainer.kl_control.update(100.0, 64)
-    trainer.texts_taken = 5
+    trainer.updates.texts_taken = 5
     state = json.loads(json.dumps(trainer.state_dict()))
     assert state["kl_control"]["coefficient"] != other.kl_control.coefficient
     other.load_state_dict(state)
-    assert other.state_dict() == state and other.texts_taken == 5
+    assert other.state_dict() == state and other.updates.texts_taken == 5
 
 
-def test_updates_end_where_their_kl_is_too_large(monkeypatch):
-    """Two epochs of two minibatches; the second minibatch goes beyond 0.05."""
-    trainer = made_trainer(Engine(), advantage="gae")
-    trainer.settings = dataclasses.replace(trainer.settings, ppo_epochs=2, stop_update_kl=0.05)
-    kls = iter([0.01, 0.07, 0.5, 0.5])
-    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: list(range(16)))
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {"actor/update_kl": next(kls)})
-    figures = trainer.learn([], 1)
-    assert figures == {
-        "actor/update_kl": pytest.approx(0.04),
-        "train/minibatches": 2.0,
-        "train/empty_minibatches": 0.0,
-    }
-    trainer.settings = dataclasses.replace(trainer.settings, stop_update_kl=None)
-    kls = iter([0.01, 0.07, 0.5, 0.5])
-    assert trainer.learn([], 1)["train/minibatches"] == 4.0
+def test_updates_end_where_their_kl_is_too_large():
+    """Two epochs of two minibatches, which make the drawn tokens less likely. The first has the policy that rolled out;
+    from the second on the policy is another."""
+
+    def learned(stop_update_kl: float | None) -> dict[str, float]:
+        changed = {"ppo_epochs": 2, "stop_update_kl": stop_update_kl}
+        trainer = made_trainer(Engine(), advantage="rloo", kl_coef=0.0, rate=0.03, changed=changed)
+        return trainer.learn(two_rollouts(trainer, advantages_BR=-1.0), 1)
+
+    bound = 1e-3
+    figures = learned(bound)
+    assert (figures["train/minibatches"], figures["train/empty_minibatches"]) == (2.0, 0.0)
+    assert bound / 2 < figures["actor/update_kl"] < learned(None)["actor/update_kl"]
+    assert learned(None)["train/minibatches"] == 4.0
 
 
-def test_what_updates_are_worth_in_flops(monkeypatch):
-    """A layout of one prompt token that two samples share and two tokens a response, 5 in all: no matter how many
-    epochs share the time, each minibatch counts its part."""
-    trainer = made_trainer(Engine(), advantage="gae")
-    told = []
-    meter = SimpleNamespace(flops=lambda documents, reads: told.append((documents, reads)) or 10.0)
-    trainer.settings = dataclasses.replace(trainer.settings, meters=(meter, meter), ppo_epochs=3)
-    ids, is_target = torch.tensor([1, 2, 3]), torch.tensor([False, True, True])
-    pieces = [SimpleNamespace(sequence=TokenSequence(ids, is_target)) for _ in range(16)]
-    monkeypatch.setattr("training.step3_ppo.trainer.pieces_of", lambda *given: pieces)
-    monkeypatch.setattr("training.step3_ppo.trainer.make_minibatch", lambda *given: COUNTS)
-    monkeypatch.setattr("training.step3_ppo.trainer.learn_minibatch", lambda *given: {})
-    figures = trainer.learn([], 1)
-    assert figures["learn/flops"] == 3 * (10.0 + 10.0)  # three epochs of actor and critic
-    assert told[0][1] == 32 and sum(document.tokens for document in told[0][0]) == 48
-    trainer.settings = dataclasses.replace(trainer.settings, critic_warmup=1)
-    assert trainer.learn([], 1)["learn/flops"] == 3 * 10.0  # the critic alone
+def test_what_updates_are_worth_in_flops():
+    """One prompt token and two response tokens a sequence, 48 in all: however many epochs there are, each minibatch
+    counts its part."""
+    counted = []
+    meter = SimpleNamespace(flops=lambda documents, targets: counted.append((documents, targets)) or 10.0)
+    changed = {"meters": (meter, meter), "ppo_epochs": 3, "critic_warmup": 1}
+    trainer = made_trainer(Engine(length=2), advantage="gae", changed=changed)
+    experiences = two_rollouts(trainer)
+    assert trainer.learn(experiences, 2)["learn/flops"] == 3 * (10.0 + 10.0)  # three epochs of actor and critic
+    assert counted[0][1] == 32 and sum(document.tokens for document in counted[0][0]) == 48
+    assert trainer.learn(experiences, 1)["learn/flops"] == 3 * 10.0  # the critic alone
 
 
 def test_the_kl_ends_the_training():
-    trainer = made_trainer(Engine())
-    assert not trainer.kl_is_over({"rollout/kl": 1e9})
-    trainer.settings = dataclasses.replace(trainer.settings, stop_kl=2.0)
+    assert not made_trainer(Engine()).kl_is_over({"rollout/kl": 1e9})
+    trainer = made_trainer(Engine(), changed={"stop_kl": 2.0})
     assert trainer.kl_is_over({"rollout/kl": 2.1}) and not trainer.kl_is_over({"rollout/kl": 2.0})
     assert not trainer.kl_is_over({})  # a run that begins

@@ -1,28 +1,29 @@
-"""Advantage estimators, one file each, and the table of their names."""
+"""Advantage estimators, one file each. The room serves `--advantage`, by the table of its names. Cheap to import."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from training.utils.run.tables import either, imported
 
-from training.step3_ppo.advantages.gae import gae
-from training.step3_ppo.advantages.gpg import gpg
-from training.step3_ppo.advantages.grpo import grpo
-from training.step3_ppo.advantages.grpo_passk import grpo_passk
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-from training.step3_ppo.advantages.opo import opo
-from training.step3_ppo.advantages.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
-from training.step3_ppo.advantages.remax import remax
-from training.step3_ppo.advantages.rloo import rloo
+if TYPE_CHECKING:
+    import torch
+
+    from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """estimate: see `advantages.inputs`. needs_critic: reads values. needs_groups: compares the samples of a prompt, so
-    that a prompt needs two or more. needs_greedy: reads the score of a greedy response. whitens: its advantages are
-    whitened over the tokens of all ranks unless the user says otherwise."""
+    """An entry of the table; a user's own is one too, or its function alone.
+
+    estimate: see `advantages.inputs`.
+    needs_critic: reads values.
+    needs_groups: compares the samples of a prompt, so a prompt needs two or more.
+    needs_greedy: reads the score of a greedy response.
+    whitens: by default, its advantages are whitened over the tokens of all ranks.
+    """
 
     estimate: Callable[[AdvantageInputs, AdvantageSettings], tuple[torch.Tensor, torch.Tensor | None]]
     needs_critic: bool = False
@@ -32,13 +33,16 @@ class Estimator:
 
 
 ESTIMATORS = {
-    "gae": Estimator(gae, needs_critic=True, whitens=True),
-    "grpo": Estimator(grpo, needs_groups=True),
-    "grpo_passk": Estimator(grpo_passk, needs_groups=True),
-    "rloo": Estimator(rloo, needs_groups=True),
-    "reinforce++": Estimator(reinforce_plus_plus, whitens=True),
-    "reinforce++_baseline": Estimator(reinforce_plus_plus_baseline, needs_groups=True, whitens=True),
-    "remax": Estimator(remax, needs_greedy=True),
-    "opo": Estimator(opo, needs_groups=True),
-    "gpg": Estimator(gpg, needs_groups=True),
+    "gae": Estimator(imported(f"{__name__}.gae:gae"), needs_critic=True, whitens=True),
+    "grpo": Estimator(imported(f"{__name__}.grpo:grpo"), needs_groups=True),
+    "grpo_passk": Estimator(imported(f"{__name__}.grpo_passk:grpo_passk"), needs_groups=True),
+    "rloo": Estimator(imported(f"{__name__}.rloo:rloo"), needs_groups=True),
+    "reinforce++": Estimator(imported(f"{__name__}.reinforce_plus_plus:reinforce_plus_plus"), whitens=True),
+    "reinforce++_baseline": Estimator(
+        imported(f"{__name__}.reinforce_plus_plus:reinforce_plus_plus_baseline"), needs_groups=True, whitens=True
+    ),
+    "remax": Estimator(imported(f"{__name__}.remax:remax"), needs_greedy=True),
+    "opo": Estimator(imported(f"{__name__}.opo:opo"), needs_groups=True),
+    "gpg": Estimator(imported(f"{__name__}.gpg:gpg"), needs_groups=True),
 }
+WITH_CRITIC = either(name for name, estimator in ESTIMATORS.items() if estimator.needs_critic)

@@ -13,7 +13,7 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
     """Return advantages_BR: alpha (R - mean of the group), the same on all tokens of a response.
 
-    alpha = B / (B - M) over all ranks, where M sequences are in groups whose outcomes are all equal and teach nothing
+    alpha = B / (B - M) over all ranks, where M sequences are in groups of equal outcomes, which teach nothing
     (Chu et al. 2025, arXiv:2504.02546, with F_norm 1). A group of one is such a group.
     """
     outcomes_B, group_B = inputs.outcomes_B, inputs.group_B

@@ -12,11 +12,11 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 
 
 def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
-    """Return advantages_BR: for the best response of each group its lead over the second, for all others 0.
+    """Return advantages_BR: for the best response of each group its lead over the second, 0 for all others.
 
     best - second, over std + 1e-6 with `norm_by_std`: what the group's maximum would lose without its best member
-    (Tang et al. 2025, arXiv:2503.19595, the leave-one-out baseline of max@k). Where two are best the lead is 0. A
-    group of one gets 0.
+    (Tang et al. 2025, arXiv:2503.19595, the leave-one-out baseline of max@k). The lead of two equally good ones is 0.
+    A group of one gets 0.
     """
     outcomes_B, group_B = inputs.outcomes_B, inputs.group_B
     _, place_B, sizes_G = torch.unique(group_B, return_inverse=True, return_counts=True)

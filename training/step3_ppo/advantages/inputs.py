@@ -1,7 +1,7 @@
-"""What every advantage estimator reads, and what the estimators share. Pure tensors.
+"""What every advantage estimator reads, and what estimators share. Pure tensors.
 
-An estimator is `fn(inputs, settings) -> (advantages_BR, returns_BR)`: both 0 outside the response; returns are None
-where no critic learns from them.
+An estimator is `fn(inputs, settings) -> (advantages_BR, returns_BR)`: both 0 outside the response; returns are None if
+no critic learns from them.
 
 B sequences, R response tokens, G groups.
 """
@@ -15,18 +15,14 @@ from functools import cached_property
 import torch
 
 
-def _this_rank_alone(values: torch.Tensor) -> torch.Tensor:
-    return values
-
-
 @dataclass(frozen=True)
 class AdvantageInputs:
     """The sequences of one rank. A group, the samples of one prompt, is whole on its rank.
 
-    rewards_BR: float, one a token, read inside the response only.     response_lengths_B: int64 >= 1.
+    rewards_BR: float, one per token, read inside the response only.   response_lengths_B: int64 >= 1.
     group_B: int64, equal for the members of a group; any order.       values_BR: float, of the critic, or None.
     greedy_scores_B: float, the score of the greedy response to each sequence's prompt, or None.
-    over_ranks: adds a tensor up over all ranks.
+    over_ranks: sums a tensor over all ranks.
     """
 
     rewards_BR: torch.Tensor
@@ -34,7 +30,7 @@ class AdvantageInputs:
     group_B: torch.Tensor
     values_BR: torch.Tensor | None = None
     greedy_scores_B: torch.Tensor | None = None
-    over_ranks: Callable[[torch.Tensor], torch.Tensor] = _this_rank_alone
+    over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda own: own
 
     @cached_property
     def inside_BR(self) -> torch.Tensor:
@@ -44,8 +40,8 @@ class AdvantageInputs:
 
     @cached_property
     def outcomes_B(self) -> torch.Tensor:
-        """float64, the sum of each response's rewards. In float64 the mean of equal scores is that score, so that a
-        group whose scores are all equal has advantages of exactly 0 whatever it is divided by."""
+        """float64, the sum of each response's rewards. In float64 the mean of equal scores is that score, so a group
+        of equal scores has advantages of exactly 0, whatever they are divided by."""
         return torch.where(self.inside_BR, self.rewards_BR, 0.0).double().sum(dim=1)
 
     def on_tokens(self, advantages_B: torch.Tensor) -> torch.Tensor:
@@ -58,9 +54,9 @@ class AdvantageInputs:
 class AdvantageSettings:
     """gamma: discount. lam: GAE's lambda. norm_by_std: divide by the group's standard deviation."""
 
-    gamma: float = 1.0
-    lam: float = 0.95
-    norm_by_std: bool = True
+    gamma: float
+    lam: float
+    norm_by_std: bool
 
 
 def group_sums(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
@@ -71,17 +67,17 @@ def group_sums(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
 
 
 def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
-    """Return for each sequence how many its group has, int64."""
+    """Return for each sequence the size of its group, int64."""
     return group_sums(torch.ones_like(group_B), group_B)
 
 
 def group_centred(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Return value - mean of its group; 0 in a group of one, which has nothing to be compared with."""
+    """Return value - mean of its group; 0 in a group of one."""
     return values_B - group_sums(values_B, group_B) / group_sizes(group_B)
 
 
 def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Return for each sequence its group's standard deviation, with n - 1 below; 0 in a group of one."""
+    """Return for each sequence its group's standard deviation, with denominator n - 1; 0 in a group of one."""
     squares_B = group_sums(group_centred(values_B, group_B).square(), group_B)
     return (squares_B / (group_sizes(group_B) - 1).clamp(min=1)).sqrt()
 

@@ -13,8 +13,8 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
     """Return advantages_BR: R - sum(length R) / sum(length) over the group, the same on all tokens of a response.
 
-    Hao et al. 2025 (arXiv:2505.23585): the baseline of least variance where gradients of tokens are alike in size and
-    orthogonal. A group of one gets 0.
+    Hao et al. 2025 (arXiv:2505.23585): the baseline of least variance if gradients of tokens are orthogonal and of
+    similar size. A group of one gets 0.
     """
     outcomes_B, lengths_B = inputs.outcomes_B, inputs.response_lengths_B.double()
     weighted_B = group_sums(lengths_B * outcomes_B, inputs.group_B)

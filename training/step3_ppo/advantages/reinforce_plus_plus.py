@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.advantages.inputs import (
-    AdvantageInputs,
-    AdvantageSettings,
-    group_centred,
-    rewards_to_go,
-)
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_centred, rewards_to_go
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:

@@ -1,24 +1,29 @@
-"""The losses of step 3, one file each, and the table of the policy losses' names."""
+"""The losses of step 3, one file each. The room serves `--policy_loss` and `--loss_aggregation`, by the tables of their
+names. Cheap to import."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from training.utils.run.tables import imported
 
-from training.step3_ppo.losses.cispo import cispo
-from training.step3_ppo.losses.covariance import clip_cov, clip_cov_keys, kl_cov, kl_cov_keys
-from training.step3_ppo.losses.gpg import gpg
-from training.step3_ppo.losses.gspo import gspo
-from training.step3_ppo.losses.ppo import ppo
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+if TYPE_CHECKING:
+    import torch
+
+    from training.step3_ppo.losses.aggregation import StepTotals
+    from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """loss: see `losses.tokens`. keys: for losses that treat some tokens apart, what these are chosen by (see
-    `losses.covariance`). aggregation, clip_low, clip_high: what its authors use, where the user says nothing."""
+    """An entry of the table; a user's own is one too, or its function alone.
+
+    loss: see `losses.tokens`.
+    keys: ranks the tokens of a step for losses that treat some of them apart (`losses.covariance`); None for others.
+    aggregation, clip_low, clip_high: defaults, those of the loss's authors.
+    """
 
     loss: Callable[[PolicyTokens, PolicyLossSettings], tuple[torch.Tensor, torch.Tensor]]
     keys: Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor] | None = None
@@ -27,11 +32,19 @@ class PolicyLoss:
     clip_high: float = 0.2
 
 
+_COVARIANCE = f"{__name__}.covariance"
 POLICY_LOSSES = {
-    "ppo": PolicyLoss(ppo),
-    "gspo": PolicyLoss(gspo, aggregation="seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
-    "cispo": PolicyLoss(cispo, clip_low=1.0, clip_high=4.0),  # from 0, which is no bound, to 5
-    "gpg": PolicyLoss(gpg),
-    "kl_cov": PolicyLoss(kl_cov, keys=kl_cov_keys),
-    "clip_cov": PolicyLoss(clip_cov, keys=clip_cov_keys),
+    "ppo": PolicyLoss(imported(f"{__name__}.ppo:ppo")),
+    "gspo": PolicyLoss(imported(f"{__name__}.gspo:gspo"), None, "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
+    "cispo": PolicyLoss(imported(f"{__name__}.cispo:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
+    "gpg": PolicyLoss(imported(f"{__name__}.gpg:gpg")),
+    "kl_cov": PolicyLoss(imported(f"{_COVARIANCE}:kl_cov"), imported(f"{_COVARIANCE}:kl_cov_keys")),
+    "clip_cov": PolicyLoss(imported(f"{_COVARIANCE}:clip_cov"), imported(f"{_COVARIANCE}:clip_cov_keys")),
+}
+# fn(counted_M, sequence_M, totals) -> weights_M, see `losses.aggregation`.
+AGGREGATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, StepTotals], torch.Tensor]] = {
+    "token-mean": imported(f"{__name__}.aggregation:token_mean"),
+    "seq-mean-token-sum": imported(f"{__name__}.aggregation:sequence_sum"),
+    "seq-mean-token-mean": imported(f"{__name__}.aggregation:sequence_mean"),
+    "seq-mean-token-sum-norm": imported(f"{__name__}.aggregation:sequence_sum_norm"),
 }

@@ -1,9 +1,9 @@
-"""KL-Cov and Clip-Cov: the few tokens that cost a policy its entropy are held back. Pure tensors.
+"""KL-Cov and Clip-Cov: tokens that cost a policy most of its entropy are held back. Pure tensors.
 
-Entropy falls where log-probability and advantage go together (Cui et al. 2025, arXiv:2505.22617). Both methods choose a
-small share of the tokens of the whole optimizer step by that covariance. The paper reads it from the present
-log-probabilities; here the old ones stand in, so that the choice is made before the step's first forward and is the
-same however the step is spread over micro-batches and ranks (they are equal in the first update of a rollout).
+Entropy falls where log-probability and advantage go together (Cui et al. 2025, arXiv:2505.22617). Both methods select a
+small share of the tokens of the whole optimizer step by that covariance. The paper computes it from the current
+log-probabilities; here it is computed from the old ones, so that the selection is made before the step's first forward
+and is the same for any split over micro-batches and ranks (the two are equal in the first update of a rollout).
 
 M response tokens.
 """
@@ -30,24 +30,24 @@ def covariances(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor, sums: 
 
 
 def kl_cov_keys(covariance_M: torch.Tensor, noise_M: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Return what KL-Cov ranks tokens by: the covariance."""
+    """Return the covariance, by which KL-Cov ranks tokens."""
     return covariance_M
 
 
 def clip_cov_keys(covariance_M: torch.Tensor, noise_M: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Return what Clip-Cov ranks tokens by: chance, among those whose covariance is between low and high."""
+    """Return random keys, by which Clip-Cov ranks the tokens whose covariance is between low and high."""
     eligible_M = (covariance_M > low) & (covariance_M < high)
     return torch.where(eligible_M, noise_M.double(), float("-inf"))
 
 
-def tokens_to_choose(share: float, tokens_in_step: float) -> int:
-    """Return how many tokens of a step are chosen: the share, and one at least."""
+def tokens_to_select(share: float, tokens_in_step: float) -> int:
+    """Return how many tokens of a step to select: the share, but at least one."""
     return max(1, int(share * tokens_in_step))
 
 
-def bound_of_chosen(keys_M: torch.Tensor, count: int) -> float:
-    """Return the smallest of the `count` largest keys of a step, -inf left out: tokens from it up are chosen, ties at
-    it all among them. inf, which chooses none, where no key is left."""
+def smallest_selected_key(keys_M: torch.Tensor, count: int) -> float:
+    """Return the smallest of the `count` largest keys of a step, -inf left out: tokens from it up are selected, with
+    all ties. inf, which selects none, where no key is left."""
     finite_m = keys_M[keys_M > float("-inf")]
     if not finite_m.numel():
         return float("inf")
@@ -55,19 +55,19 @@ def bound_of_chosen(keys_M: torch.Tensor, count: int) -> float:
 
 
 def kl_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss_M = -r A, and on chosen tokens + kl_cov_coef |logp - old logp|, which is verl's estimate of the KL.
+    """Return loss_M = -r A, and on selected tokens + kl_cov_coef |logp - old logp|, which is verl's estimate of the KL.
     Chosen tokens count as clipped."""
-    if tokens.chosen_M is None:
-        raise AssertionError("KL-Cov needs its chosen tokens")
+    if tokens.selected_M is None:
+        raise AssertionError("KL-Cov needs its selected tokens")
     log_ratio_M = tokens.log_ratio_M
     penalty_M = settings.kl_cov_coef * log_ratio_M.abs()
     loss_M = -tokens.advantages_M * torch.exp(log_ratio_M)
-    return loss_M + torch.where(tokens.chosen_M, penalty_M, 0.0), tokens.chosen_M
+    return loss_M + torch.where(tokens.selected_M, penalty_M, 0.0), tokens.selected_M
 
 
 def clip_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return PPO's loss_M, 0 and without gradient on chosen tokens."""
-    if tokens.chosen_M is None:
-        raise AssertionError("Clip-Cov needs its chosen tokens")
+    """Return PPO's loss_M, 0 and without gradient on selected tokens."""
+    if tokens.selected_M is None:
+        raise AssertionError("Clip-Cov needs its selected tokens")
     loss_M, clipped_M = ppo(tokens, settings)
-    return torch.where(tokens.chosen_M, 0.0, loss_M), clipped_M | tokens.chosen_M
+    return torch.where(tokens.selected_M, 0.0, loss_M), clipped_M | tokens.selected_M

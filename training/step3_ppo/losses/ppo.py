@@ -11,8 +11,8 @@ from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 
 def ppo(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss_M = -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logp - old logp), and where the clip is in
-    force.
+    """Return loss_M = -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logp - old logp), and where the clip
+    applies.
 
     Schulman et al. 2017 (PPO), equation 7; a higher upper bound is DAPO's clip-higher (Yu et al. 2025, equation 10).
     With `dual_clip` c the loss is at most -c A where A < 0 (Ye et al. 2020, arXiv:1912.09729).

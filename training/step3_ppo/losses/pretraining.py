@@ -9,7 +9,7 @@ import torch
 
 
 def pretraining_loss(logprobs_M: torch.Tensor, coefficient: float, tokens_in_step: float) -> torch.Tensor:
-    """Return coefficient x the mean negative log-likelihood of unsupervised text, this micro-batch's part of it.
+    """Return this micro-batch's part of coefficient x the mean negative log-likelihood of unsupervised text.
 
     The gamma term of InstructGPT's PPO-ptx (Ouyang et al. 2022, equation 2). tokens_in_step counts text tokens of the
     optimizer step on all ranks.

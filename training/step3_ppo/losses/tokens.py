@@ -1,7 +1,7 @@
 """What every policy loss reads. Pure tensors.
 
 A policy loss is `fn(tokens, settings) -> (loss_M, clipped_M)`: the loss of each token before it is weighted
-(`losses.aggregation`), and a bool that is True where a clip is in force.
+(`losses.aggregation`), and a bool that is True where a clip applies.
 
 M response tokens of a micro-batch (may be 0), whose sequences are whole.
 """
@@ -18,16 +18,16 @@ _MOST = 20.0
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """logprobs_M: float, of the policy that is trained, with a gradient. old_logprobs_M: of the policy that drew.
-    advantages_M: float. sequence_M: int64, which sequence of the micro-batch a token belongs to.
-    chosen_M: bool, the tokens that KL-Cov and Clip-Cov treat apart (`losses.covariance`); None for other losses.
+    """logprobs_M: float, of the trained policy, with a gradient. old_logprobs_M: of the policy that rolled out.
+    advantages_M: float. sequence_M: int64, the token's sequence in the micro-batch.
+    selected_M: bool, the tokens that KL-Cov and Clip-Cov treat apart (`losses.covariance`); None for other losses.
     """
 
     logprobs_M: torch.Tensor
     old_logprobs_M: torch.Tensor
     advantages_M: torch.Tensor
     sequence_M: torch.Tensor
-    chosen_M: torch.Tensor | None = None
+    selected_M: torch.Tensor | None = None
 
     @property
     def log_ratio_M(self) -> torch.Tensor:
@@ -38,20 +38,20 @@ class PolicyTokens:
 @dataclass(frozen=True)
 class PolicyLossSettings:
     """clip_low, clip_high: the ratio is held from 1 - low to 1 + high. dual_clip: c > 1 of dual-clip PPO, or None.
-    kl_cov_coef: weight of KL-Cov's penalty on the chosen tokens."""
+    kl_cov_coef: weight of KL-Cov's penalty on the selected tokens."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float
+    clip_high: float
     dual_clip: float | None = None
-    kl_cov_coef: float = 1.0
+    kl_cov_coef: float = 0.0
 
 
-def sequence_means(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
-    """Return for each token the mean of `values_M` over its sequence."""
-    return sequence_sums(values_M, sequence_M) / sequence_sums(torch.ones_like(values_M), sequence_M)
+def own_sequence_means(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
+    """Return for each token the mean of `values_M` over its own sequence."""
+    return own_sequence_sums(values_M, sequence_M) / own_sequence_sums(torch.ones_like(values_M), sequence_M)
 
 
-def sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
-    """Return for each token the sum of `values_M` over its sequence."""
+def own_sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
+    """Return for each token the sum of `values_M` over its own sequence."""
     count = int(sequence_M.max()) + 1 if sequence_M.numel() else 0
     return values_M.new_zeros(count).index_add(0, sequence_M, values_M)[sequence_M]

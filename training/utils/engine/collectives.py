@@ -1,4 +1,4 @@
-"""Sums and gathers over all ranks. With one process each returns what it was given."""
+"""Sums and gathers over all ranks. With one process, each returns its argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def several_ranks() -> bool:
 
 
 def summed(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of `values` over all ranks; the argument keeps its values."""
+    """Return the sum of `values` over all ranks, as a new tensor."""
     total = values.detach().clone()
     if several_ranks():
         dist.all_reduce(total, op=dist.ReduceOp.SUM)
@@ -39,7 +39,7 @@ def summed_numbers(numbers: dict[str, float], device: torch.device) -> dict[str,
 
 
 def gathered(item: Any) -> list[Any]:
-    """Return every rank's `item`, in the order of ranks, on every rank. For small things only."""
+    """Return every rank's `item`, in the order of ranks, on every rank. For small objects only."""
     if not several_ranks():
         return [item]
     items: list[Any] = [None] * dist.get_world_size()
@@ -57,9 +57,9 @@ def from_main(item: Any) -> Any:
 
 
 def on_main(act: Callable[[], Given], is_main: bool, patient: bool = False) -> Given:
-    """Return what `act` gives on rank 0, on every rank; a ThreestepError that it raises there is raised everywhere.
+    """Call `act` on rank 0 and return its result, or raise its ThreestepError, on every rank.
 
-    patient: `act` reads or writes large files, and the others wait as in `wait_for_main`.
+    patient: `act` reads or writes large files, and the other ranks wait as in `wait_for_main`.
     """
     answer: Any = None
     mistake = None
@@ -83,11 +83,11 @@ def barrier() -> None:
 
 
 def wait_for_main() -> None:
-    """Wait until rank 0 is here too, which may read or write large files alone meanwhile.
+    """Wait until rank 0 is here too; it may be reading or writing large files alone.
 
-    A collective gives up after --rank_timeout, which is for a rank that hangs. Here each rank counts its calls in the
-    store of the process group, and looks there for rank 0's for up to a day; the next collective's own limit begins
-    then. The store ends with rank 0 or its launcher, and so does this.
+    A collective gives up after --rank_timeout, which is meant for a rank that hangs. Here each rank counts its calls in
+    the process group's store, and polls it for rank 0's count for up to a day; only then does the next collective's
+    timeout start. The store ends with rank 0 or its launcher, and so does the wait.
     """
     if not several_ranks():
         return

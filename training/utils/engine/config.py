@@ -15,8 +15,8 @@ _DTYPE_SECTIONS = ("bf16", "fp16")  # each under the name of its --dtype
 def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`.
 
-    Batch sizes are Threestep's own business (the planner's), so DeepSpeed is told of one sequence a rank and of
-    accumulation that the caller ends by calling step().
+    The planner sets batch sizes, so DeepSpeed gets one sequence per rank, and accumulation that ends when the caller
+    calls step().
     """
     ours = _from_flags(settings, ranks, trainable_elements, on_gpu)
     if settings.deepspeed_config is None:
@@ -25,13 +25,13 @@ def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: i
     _check_users_config(theirs, settings)
     final = _filled_in(theirs, ours)
     for section in _DTYPE_SECTIONS:
-        if final.get(section, {}).get("enabled") == "auto":  # --dtype names another one
+        if final.get(section, {}).get("enabled") == "auto":  # --dtype is another one
             final[section] = {**final[section], "enabled": False}
     return final
 
 
 def filled_in_keys(path: str, final: dict[str, Any]) -> list[str]:
-    """The dotted keys that `final` has and the user's JSON at `path` had not, or left to us as "auto"."""
+    """Return the dotted keys of `final` that the user's JSON at `path` lacks or sets to "auto"."""
     return _missing_keys(_read_json(path), final, "")
 
 
@@ -48,7 +48,7 @@ def _missing_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str) ->
 def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
     stage = settings.zero_stage
     # DeepSpeed's default buckets (5e8 elements) are allocated in full: 2 GB for a model of any size.
-    # Even, which half precision asks for (deepspeed 0.19, stage_1_and_2.py: nccl_start_alignment_factor).
+    # Even, as half precision requires (deepspeed 0.19, stage_1_and_2.py: nccl_start_alignment_factor).
     bucket = max(2, min(500_000_000, trainable_elements + trainable_elements % 2))
     zero: dict[str, Any] = {
         "stage": stage,
@@ -57,7 +57,7 @@ def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, o
         "allgather_bucket_size": bucket,
     }
     if stage == 3:
-        # DeepSpeed-Chat's values: parameters below 1e4 elements stay whole, 3e7 may be live or prefetched.
+        # DeepSpeed-Chat's values: parameters below 1e4 elements stay whole; up to 3e7 may be live or prefetched.
         zero["stage3_param_persistence_threshold"] = 10_000
         zero["stage3_max_live_parameters"] = 30_000_000
         zero["stage3_prefetch_bucket_size"] = 30_000_000
@@ -99,21 +99,18 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> None:
-    """Refuse what contradicts the flags, what the planner owns, and keys that DeepSpeed would drop in silence."""
+    """Refuse what contradicts the flags, what the planner sets, and keys that DeepSpeed would silently ignore."""
     where = settings.deepspeed_config
     mistakes = Mistakes()
-    known = _known_keys()
-    for key in theirs:
-        if key not in known:
-            mistakes.add(f"{where}: DeepSpeed knows no key '{key}'{nearest_names(key, known)}")
-    for section, names in _section_keys().items():
-        values = theirs.get(section, {})
+    for section, names in _known_keys().items():
+        values = theirs.get(section, {}) if section else theirs
         if not isinstance(values, dict):
             mistakes.add(f"{where}: '{section}' expects an object, got a {type(values).__name__}")
             continue
         for key in values:
             if key not in names:
-                mistakes.add(f"{where}: DeepSpeed knows no key '{section}.{key}'{nearest_names(key, names)}")
+                dotted = f"{section}.{key}".lstrip(".")
+                mistakes.add(f"{where}: DeepSpeed has no key '{dotted}'{nearest_names(key, names)}")
     mistakes.raise_if_any()  # what follows reads inside the sections
     owned = (
         "train_batch_size",
@@ -125,45 +122,41 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
     )
     for key in owned:
         if theirs.get(key, "auto") != "auto":
-            mistakes.add(f"{where}: '{key}' is set by Threestep's own flags; remove it or write \"auto\"")
+            mistakes.add(f"{where}: '{key}' is set by Threestep's flags; remove it or write \"auto\"")
     mistakes.require(
         theirs.get("bf16", {}).get("check_grad_overflow", "auto") in ("auto", True),
-        f"{where}: 'bf16.check_grad_overflow' is off, and a gradient of NaN would then become the weights; remove it",
+        f"{where}: 'bf16.check_grad_overflow' is off, so a NaN gradient would reach the weights; remove it",
     )
     stage = theirs.get("zero_optimization", {}).get("stage", "auto")
     if stage not in ("auto", settings.zero_stage):
-        mistakes.add(f"{where} asks for ZeRO stage {stage} and --zero_stage for {settings.zero_stage}; let them agree")
+        mistakes.add(f"{where} sets ZeRO stage {stage} and --zero_stage is {settings.zero_stage}; make them agree")
     for dtype in _DTYPE_SECTIONS:
         enabled = theirs.get(dtype, {}).get("enabled", "auto")
         if enabled not in ("auto", settings.dtype == dtype):
             does = "enables" if enabled else "disables"
-            mistakes.add(f"{where} {does} {dtype} and --dtype is {settings.dtype}; let them agree")
+            mistakes.add(f"{where} {does} {dtype} and --dtype is {settings.dtype}; make them agree")
     mistakes.raise_if_any()
 
 
-def _section_keys() -> dict[str, set[str]]:
-    """The keys that DeepSpeed knows inside the sections that decide how a model is trained."""
+def _known_keys() -> dict[str, set[str]]:
+    """Return DeepSpeed's keys: "", of the whole, and those of the sections that decide how a model is trained."""
+    from deepspeed.runtime import constants
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    sections = {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
-    return {
-        section: {key for name, field in fields.model_fields.items() for key in (name, field.alias) if key}
-        for section, fields in sections.items()
-    }
-
-
-def _known_keys() -> set[str]:
-    from deepspeed.runtime import constants
-
     spelled = {value for value in vars(constants).values() if isinstance(value, str) and value.islower()}
-    # Sections that live outside that module (deepspeed 0.19, runtime/config.py).
-    return spelled | {
+    # Sections defined outside of that module (deepspeed 0.19, runtime/config.py).
+    spelled |= {
         "zero_optimization", "bf16", "fp16", "flops_profiler", "aio", "comms_logger", "activation_checkpointing",
         "data_efficiency", "curriculum_learning", "compression_training", "elasticity", "tensorboard", "wandb",
         "csv_monitor", "autotuning", "compile", "hybrid_engine", "checkpoint", "data_types", "amp",
         "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "tensor_parallel", "torch_autocast",
     }  # fmt: skip
+    sections = {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
+    return {"": spelled} | {
+        section: {key for name, field in fields.model_fields.items() for key in (name, field.alias) if key}
+        for section, fields in sections.items()
+    }
 
 
 def _filled_in(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:

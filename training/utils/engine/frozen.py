@@ -1,4 +1,4 @@
-"""A model that is only read: whole on every rank, or under ZeRO-3 in shards."""
+"""A model that is not trained: whole on every rank, or sharded under ZeRO-3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
-from training.utils.layout.rows import TokenRows
 
 
 class FrozenModel:
@@ -32,6 +31,5 @@ class FrozenModel:
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        rows = args[0] if args and isinstance(args[0], TokenRows) else None
-        with memory_explained("a forward", self._rank, lambda: rows_in_words(rows)):
+        with memory_explained("a forward", self._rank, lambda: rows_in_words(*args[:1])):
             return self._module(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""How this process's C library keeps freed memory."""
+"""How this process's C library treats freed memory."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _MOST = 2**31 - 1
-# Fragments of one step's blocks add up where shapes vary. Given back every so many steps, the pages are zeroed again at
-# most once in as many: 0.3 s a gigabyte.
+# Where shapes vary, fragments of each step's blocks add up. Returned to the system every N steps, a page is zeroed
+# again at most once in N steps: 0.3 s per gigabyte.
 _GIVE_BACK_EVERY = 10
-_GROWTH = 2**28  # bytes that the heap grows by; without it aligned blocks wander to new pages. Resident once touched
+_GROWTH = 2**28  # bytes that the heap grows by; with less, aligned blocks move to new pages. Resident once touched
 
 
 def keep_freed_memory() -> bool:
-    """Let freed blocks stay with the process for the next step; return whether the C library took it.
+    """Keep freed blocks in the process for the next step; return whether the C library does so.
 
-    Training frees and asks for the same large blocks in every step. glibc gives blocks over 32 MB back to the
-    system at once (mallopt(3), M_MMAP_THRESHOLD), and the system zeroes every page of the next one: two thirds of an
-    optimizer step's time at 25 million float32 weights (docs/lab_book.md). Other C libraries have no mallopt:
-    nothing is changed there.
+    Training frees and allocates the same large blocks in every step. glibc returns blocks over 32 MB to the system at
+    once (mallopt(3), M_MMAP_THRESHOLD), which then zeroes every page of the next one: two thirds of an optimizer
+    step's time at 25 million float32 weights (docs/lab_book.md). Other C libraries have no mallopt: no change there.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    chosen = {_M_MMAP_THRESHOLD: _MOST, _M_TRIM_THRESHOLD: _MOST, _M_TOP_PAD: _GROWTH}
-    return all(bool(mallopt(parameter, value)) for parameter, value in chosen.items())
+    limits = {_M_MMAP_THRESHOLD: _MOST, _M_TRIM_THRESHOLD: _MOST, _M_TOP_PAD: _GROWTH}
+    return all(bool(mallopt(parameter, value)) for parameter, value in limits.items())
 
 
 def give_back_freed_memory(step: int) -> None:
-    """Every tenth step: return the pages that hold nothing to the system, so that what a process keeps does not grow
-    with the variety of its shapes (malloc_trim(3); other C libraries have none)."""
+    """Every tenth step, return empty pages to the system, so that memory does not grow with the variety of shapes
+    (malloc_trim(3); other C libraries have none)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None and step % _GIVE_BACK_EVERY == 0:
         trim(0)

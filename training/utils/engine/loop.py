@@ -1,4 +1,4 @@
-"""What the loops of steps 1 and 2 are told: how many steps, of what size, laid out how."""
+"""Settings of the training loops of steps 1 and 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from training.utils.run.traces import NO_TRACES, Traces
 @dataclass(frozen=True)
 class LoopSettings:
     """items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
-    eval_interval: in optimizer steps; 0 evaluates only before and after. meter: None leaves MFU out."""
+    eval_interval: in optimizer steps; 0 evaluates only before and after training.
+    meter: None if MFU is not reported.
+    """
 
     total_steps: int
     items_per_step: int

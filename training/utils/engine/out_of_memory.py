@@ -1,4 +1,4 @@
-"""A computation that runs out of memory ends with a sentence that names its rows' lengths and the knobs."""
+"""Running out of memory ends in an error that names the lengths of the rows and the flags that help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_ROWS = 16
 
 @contextlib.contextmanager
 def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterator[None]:
-    """Turn an allocator's refusal inside into a ThreestepError. shape: what was computed, in words."""
+    """Inside, an allocator's out-of-memory error becomes a ThreestepError. shape: describes the input."""
     try:
         yield
     except (RuntimeError, MemoryError) as problem:
@@ -23,14 +23,14 @@ def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterato
         raise ThreestepError(out_of_memory_sentence(problem, f" on rank {rank} in {doing} of {shape()}")) from problem
 
 
-def rows_in_words(rows: TokenRows | None) -> str:
-    """The number of rows, their width, and how many tokens of each are no padding."""
-    if rows is None:
+def rows_in_words(rows: object) -> str:
+    """Describe a TokenRows: its rows, their width, and the tokens of each that are not padding."""
+    if not isinstance(rows, TokenRows):
         return "a micro-batch"
     count, width = rows.input_ids_NT.shape
     lengths = (rows.segment_ids_NT != PAD_SEGMENT).sum(dim=1).tolist()
     shown = ", ".join(str(length) for length in lengths[:_SHOWN_ROWS]) + (", ..." if count > _SHOWN_ROWS else "")
     return (
-        f"{count} row{'s' if count != 1 else ''} of {width} tokens ({rows.end_B.numel()} sequences; tokens that are no "
-        f"padding, row by row: {shown})"
+        f"{count} row{'s' if count != 1 else ''} of {width} tokens ({rows.end_B.numel()} sequences; tokens per row "
+        f"without padding: {shown})"
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); DeepSpeed-Chat trains with the same
+ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """learning_rate: the schedule's peak; lora_learning_rate: of LoRA's adapters, None: the same. max_grad_norm: over
-    all weights and ranks; 0 turns clipping off."""
+    """learning_rate: the schedule's peak.
+    lora_learning_rate: of LoRA's adapters; None: the same.
+    max_grad_norm: over all weights and ranks; 0 turns clipping off.
+    """
 
     dtype: str = "fp32"
     zero_stage: int = 0

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import logging
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from training.utils.engine.collectives import barrier, wait_for_main
 from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.run.errors import ThreestepError
 from training.utils.run.fault_arguments import RANK_TIMEOUT_SECONDS
+from training.utils.run.launch import free_port
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all: rank in [0, world_size), and the device it computes on."""
+    """This process among all ranks, and the device it computes on."""
 
     rank: int
     local_rank: int
@@ -39,20 +39,19 @@ class Ranks:
 
 @contextlib.contextmanager
 def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[Ranks]:
-    """Join the process group that the launcher describes, or make one of a single process; leave it at the end.
+    """Join the launcher's process group, or make one of a single process; leave it at the end.
 
     timeout_seconds: how long a rank waits for the others in a collective (but see `wait_for_main`).
 
-    A group that is not destroyed lets a finished run exit with an error (`terminate called without an active
+    With a group that is not destroyed, a finished run may exit with an error (`terminate called without an active
     exception`, seen with gloo on two ranks).
     """
     _quiet_libraries()
-    alone = "WORLD_SIZE" not in os.environ
-    if alone:
+    alone: dict[str, str] = {}
+    if "WORLD_SIZE" not in os.environ:
         # deepspeed.init_distributed looks for mpi4py where these are missing (deepspeed 0.19, comm/comm.py).
-        os.environ.update(
-            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port())
-        )
+        alone = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        os.environ.update(alone)
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
@@ -67,8 +66,8 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
         verbose=False,
         timeout=timeout,
     )
-    # DeepSpeed reduces gradients in groups that it makes with torch's own limit (deepspeed 0.19, utils/groups.py): 30
-    # minutes for gloo, 10 for NCCL.
+    # DeepSpeed makes the groups that reduce gradients with torch's default timeout (deepspeed 0.19, utils/groups.py):
+    # 30 minutes for gloo, 10 for NCCL.
     deepspeed.comm.comm.cdb.new_group = partial(torch.distributed.new_group, timeout=timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
@@ -80,19 +79,18 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
     try:
         yield ranks
-        wait_for_main()  # the first rank may still be writing the model
-        barrier()  # a rank that leaves while another still works may abort as it ends (gloo, once in ten runs)
+        wait_for_main()  # rank 0 may still be writing the model
+        barrier()  # a rank that leaves while another works may abort at its end (gloo, one run in ten)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        if alone:
-            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-                os.environ.pop(name, None)
+        for name in alone:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
 def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
-    """Inside, transformers' from_pretrained creates ZeRO-3 models in shards; other stages change nothing."""
+    """Inside, transformers' from_pretrained creates ZeRO-3 models sharded; other stages change nothing."""
     if zero_stage != 3:
         yield
         return
@@ -107,7 +105,7 @@ def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
 
 
 def check_dtype(dtype: str) -> torch.dtype:
-    """Return the torch dtype for "fp32", "bf16" or "fp16"; ThreestepError where this machine cannot train in it."""
+    """Return the torch dtype for "fp32", "bf16" or "fp16"; ThreestepError if this machine cannot train in it."""
     if dtype not in DTYPES:
         raise ThreestepError(f"--dtype expects one of {', '.join(DTYPES)}, got '{dtype}'")
     if dtype == "fp16" and not torch.cuda.is_available():
@@ -115,17 +113,11 @@ def check_dtype(dtype: str) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _quiet_libraries() -> None:
-    """Leave a run's output to the run: warnings and errors of the libraries still come through."""
+    """Silence the libraries below errors (DeepSpeed, transformers), and a known warning."""
     for name in ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # deepspeed 0.19 calls collectives by names that torch 2.13 is renaming.
+    # deepspeed 0.19 uses names of collectives that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     from transformers.utils import logging as transformers_logging

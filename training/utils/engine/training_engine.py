@@ -1,4 +1,4 @@
-"""One model under DeepSpeed: forward, exact backward, step, and its full weights read back out.
+"""One model under DeepSpeed: forward, exact backward, step, and reading its full weights.
 
 A loss here is a sum divided by a count over the whole optimizer step on all ranks. DeepSpeed averages over ranks
 and over accumulation; `TrainingEngine.backward` undoes both, in that one place. Knows no task and no loss.
@@ -9,37 +9,37 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.utils.engine.checked_adamw import CheckedAdamW
 from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
-from training.utils.layout.rows import TokenRows
+from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
 
-_GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at a time when all are read: 200 MB in float32
+_GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """learning_rate: of the step just taken. grad_norm: before clipping, over all ranks, NaN where DeepSpeed keeps
-    none, infinite where the step was skipped. skipped: a loss or gradient of some rank was not finite (in float16 that
-    is also how the loss scale is found), and nothing was updated."""
+    """learning_rate: of the step just taken.
+    grad_norm: before clipping, over all ranks; NaN where DeepSpeed keeps none, infinite where the step was skipped.
+    skipped: a rank's loss or gradient was not finite (float16 finds its loss scale that way); nothing was updated.
+    """
 
     learning_rate: float
     grad_norm: float
     skipped: bool
 
     def figures(self, group: str) -> dict[str, float]:
-        """As metrics named `group`/...; a norm that DeepSpeed does not keep (float32 at stage 0) is left out."""
+        """Return metrics named GROUP/...; without the norm where DeepSpeed keeps none (float32 at stage 0)."""
         figures = {f"{group}/learning_rate": self.learning_rate, f"{group}/skipped": float(self.skipped)}
         if not math.isnan(self.grad_norm):
             figures[f"{group}/grad_norm"] = self.grad_norm
@@ -47,7 +47,7 @@ class StepReport:
 
 
 class TrainingEngine:
-    """A module that DeepSpeed trains. `settings` say how; `total_steps` is what the LR schedule spans."""
+    """A module that DeepSpeed trains. total_steps: the length of the learning-rate schedule."""
 
     def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks, total_steps: int) -> None:
         import deepspeed
@@ -55,15 +55,14 @@ class TrainingEngine:
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trainable:
             raise ThreestepError("nothing to train: every weight of the model is frozen")
-        elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainable)
-        config = deepspeed_config(settings, ranks.world_size, elements, ranks.device.type == "cuda")
+        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), ranks.device.type == "cuda")
         optimizer = _optimizer(module, settings, ranks.device)
         names = {parameter: name for name, parameter in module.named_parameters()}
-        # The names of the weights in each group of the optimizer, in its order.
+        # Names of the weights in each group of the optimizer, in its order.
         self.parameter_groups = [[names[weight] for weight in group["params"]] for group in optimizer.param_groups]
         self.settings = settings
         self.ranks = ranks
-        self._rows: TokenRows | None = None  # of the last forward, for errors
+        self._rows: object = None  # of the last forward, for errors
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
         with contextlib.redirect_stdout(io.StringIO()):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
@@ -81,7 +80,7 @@ class TrainingEngine:
         return self.engine.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._rows = args[0] if args and isinstance(args[0], TokenRows) else None
+        self._rows = next(iter(args), None)
         with self._memory_explained("a forward"):
             return self.engine(*args, **kwargs)
 
@@ -95,19 +94,19 @@ class TrainingEngine:
         """Add the gradient of `loss` to the step's. `loss` is this micro-batch's part of the step's loss: its sum
         over tokens (or sequences) divided by the count over all ranks and micro-batches.
 
-        DeepSpeed divides the sum over ranks by their number, which is undone by multiplying here, and divides by
-        the accumulation count unless told not to (deepspeed 0.19: engine.backward, scale_wrt_gas).
+        DeepSpeed divides the sum over ranks by their number, which the scale undoes, and by the accumulation count,
+        which scale_wrt_gas=False turns off (deepspeed 0.19: engine.backward).
 
-        A loss that is infinite may have a finite gradient. Here it gets one of NaN, which the reduction carries to all
-        ranks: every one of them skips the step.
+        An infinite loss may have a finite gradient. Here its gradient is NaN, which the reduction carries to all ranks,
+        so that every rank skips the step.
         """
         scale = torch.where(loss.detach().isfinite(), float(self.ranks.world_size), math.nan)
         with self._memory_explained("a backward"):
             self.engine.backward(loss * scale, scale_wrt_gas=False)
 
     def step(self) -> StepReport:
-        """Reduce, clip and apply the gradients added up since the last step, or drop them where they are not finite."""
-        learning_rate = self.optimizer_learning_rate()
+        """Reduce, clip and apply the gradients since the last step; drop them if they are not finite."""
+        learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])
         with self._memory_explained("an optimizer step after a backward"):
             self.engine.step()
         norm = self.engine.get_global_grad_norm()
@@ -119,23 +118,20 @@ class TrainingEngine:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps that changed the weights, those of the run that a checkpoint goes on from included."""
+        """Optimizer steps that changed the weights, including those before a checkpoint that was resumed."""
         return self.engine.global_steps - self.engine.skipped_steps
 
     def _memory_explained(self, doing: str) -> contextlib.AbstractContextManager[None]:
         return memory_explained(doing, self.ranks.rank, lambda: rows_in_words(self._rows))
 
-    def optimizer_learning_rate(self) -> float:
-        return float(self.engine.optimizer.param_groups[0]["lr"])
-
     def full_tensors(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, whole weight) for every weight of `model`, the module or a part of it, LoRA merged, under the
-        plain model's names. A collective under ZeRO-3; a yielded tensor is valid until the next is asked for."""
+        """Yield (name, whole weight) for every weight of `model`, the module or a part of it, with LoRA merged and the
+        plain model's names. A collective under ZeRO-3. A tensor is valid until the next one is yielded."""
         yield from full_tensors(model, self.settings.zero_stage)
 
     def full_state(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return copies of all weights of `model` on the CPU, on rank 0; an empty dict elsewhere. A collective."""
-        wait_for_main()  # the first rank may still be writing another model
+        """Return copies of all weights of `model` on the CPU on rank 0, an empty dict elsewhere. A collective."""
+        wait_for_main()  # rank 0 may still be writing another model
         state = {}
         for name, tensor in self.full_tensors(model):
             if self.ranks.is_main:
@@ -143,7 +139,7 @@ class TrainingEngine:
         return state
 
     def _check_taken(self, asked: dict[str, Any]) -> None:
-        """DeepSpeed drops what it does not understand in silence: compare what it runs with what was asked."""
+        """Compare what DeepSpeed runs with what was asked: it silently ignores what it does not understand."""
         engine = self.engine
         taken = {
             "ZeRO stage": (engine.zero_optimization_stage(), asked["zero_optimization"]["stage"]),
@@ -155,12 +151,12 @@ class TrainingEngine:
         for what, (ran, wanted) in taken.items():
             if ran != wanted:
                 raise ThreestepError(
-                    f"DeepSpeed runs with {what} = {ran} where {wanted} was asked for; this version differs"
+                    f"DeepSpeed runs with {what} = {ran}, not with {wanted}; use the version in constraints.txt"
                 )
 
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors. merged: False gives the weights below the LoRA adapters."""
+    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters."""
     from training.utils.models.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
@@ -181,9 +177,8 @@ def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
     bucket: list[str] = []
     elements = 0
     for name in names:
-        parameter = model.get_parameter(name)
         bucket.append(name)
-        elements += getattr(parameter, "ds_numel", parameter.numel())
+        elements += count_elements([model.get_parameter(name)])
         if elements >= _GATHER_ELEMENTS:
             yield bucket
             bucket, elements = [], 0
@@ -191,50 +186,61 @@ def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
         yield bucket
 
 
-@contextlib.contextmanager
-def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> Iterator[None]:
+def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> contextlib.AbstractContextManager[Any]:
     if zero_stage != 3:
-        yield
-        return
+        return contextlib.nullcontext()
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(parameters):
-        yield
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device) -> torch.optim.Optimizer:
     """AdamW without decay on vectors (biases, norms), as GPT-3 and its successors train."""
     from training.utils.models.lora import is_adapter_tensor
 
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    adapters: list[nn.Parameter] = []  # where they have a rate of their own
+    decay, adapter_rate = settings.weight_decay, settings.lora_learning_rate
+    decayed: dict[str, Any] = {"params": [], "weight_decay": decay}
+    plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    adapters: dict[str, Any] = {"params": [], "weight_decay": decay, "lr": adapter_rate}  # if they have a rate
     for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if settings.lora_learning_rate is not None and is_adapter_tensor(name):
-            adapters.append(parameter)
-        else:
-            dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
-            (decayed if dimensions >= 2 else plain).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-        {"params": adapters, "weight_decay": settings.weight_decay, "lr": settings.lora_learning_rate},
-    ]
-    # torch's fused AdamW is vectorised on the CPU and one kernel on the GPU, and nothing has to be compiled.
+        if parameter.requires_grad:
+            group = decayed if len(whole_shape(parameter)) >= 2 else plain
+            group = adapters if adapter_rate is not None and is_adapter_tensor(name) else group
+            group["params"].append(parameter)
+    # torch's fused AdamW is vectorised on the CPU, one kernel on the GPU, and compiles nothing.
     plain_adamw = settings.zero_stage == 0 and settings.dtype == "fp32"
     return (CheckedAdamW if plain_adamw else torch.optim.AdamW)(
-        [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.adam_betas, fused=True
+        [group for group in (decayed, plain, adapters) if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.adam_betas,
+        fused=True,
     )
 
 
-def _undo_trial_step(wrapper: Any) -> None:
-    """Take back the step with zero gradients that DeepSpeed's half-precision stage 0 makes at its start.
+class CheckedAdamW(torch.optim.AdamW):
+    """Skips a step whose gradient is not finite. For float32 at ZeRO stage 0, where DeepSpeed uses the optimizer
+    unwrapped. In all other cases its wrappers skip such a step and set `overflow`, which its engine reads here too: the
+    schedule does not move, and the step counts as skipped (deepspeed 0.19, engine.py: _take_model_step).
 
-    It is there to allocate the optimizer's state (deepspeed 0.19, FP16_UnfusedOptimizer.initialize_optimizer_states),
-    and it leaves Adam's bias correction one step ahead and the float32 weights decayed once: updates 13 % too small
-    over the first four steps.
+    The gradients are already reduced over all ranks, so every rank makes the same decision.
+    """
+
+    overflow = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        gradients = [
+            weight.grad for group in self.param_groups for weight in group["params"] if weight.grad is not None
+        ]
+        self.overflow = bool(gradients) and not bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+        return None if self.overflow else super().step(closure)
+
+
+def _undo_trial_step(wrapper: Any) -> None:
+    """Undo the step with zero gradients that DeepSpeed's half-precision stage 0 takes at the start.
+
+    It allocates the optimizer's state (deepspeed 0.19, FP16_UnfusedOptimizer.initialize_optimizer_states), but leaves
+    Adam's bias correction one step ahead and the float32 weights decayed once: updates 13 % too small over the first
+    four steps.
     """
     from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 

@@ -1,6 +1,6 @@
 """An exponential moving average of the weights that an engine trains.
 
-Kept in float32, each rank a share of it: in half precision a step of 1 - decay would be lost in rounding.
+Each rank holds a share of it in float32: half precision would round away a step of 1 - decay.
 """
 
 from __future__ import annotations
@@ -11,38 +11,37 @@ import torch
 import torch.distributed as dist
 
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.models.sharding import count_elements, whole_shape
 
 
 class WeightAverage:
-    """average = decay * average + (1 - decay) * weight, from the weights as they are when this is made.
+    """average = decay * average + (1 - decay) * weight, starting from the present weights.
 
-    Of those weights alone that `engine` trains (LoRA: of the adapters, each by itself), as the model computes with
-    them: in bf16, not the optimizer's float32 masters.
+    Only of weights that `engine` trains (with LoRA: of each adapter matrix), as the model computes with them: with
+    bf16, not the optimizer's float32 masters.
     """
 
     def __init__(self, engine: TrainingEngine, decay: float) -> None:
-        self._engine = engine
+        self._ranks = engine.ranks
+        self._is_sharded = engine.settings.zero_stage == 3
         self._decay = decay
         self._weights = [weight for weight in engine.module.parameters() if weight.requires_grad]
         self._shares = [self._share(weight).float().clone() for weight in self._weights]
 
     @torch.no_grad()
     def update(self) -> None:
-        """Count the present weights in, after an optimizer step. No collective."""
+        """Add the present weights, after an optimizer step. Not a collective."""
         for share, weight in zip(self._shares, self._weights, strict=True):
             share.lerp_(self._share(weight).float(), 1.0 - self._decay)
 
     @torch.no_grad()
     def put_in_place(self) -> None:
-        """Overwrite the model's weights with the averages, to be read out; training is over then. A collective."""
+        """Overwrite the model's weights with the averages, at the end of training. A collective."""
+        import deepspeed
+
         for share, weight in zip(self._shares, self._weights, strict=True):
             whole = self._whole(share, weight)
-            if self._is_sharded():
-                import deepspeed
-
-                with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
-                    weight.data.copy_(whole)
-            else:
+            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=self._is_sharded):
                 weight.data.copy_(whole)
 
     def state(self) -> list[torch.Tensor]:
@@ -50,41 +49,33 @@ class WeightAverage:
         return self._shares
 
     def load_state(self, shares: list[torch.Tensor]) -> None:
-        """Take up what `state` gave on the same rank of as many ranks."""
+        """Restore what `state` returned on this rank, with the same number of ranks."""
         for share, saved in zip(self._shares, shares, strict=True):
             share.copy_(saved)
 
     def load_whole(self, parts: list[list[torch.Tensor]]) -> None:
-        """Take up what `state` gave on every rank, in their order: any number of ranks, on any ZeRO stage."""
-        ranks = self._engine.ranks
+        """Restore what `state` returned on all ranks, in their order, from any number of ranks and ZeRO stage."""
+        rank = self._ranks.rank
         for index, (share, weight) in enumerate(zip(self._shares, self._weights, strict=True)):
-            elements = getattr(weight, "ds_numel", weight.numel())
+            elements, size = count_elements([weight]), self._share_size(weight)
             whole = torch.cat([part[index].reshape(-1) for part in parts])[:elements]
-            size = -(-elements // ranks.world_size)
-            mine = whole[ranks.rank * size : ranks.rank * size + share.numel()]
+            mine = whole[rank * size : rank * size + share.numel()]
             share.zero_()
             share.view(-1)[: mine.numel()].copy_(mine)
 
-    def _is_sharded(self) -> bool:
-        return self._engine.settings.zero_stage == 3
-
     def _share(self, weight: Any) -> torch.Tensor:
-        """This rank's part of the flat weight: ZeRO-3's own shard (padded at the end), else as large a piece."""
-        if self._is_sharded():
+        """This rank's share of the flat weight: ZeRO-3's shard (padded at the end), else a slice of that size."""
+        if self._is_sharded:
             return weight.ds_tensor.detach()
-        ranks = self._engine.ranks
-        size = -(-weight.numel() // ranks.world_size)
-        return weight.detach().reshape(-1)[ranks.rank * size : (ranks.rank + 1) * size]
+        rank, size = self._ranks.rank, self._share_size(weight)
+        return weight.detach().reshape(-1)[rank * size : (rank + 1) * size]
+
+    def _share_size(self, weight: Any) -> int:
+        return -(-count_elements([weight]) // self._ranks.world_size)
 
     def _whole(self, share: torch.Tensor, weight: Any) -> torch.Tensor:
-        ranks = self._engine.ranks
-        shape, elements = getattr(weight, "ds_shape", weight.shape), getattr(weight, "ds_numel", weight.numel())
-        size = max(share.numel(), -(-elements // ranks.world_size))
-        padded = torch.zeros(size, device=ranks.device)
-        padded[: share.numel()] = share.to(ranks.device)
-        parts = [torch.empty_like(padded) for _ in range(ranks.world_size)]
-        if ranks.world_size > 1:
-            dist.all_gather(parts, padded)
-        else:
-            parts = [padded]
-        return torch.cat(parts)[:elements].view(shape)
+        padded = torch.zeros(max(share.numel(), self._share_size(weight)), device=self._ranks.device)
+        padded[: share.numel()] = share.to(self._ranks.device)
+        parts = [torch.empty_like(padded) for _ in range(self._ranks.world_size)]
+        dist.all_gather(parts, padded)
+        return torch.cat(parts)[: count_elements([weight])].view(whole_shape(weight))

@@ -1,7 +1,7 @@
-"""A model's whole weights in one plain module, for code that runs many forwards on one rank: rollouts.
+"""A model with whole weights on one rank, for code that runs many forwards: rollouts.
 
-Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy on this rank, filled by one gather of the
-weights and emptied afterwards: one gather a rollout, not one a token.
+Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, filled by gathering the weights and emptied
+afterwards: one gather per rollout, not one per token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.utils.engine.training_engine import TrainingEngine
 
 
 class WholeModel:
-    """Lends `model`, which `engine` trains, with whole weights in eval mode."""
+    """Lends `model`, which `engine` trains, in eval mode with whole weights."""
 
     def __init__(self, engine: TrainingEngine, model: PreTrainedModel) -> None:
         self._engine = engine
@@ -28,26 +28,26 @@ class WholeModel:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The trained model itself, sharded under ZeRO-3, with its adapters where it has some."""
+        """The trained model itself: sharded under ZeRO-3, with its adapters if it has any."""
         return self._model
 
     @property
     def updates(self) -> int:
-        """How often its weights have changed since the run began."""
+        """See TrainingEngine.updates."""
         return self._engine.updates
 
     @property
     def is_sharded(self) -> bool:
-        """Whether every rank holds a part of the trained weights alone."""
+        """Whether each rank holds only a part of the trained weights."""
         return self._copy is not None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See TrainingEngine.full_tensors: no more than one bucket of whole weights at a time."""
+        """See TrainingEngine.full_tensors: at most one bucket of whole weights at a time."""
         return self._engine.full_tensors(self._model)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:
-        """Every rank must enter together: under ZeRO-3 filling the copy is a collective."""
+        """A collective under ZeRO-3: all ranks enter together."""
         if self._copy is None:
             was_training = self._model.training
             self._model.eval()
@@ -56,25 +56,22 @@ class WholeModel:
             finally:
                 self._model.train(was_training)
             return
-        self._fill(self._copy)
-        try:
-            yield self._copy
-        finally:
-            _release(self._copy)
-
-    def _fill(self, plain: PreTrainedModel) -> None:
-        targets = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
-        for name, tensor in self._engine.full_tensors(self._model):
+        targets = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
+        for name, tensor in self.tensors():
             target = targets[name]
             if isinstance(target, torch.nn.Parameter):
                 target.data = tensor.detach().clone()
             else:
                 target.copy_(tensor)
-        plain.tie_weights()
+        self._copy.tie_weights()
+        try:
+            yield self._copy
+        finally:
+            _release(self._copy)
 
 
 def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
-    """The same architecture without adapters, whose weights take no memory until they are lent."""
+    """Return the same architecture without adapters; its weights take no memory until they are lent."""
     with no_init_weights():
         plain: Any = type(model)(copy.deepcopy(model.config))
     plain.to(dtype=model.dtype, device=engine.ranks.device)

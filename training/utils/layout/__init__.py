@@ -1,1 +1,1 @@
-"""Which token sees which, and which sequences share a row, a micro-batch and a rank. Imports torch alone."""
+"""Which token sees which, and what shares a row, micro-batch and rank. Knows no model or loss: only torch and NumPy."""

@@ -1,9 +1,11 @@
 """Slices of a token row for context parallelism, in the order that balances causal attention.
 
-A row is cut into 2 x ranks chunks of equal length, and rank r gets chunk r and chunk 2 * ranks - 1 - r: a cheap early
-one and a dear late one, so that every rank attends to equally many tokens (zigzag order; Megatron-LM's context
-parallelism, zigzag ring attention). Ids, labels, masks and positions must go through the same slicer. Sequence
-parallelism of the Ulysses kind slices contiguously and is not meant here.
+A row is cut into 2 x ranks chunks of equal length, and rank r gets chunks r and 2 * ranks - 1 - r, cheap early and
+expensive late, so that every rank attends to equally many tokens (zigzag order, as in Megatron-LM's context parallelism
+and zigzag ring attention). Slice ids, labels, masks and positions in the same way. Not for Ulysses sequence
+parallelism, which slices contiguously.
+
+Serves users who train with context parallelism in an engine of their own; no program here does.
 """
 
 from __future__ import annotations
@@ -18,12 +20,11 @@ from training.utils.run.errors import ThreestepError
 def zigzag_slice(
     tensor: torch.Tensor, rank: int, ranks: int, pad_value: float | None = None, dim: int = 0
 ) -> torch.Tensor:
-    """Return rank's two chunks of a per-token tensor, one after the other.
+    """Return the two chunks of `rank`, concatenated.
 
-    tensor: any dtype, T tokens along `dim`; the result has 2 * ceil(T / (2 * ranks)) there, and the dtype. One rank
-    gets the tensor as it is. pad_value: fills the end of `tensor` up to the next multiple of 2 * ranks; None refuses
-    a T that is none. Use the same rule for every tensor of a row (0 for masks, the pad token for ids).
-    Raises ThreestepError for a rank that does not exist and for a T that does not divide.
+    tensor: any dtype, T tokens along `dim`; the result has 2 * ceil(T / (2 * ranks)). One rank gets all of it.
+    pad_value: pads `tensor` to a multiple of 2 * ranks (0 for masks, the pad token for ids); None requires one.
+    Raises ThreestepError for a rank that does not exist and a T that does not divide.
 
     >>> row = torch.arange(8)
     >>> [zigzag_slice(row, rank, 2).tolist() for rank in (0, 1)]
@@ -35,7 +36,7 @@ def zigzag_slice(
     [[0, 1, 2, 9, -1, -1], [3, 4, 5, 6, 7, 8]]
     """
     if not 0 <= rank < ranks:
-        raise ThreestepError(f"a rank of {ranks} is from 0 to {ranks - 1}, got {rank}")
+        raise ThreestepError(f"expected a rank from 0 to {ranks - 1}, got {rank}")
     if ranks == 1:
         return tensor
     length = tensor.shape[dim]
@@ -55,10 +56,10 @@ def zigzag_slice(
 
 
 def zigzag_unslice(slices: Sequence[torch.Tensor], length: int | None = None, dim: int = 0) -> torch.Tensor:
-    """Return the row that `slices`, one a rank in the order of ranks, were cut from.
+    """Return the row that `slices`, one per rank in the order of ranks, were cut from.
 
-    length: tokens of the row before padding; None keeps the padding. Raises ThreestepError where slices differ in
-    length or cannot be two chunks, or hold fewer tokens than `length`.
+    length: tokens of the row before padding; None keeps the padding.
+    Raises ThreestepError if slices differ in length, have an odd length, or hold fewer tokens than `length`.
 
     >>> zigzag_unslice([torch.tensor([0, 1, 2, 9, -1, -1]), torch.tensor([3, 4, 5, 6, 7, 8])], length=10).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -67,7 +68,7 @@ def zigzag_unslice(slices: Sequence[torch.Tensor], length: int | None = None, di
     if len(slices) == 1:
         row = slices[0]
     elif not slices or len(set(lengths)) > 1 or lengths[0] % 2:
-        raise ThreestepError(f"expected one slice a rank, all of one even length, got lengths {lengths}")
+        raise ThreestepError(f"expected one slice per rank, all of one even length, got lengths {lengths}")
     else:
         halves = [part.chunk(2, dim) for part in slices]
         early, late = zip(*halves, strict=True)
@@ -75,5 +76,5 @@ def zigzag_unslice(slices: Sequence[torch.Tensor], length: int | None = None, di
     if length is None:
         return row
     if row.shape[dim] < length:
-        raise ThreestepError(f"slices of {row.shape[dim]} tokens in all cannot hold a row of {length}")
+        raise ThreestepError(f"slices of {row.shape[dim]} tokens in total cannot hold a row of {length}")
     return row.narrow(dim, 0, length)

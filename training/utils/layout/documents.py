@@ -1,9 +1,8 @@
-"""Segments and documents: what may share a row, and who sees whom in it.
+"""Segments and documents: what shares a row, and who sees whom in it.
 
 A document is one or more segments that belong together: a plain sequence (one segment), a prompt with K responses
-(K + 1 segments, the prompt stored and computed once), or a sequence with parallel paths (`layout.parallel`). Within
-what a segment sees, attention is causal.
-Knows no model, no tokenizer and no loss.
+(K + 1 segments, the prompt stored and computed once), or a sequence with parallel paths (`layout.parallel`). Attention
+is causal within what a segment sees.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class Segment:
-    """tokens: the segment's own. sees: earlier segments of its document that every token of it sees whole.
-    first_position: position id of its first token. predecessor: the segment whose last token predicts the first
-    token of this one; None where nothing does, and the first token is no target."""
+    """sees: earlier segments of its document that every token of it sees whole.
+    first_position: position id of its first token.
+    predecessor: the segment whose last token predicts the first token; None if the first token is not a target.
+    """
 
     tokens: TokenSequence
     sees: tuple[int, ...] = ()
@@ -44,11 +44,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Document:
-    """Segments in the order in which they stand in the row.
+    """Segments in the order of the row. None is empty: its end would be read at the token of another.
 
-    ends: the segments at whose last token one of the document's sequences ends; their number is the number of
-    sequences. owners: for each segment, the sequence (index into `ends`) that its targets belong to.
-    No segment is empty: what it ends or predicts would be read at the token of another.
+    ends: for each sequence of the document, the segment that ends it.
+    owners: for each segment, the sequence (index into `ends`) that its targets belong to.
     """
 
     segments: tuple[Segment, ...]
@@ -71,14 +70,13 @@ class Document:
 
 
 def plain(sequence: TokenSequence) -> Document:
-    """One sequence by itself. Its first token has no predecessor and cannot be a target."""
+    """Return a document of one sequence, whose first token cannot be a target."""
     return Document((Segment(sequence),), ends=(0,), owners=(0,))
 
 
 def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> Document:
-    """A prompt and its responses, the prompt once. A response sees the prompt and itself; its positions go on from
-    the prompt's; its first token is predicted by the prompt's last. The prompt's own targets, if any, belong to the
-    first sequence."""
+    """Return a document of a prompt and its responses. A response sees the prompt and itself, continues its positions,
+    and its first token is predicted by the prompt's last. The prompt's own targets belong to the first sequence."""
     trunk = Segment(prompt)
     branches = tuple(Segment(response, sees=(0,), first_position=len(prompt), predecessor=0) for response in responses)
     count = len(branches)
@@ -86,10 +84,10 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
 
 
 def unshared(document: Document) -> list[Document]:
-    """The same sequences, each by itself, what it sees repeated in front of it: the reference for the layout.
+    """Return each sequence as a document, preceded by a copy of what it sees: the reference for the layout.
 
-    A sequence whose every segment sees all before it becomes one segment; one with parallel paths keeps its segments.
-    Targets that a repeated segment carries are kept in the sequence that owns them alone.
+    A sequence becomes one segment, if each of its segments sees all before it (no parallel paths). Targets in copied
+    segments stay only in the sequence that owns them.
     """
     return [_by_itself(document, sequence) for sequence in range(len(document.ends))]
 
@@ -102,14 +100,9 @@ def _by_itself(document: Document, sequence: int) -> Document:
     for index in chain:
         part = document.segments[index]
         is_target = part.tokens.is_target if index in own else torch.zeros_like(part.tokens.is_target)
-        segments.append(
-            Segment(
-                TokenSequence(part.tokens.input_ids, is_target),
-                tuple(place[seen] for seen in part.sees),
-                part.first_position,
-                None if part.predecessor is None else place[part.predecessor],
-            )
-        )
+        tokens, sees = TokenSequence(part.tokens.input_ids, is_target), tuple(place[seen] for seen in part.sees)
+        before = None if part.predecessor is None else place[part.predecessor]
+        segments.append(Segment(tokens, sees, part.first_position, before))
     if all(len(part.sees) == number for number, part in enumerate(segments)):
         ids = torch.cat([part.tokens.input_ids for part in segments])
         return plain(TokenSequence(ids, torch.cat([part.tokens.is_target for part in segments])))

@@ -1,9 +1,9 @@
-"""Loss masks for multi-token prediction: from responses alone to the whole packed row.
+"""Loss masks for multi-token prediction: response masks widened to the packed row.
 
-Heads that predict several tokens ahead read the whole row, so the masks that reinforcement learning keeps for
-responses are widened to it. A mask here marks the token *itself* that is to be predicted, as everywhere in Threestep:
-a head that predicts d tokens ahead shifts ids and mask left by d, within each sequence. Prompt tokens stay 0.
-(slime's MTP training builds the same mask, for the same alignment.)
+Heads that predict several tokens ahead read the whole row. As everywhere in Threestep, a mask marks the token that is
+predicted: a head that predicts d tokens ahead shifts ids and mask left by d, within each sequence. Prompt tokens are 0.
+(slime's MTP training builds the same mask.) Serves users who train such heads in a loop of their own; no program here
+does.
 
 T tokens in the row.
 """
@@ -28,10 +28,11 @@ def whole_row_mask(
 ) -> torch.Tensor:
     """Return the loss mask [1, T] of a packed row, in the dtype of `response_masks`.
 
-    response_masks: one a sequence, in the order of the row, [response_length]. total_lengths: tokens of prompt and
-    response. row_tokens: T; what the sequences leave of it is padding, 0. rank, ranks: of context parallelism, where
-    each sequence is sliced by itself (`zigzag_slice`, padded with 0) and T counts this rank's tokens.
-    Raises ThreestepError where counts, lengths or dtypes disagree, and where the sequences are longer than the row.
+    response_masks: one per sequence in the order of the row, [response_length].
+    total_lengths: tokens of prompt and response.
+    row_tokens: T; the rest after the sequences is padding, 0.
+    rank, ranks: of context parallelism: each sequence is sliced (`zigzag_slice`), and T counts this rank's tokens.
+    Raises ThreestepError if counts, lengths or dtypes disagree, or if the sequences are longer than the row.
 
     Two sequences of eight tokens, whose responses have three and four:
 
@@ -63,12 +64,12 @@ def whole_row_mask(
         if mask.numel() != response or response > total:
             raise ThreestepError(
                 f"sequence {index}: a mask of {mask.numel()} tokens for a response of {response} tokens in a sequence "
-                f"of {total}; the mask is as long as its response, the response no longer than its sequence"
+                f"of {total}; the mask is as long as its response, which is no longer than its sequence"
             )
         whole = mask.new_zeros(total)
         whole[total - response :] = mask
         parts.append(zigzag_slice(whole, rank, ranks, pad_value=0))
     tokens = sum(part.numel() for part in parts)
     if tokens > row_tokens:
-        raise ThreestepError(f"sequences of {tokens} tokens in all do not fit into a row of {row_tokens}")
+        raise ThreestepError(f"sequences of {tokens} tokens in total do not fit into a row of {row_tokens}")
     return torch.cat([*parts, parts[0].new_zeros(row_tokens - tokens)]).unsqueeze(0)

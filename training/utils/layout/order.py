@@ -1,7 +1,7 @@
-"""The order in which the rows of a dataset are taken, as a pure function of (rows, seed).
+"""The order of a dataset's rows in training, as a pure function of (rows, seed).
 
-Epochs follow each other without a gap: an optimizer step takes the next G rows of the endless stream of shuffled
-epochs, so that every step has exactly G, and where a run stands is one number.
+Epochs follow each other without a gap: each optimizer step takes the next G rows of an endless stream of shuffled
+epochs, so that every step has exactly G, and the position of a run is one number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class ShuffledStream:
-    """Epoch after epoch of `rows` row numbers, each epoch in an order of its own."""
+    """An endless stream of epochs of `rows` row numbers, each in an order of its own."""
 
     def __init__(self, rows: int, seed: int, shuffle: bool = True) -> None:
         if rows <= 0:
@@ -27,16 +27,13 @@ class ShuffledStream:
         for position in range(start, start + count):
             epoch, offset = divmod(position, self.rows)
             if epoch != self._epoch:
-                self._epoch, self._order = epoch, self._epoch_order(epoch)
+                generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+                order = generator.permutation(self.rows) if self.shuffle else np.arange(self.rows)
+                self._epoch, self._order = epoch, order
             taken.append(int(self._order[offset]))
         return taken
 
-    def _epoch_order(self, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(self.rows)
-        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.rows)
-
 
 def steps_in(rows: int, epochs: float, sequences_per_step: int) -> int:
-    """Whole optimizer steps in `epochs` passes over `rows` rows."""
+    """Return the whole optimizer steps in `epochs` passes over `rows` rows."""
     return int(rows * epochs + 1e-6) // sequences_per_step  # 100 rows x 0.29 epochs is 28.999999999999996 in binary

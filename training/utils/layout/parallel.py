@@ -3,15 +3,13 @@
 A block is `<Parallel> <Path> ... </Path> <Path> ... </Path> </Parallel>` (Zheng et al. 2025, Parallel-R1, after
 Multiverse, Yang et al. 2025). Its segments:
 
-- the trunk before it, with `<Parallel>` and whatever stands between it and the first `<Path>`: the block's opening;
-- each path: `<Path>`, its thoughts, `</Path>`, and whatever stands between that and the next path or the block's end.
-  A path sees the trunk before it and itself;
-- the trunk after it, from `</Parallel>` on: it sees all that stands before it. It is the opening of the next block.
+- the trunk before it, up to the first `<Path>`: the block's opening;
+- each path, from `<Path>` to the next path or the block's end; it sees the trunk before it and itself;
+- the trunk after it, from `</Parallel>` on: it sees all before it, and is the opening of the next block.
 
-Positions: every path starts behind the opening, and the trunk goes on behind the longest path. Every `<Path>` is
-predicted from the opening's last token, as the paths of a block start from one state when they are generated side by
-side; `</Parallel>` is predicted from the last token of the last path, the token before it in the text, as the end of a
-path is where a model closes the block.
+Positions: every path starts after the opening, and the trunk continues after the longest path. Every `<Path>` is
+predicted from the opening's last token: paths that are generated side by side start from one state. `</Parallel>` is
+predicted from the token before it in the text, the last one of the last path, where a model closes the block.
 
 Worked example, tags ( < > ) for the four, trunk p q, paths a b and c, then d:
     token        p q (   < a b >   < c >   ) d
@@ -46,16 +44,16 @@ class ParallelTags:
 
 @dataclass(frozen=True)
 class Block:
-    """paths: the column of each path's opening tag. end: the column of the block's closing tag; None where the text
-    ends inside the block."""
+    """paths: the columns of the paths' opening tags. end: the column of the closing tag; None if the text ends
+    inside the block."""
 
     paths: tuple[int, ...]
     end: int | None
 
 
 class MalformedBlocks(Exception):
-    """Tags that make no blocks: `reason` says which rule is broken, `column` at which token (the text's length where
-    something is still open at its end)."""
+    """Tags that do not match. reason: the rule that is broken. column: the token (the text's length for what is open at
+    its end)."""
 
     def __init__(self, reason: str, column: int) -> None:
         super().__init__(f"token {column}: {reason}")
@@ -66,12 +64,13 @@ class MalformedBlocks(Exception):
 def find_blocks(
     input_ids: torch.Tensor, tags: ParallelTags, is_written: torch.Tensor | None = None, cut: bool = False
 ) -> tuple[Block, ...]:
-    """The blocks of a text, in order.
+    """Return the blocks of a text, in order.
 
-    input_ids: int64 [T]. is_written: bool [T], True where a tag's id is a tag: the tokens that a model writes, for a
-    prompt may quote the tags; None counts all. cut: the text was cut at its end, so a block may be open there.
-    Raises MalformedBlocks for a stray, missing or repeated tag, a block in a block, a path or a block with nothing in
-    it, and a block that goes on through text that the model does not write.
+    input_ids: int64 [T].
+    is_written: bool [T], True where a tag's id is a tag: tokens that the model writes (a prompt may quote the tags).
+    cut: the text was truncated, so a block may be open at its end.
+    Raises MalformedBlocks for a stray, missing or repeated tag, a block in a block, an empty path or block, and a block
+    that continues through text that the model does not write.
     """
     is_tag = torch.isin(input_ids, torch.tensor(astuple(tags)))
     if is_written is not None:
@@ -95,9 +94,9 @@ def find_blocks(
             in_path = tag == tags.open_path
             if in_path:
                 paths.append(column)
-    if in_block and not cut:
-        raise MalformedBlocks(f"the text ends in an open {'path' if in_path else 'block'}", len(input_ids))
     if in_block:
+        if not cut:
+            raise MalformedBlocks(f"the text ends in an open {'path' if in_path else 'block'}", len(input_ids))
         _check_written(is_written, opened, len(input_ids))
         blocks.append(Block(tuple(paths), None))
     return tuple(blocks)
@@ -112,29 +111,25 @@ def _check_written(is_written: torch.Tensor | None, start: int, stop: int) -> No
 def _what_is_wrong(
     tag: int, tags: ParallelTags, in_block: bool, in_path: bool, paths: Sequence[int], column: int
 ) -> str | None:
-    """The rule that `tag`, standing here, breaks."""
-    if tag == tags.open_block:
-        return "a block opens inside a block" if in_block else None
-    if tag == tags.open_path:
-        if not in_block:
-            return "a path opens outside a block"
-        return "a path opens inside a path" if in_path else None
-    if tag == tags.close_path:
-        if not in_path:
-            return "a path closes that was not opened"
-        return "a path is empty" if paths[-1] == column - 1 else None
-    if not in_block:
-        return "a block closes that was not opened"
-    if in_path:
-        return "a block closes before its last path"
-    return None if paths else "a block has no paths"
+    """Return the first rule that `tag` breaks here."""
+    rules = [
+        (tags.open_block, in_block, "a block opens inside a block"),
+        (tags.open_path, not in_block, "a path opens outside a block"),
+        (tags.open_path, in_path, "a path opens inside a path"),
+        (tags.close_path, not in_path, "a path closes that was not opened"),
+        (tags.close_path, column - 1 in paths, "a path is empty"),
+        (tags.close_block, not in_block, "a block closes that was not opened"),
+        (tags.close_block, in_path, "a block closes before its last path"),
+        (tags.close_block, not paths, "a block has no paths"),
+    ]
+    return next((reason for which, is_broken, reason in rules if tag == which and is_broken), None)
 
 
 def parallel_document(sequence: TokenSequence, tags: ParallelTags, is_written: torch.Tensor | None = None) -> Document:
-    """One sequence whose blocks are laid out side by side; without blocks it is `plain(sequence)`.
+    """Return a sequence with its blocks laid out side by side; without blocks, `plain(sequence)`.
 
-    is_written: see `find_blocks`. A sequence that ends inside a block, as truncation leaves it, is laid out as the
-    beginning of the whole one. Raises MalformedBlocks.
+    is_written: see `find_blocks`. A sequence truncated inside a block is laid out as the beginning of the whole one.
+    Raises MalformedBlocks.
     """
     blocks = find_blocks(sequence.input_ids, tags, is_written, cut=True)
     segments = _segments(sequence, blocks, seen=(), position=0, predecessor=None, segments_before=0)
@@ -144,10 +139,7 @@ def parallel_document(sequence: TokenSequence, tags: ParallelTags, is_written: t
 def shared_prompt_in_parallel(
     prompt: TokenSequence, responses: Sequence[TokenSequence], tags: ParallelTags
 ) -> Document:
-    """As `shared_prompt`, with the blocks of each response laid out side by side; the prompt has none.
-
-    Raises MalformedBlocks.
-    """
+    """As `shared_prompt`, with the blocks of each response laid out side by side. Raises MalformedBlocks."""
     segments, owners, ends = [Segment(prompt)], [0], []
     for number, response in enumerate(responses):
         blocks = find_blocks(response.input_ids, tags, cut=True)
@@ -166,7 +158,7 @@ def _segments(
     predecessor: int | None,
     segments_before: int,
 ) -> list[Segment]:
-    """The segments of `sequence`, which sees `seen`, starts at `position` and is predicted from `predecessor`."""
+    """Return the segments of `sequence`, which sees `seen`, starts at `position`, predicted from `predecessor`."""
     made: list[Segment] = []
 
     def add(start: int, stop: int, sees: tuple[int, ...], first_position: int, predicted_from: int | None) -> int:
@@ -176,7 +168,7 @@ def _segments(
 
     start = 0
     for block in blocks:
-        if not block.paths:  # cut behind the block's opening
+        if not block.paths:  # truncated in the block's opening
             break
         opening = add(start, block.paths[0], seen, position, predecessor)
         seen = (*seen, opening)

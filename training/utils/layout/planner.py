@@ -1,8 +1,7 @@
-"""Which documents of an optimizer step go to which rank, micro-batch and row.
+"""Assigns the documents of an optimizer step to ranks, micro-batches and rows.
 
-Users think in sequences per optimizer step; that number is kept exactly. How they are laid out is decided here from
-their lengths, as a pure function of (lengths, settings): every rank works out the same plan without talking to
-another, and every rank gets the same number of micro-batches.
+The number of sequences per optimizer step, which users set, is kept exactly. The layout is a pure function of (lengths,
+settings): all ranks compute the same plan without communication, and all get the same number of micro-batches.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Up to so many forwards a rank the planner tries a few more, and dealing by length; the time it takes is its bound.
+import numpy as np
+
+# Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
 
 # Rows, documents and micro-batches are tuples of indices into the step's documents.
@@ -22,16 +23,15 @@ MicroBatch = tuple[Row, ...]
 @dataclass(frozen=True)
 class PlanSettings:
     """ranks: data-parallel ranks.
-    max_tokens_per_micro_batch: the most tokens in one forward of one rank, padding included. A document that is
-        longer runs alone: splitting it would change the mathematics.
-    max_rows_per_micro_batch: without packing, the most documents in one forward; None sets no bound.
-    packed: several documents may share a row; otherwise each has its own.
-    max_row_tokens: the widest row that packing makes; a longer document still has a row of its own.
-    quadratic_tokens: the row width at which attention costs as much as the rest of the layer (6 x hidden size: a
-        layer's matrices take 24 h^2 FLOPs a token forward, attention 4 h for each position of the row). The planner
-        weighs wide rows, which fill better, against their attention.
-    forward_tokens: what beginning another forward costs, in tokens of the model's work. The planner weighs it against
-        the padding that rows of like widths save.
+    max_tokens_per_micro_batch: the most tokens in one forward of one rank, padding included. A longer document runs
+        alone: splitting it would change the mathematics.
+    max_rows_per_micro_batch: without packing, the most documents in one forward; None sets no limit.
+    packed: documents may share a row.
+    max_row_tokens: the widest packed row; a longer document still gets a row of its own.
+    quadratic_tokens: the row width at which attention costs as much as the rest of the layer (6 x hidden size: per
+        token, a layer's matrices take 24 h^2 FLOPs forward, attention 4 h for each position of the row). Wide rows
+        have less padding and more attention.
+    forward_tokens: the cost of another forward, in tokens. More forwards have less padding.
     """
 
     ranks: int
@@ -53,10 +53,10 @@ def forward_plan(
     long_rows_are_free: bool = False,
     forward_tokens: float = float("inf"),
 ) -> PlanSettings:
-    """Settings for a user who thinks of a forward as so many sequences of at most `longest_tokens`.
+    """Return settings for forwards of `sequences` sequences of at most `longest_tokens`.
 
-    Packed, a forward takes as many tokens as that many sequences could have, unless a bound is given.
-    long_rows_are_free: attention costs what each document costs, so that a forward is one row without padding.
+    Packed, a forward takes as many tokens as these could have, unless a limit is given.
+    long_rows_are_free: the cost of attention depends on document lengths alone, so a forward is one row.
     """
     budget = max_tokens_per_micro_batch
     if budget is None and packed:
@@ -76,12 +76,12 @@ def forward_plan(
 
 
 def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
-    """What a forward and backward cost beside their tokens, in tokens of 6 x `weights` FLOPs: every weight is read
-    twice and its gradient written, added up and, from ZeRO 2 on, reduced (some 60 bytes a weight at most), and kernels
-    are launched from Python (20 ms for some hundred layers).
+    """Return the fixed cost of a forward and backward, in tokens of 6 x `weights` FLOPs: each weight is read twice, its
+    gradient written, accumulated and, from ZeRO 2 on, reduced (at most about 60 bytes per weight), and kernels are
+    launched from Python (20 ms for some hundred layers).
 
-    The rates are those of a laptop's cores (2e11 FLOP/s, 2e10 byte/s) and of an H100 (5e14, 3e12), to the digit that
-    a choice between two or three forwards needs. 25 million weights on a CPU: 100 + 27 tokens.
+    The rates are those of a laptop's cores (2e11 FLOP/s, 2e10 byte/s) and of an H100 (5e14, 3e12), precise enough to
+    choose between two or three forwards. 25 million weights on a CPU: 100 + 27 tokens.
     """
     flops, bytes_per_second = (5e14, 3e12) if on_gpu else (2e11, 2e10)
     return 60.0 / 6.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
@@ -93,14 +93,6 @@ class StepPlan:
 
     micro_batches: tuple[tuple[MicroBatch, ...], ...]
 
-    @property
-    def micro_batches_per_rank(self) -> int:
-        return len(self.micro_batches[0])
-
-    def tokens_of_rank(self, rank: int, lengths: Sequence[int]) -> int:
-        """Real tokens that `rank` computes."""
-        return sum(lengths[index] for rows in self.micro_batches[rank] for row in rows for index in row)
-
 
 def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
     """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once."""
@@ -108,17 +100,16 @@ def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
     fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
     micro_batches = []
-    for share, smallest in zip(shares, fitted, strict=True):
-        mine = smallest
-        if len(mine) < most:  # spread what this rank has over as many forwards as the busiest rank needs
+    for share, mine in zip(shares, fitted, strict=True):
+        if len(mine) < most:  # spread this rank's share over as many forwards as the busiest rank needs
             spread = _laid_out(lengths, share, most, settings)
-            mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else smallest
+            mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else mine
         micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
     return StepPlan(tuple(micro_batches))
 
 
 def _shares(lengths: Sequence[int], settings: PlanSettings) -> list[list[int]]:
-    """Each rank's documents: equal in tokens where rows are packed, equal in number where each has its own row."""
+    """Return each rank's documents: equal in tokens if rows are packed, equal in number otherwise."""
     if settings.packed:
         return balanced(lengths, range(len(lengths)), settings.ranks)
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
@@ -130,9 +121,8 @@ def _shares(lengths: Sequence[int], settings: PlanSettings) -> list[list[int]]:
 
 
 def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int) -> list[list[int]]:
-    """Deal `documents` into `bins` so that their tokens are nearly equal: longest first, each to the emptiest bin
-    (Graham 1969: the fullest is at most 4/3 of the best possible). Ties go to the bin with fewer documents, then to
-    the first."""
+    """Deal `documents` into `bins` of nearly equal tokens: longest first, each to the emptiest bin (Graham 1969: the
+    fullest is at most 4/3 of the optimum). Ties go to the bin with fewer documents, then to the first."""
     heap = [(0, 0, index) for index in range(bins)]
     dealt: list[list[int]] = [[] for _ in range(bins)]
     for document in sorted(documents, key=lambda index: (-lengths[index], index)):
@@ -143,7 +133,7 @@ def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int
 
 
 def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
-    """The smallest number of micro-batches that keeps every bound, or a few more where that pads less."""
+    """Return the fewest micro-batches that keep every limit, or a few more if they pad less."""
     if not share:
         return []
     if not settings.packed:
@@ -151,14 +141,14 @@ def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings
         even = _laid_out(lengths, share, len(filled), settings)
         return even if all(_fits(lengths, rows, settings) for rows in even) else filled
     count, budget = 1, settings.max_tokens_per_micro_batch
-    if budget is not None:  # a document above the budget takes one micro-batch, however long it is
+    if budget is not None:  # a document above the budget takes one micro-batch of any length
         count = max(count, -(-sum(min(lengths[index], budget) for index in share) // budget))
     while True:
         micro_batches = _laid_out(lengths, share, count, settings)
         if count >= len(share) or all(_fits(lengths, rows, settings) for rows in micro_batches):
             break
         count += 1
-    # A few more may pad less. Where there are many, widths are alike already.
+    # A few more may pad less. With many, widths are similar already.
     if count <= _MANY:
         for more in range(count + 1, min(len(share), count + _MANY) + 1):
             other = _laid_out(lengths, share, more, settings)
@@ -170,7 +160,7 @@ def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings
 
 
 def _cost(lengths: Sequence[int], micro_batches: Sequence[MicroBatch], settings: PlanSettings) -> float:
-    """Padding, attention and the forwards themselves, in tokens."""
+    """Return the cost of padding, attention and forwards, in tokens."""
     cost = 0.0
     for rows in micro_batches:
         width = _width(lengths, rows)
@@ -179,7 +169,7 @@ def _cost(lengths: Sequence[int], micro_batches: Sequence[MicroBatch], settings:
 
 
 def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
-    """One document a row, longest first, each micro-batch filled before the next is begun."""
+    """Return one document per row, longest first, each micro-batch filled before the next."""
     filled: list[MicroBatch] = []
     for document in sorted(share, key=lambda index: (-lengths[index], index)):
         if filled and _fits(lengths, (*filled[-1], (document,)), settings):
@@ -190,7 +180,7 @@ def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings
 
 
 def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings: PlanSettings) -> list[MicroBatch]:
-    """`share` in at most `count` micro-batches, none empty."""
+    """Return `share` in at most `count` micro-batches, none empty."""
     if settings.packed:
         dealings = [balanced(lengths, share, count)]
         if 1 < count <= 2 * _MANY:
@@ -198,18 +188,14 @@ def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings
         plans = [[_packed(lengths, documents, settings) for documents in dealt if documents] for dealt in dealings]
         fitting = [plan for plan in plans if all(_fits(lengths, rows, settings) for rows in plan)]
         return min(fitting or plans[:1], key=lambda plan: _cost(lengths, plan, settings))
-    # One document a row: neighbours in length share a micro-batch, so that little is padding.
+    # One document per row: neighbours in length share a micro-batch, so that there is little padding.
     longest_first = sorted(share, key=lambda index: (-lengths[index], index))
-    size, longer = divmod(len(share), count)
-    cuts = [0]
-    for index in range(count):
-        cuts.append(cuts[-1] + size + (index < longer))
-    slices = [longest_first[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
-    return [tuple((index,) for index in documents) for documents in slices if documents]
+    slices = np.array_split(np.array(longest_first, dtype=np.int64), count)
+    return [tuple((index,) for index in documents.tolist()) for documents in slices if len(documents)]
 
 
 def _by_length(lengths: Sequence[int], share: Sequence[int], count: int) -> list[list[int]]:
-    """`share` cut into `count` runs of neighbours in length, about equal in tokens."""
+    """Cut `share` into `count` groups of neighbours in length, about equal in tokens."""
     total = sum(lengths[index] for index in share)
     dealt: list[list[int]] = [[]]
     before = 0
@@ -235,26 +221,24 @@ def _width(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> int:
 
 
 def _packed(lengths: Sequence[int], documents: Sequence[int], settings: PlanSettings) -> MicroBatch:
-    """Pack documents into rows of nearly equal width: of every number of rows that keeps rows narrow enough, the one
-    that costs least, padding and attention counted."""
+    """Pack documents into rows of nearly equal width: of all numbers of rows that are narrow enough, the one with the
+    least cost of padding and attention."""
     total = sum(lengths[index] for index in documents)
     longest = max(lengths[index] for index in documents)
     widest = max(settings.max_row_tokens, longest)
-    best: tuple[float, list[list[int]]] | None = None
+    best: MicroBatch = ()
+    least = float("inf")
     for count in range(-(-total // widest), len(documents) + 1):
-        narrowest = max(longest, -(-total // count))  # no dealing is narrower
-        if best is not None and count * narrowest * (1.0 + narrowest / settings.quadratic_tokens) >= best[0]:
+        narrowest = max(longest, -(-total // count))  # no packing is narrower
+        if count * narrowest * (1.0 + narrowest / settings.quadratic_tokens) >= least:
             if narrowest == longest:
                 break
             continue
-        rows = [row for row in balanced(lengths, documents, count) if row]
+        rows = tuple(tuple(row) for row in balanced(lengths, documents, count) if row)
         width = _width(lengths, rows)
-        if width > widest:
-            continue
-        cost = len(rows) * width * (1.0 + width / settings.quadratic_tokens)
-        if best is None or cost < best[0]:
-            best = (cost, rows)
-        if width == longest:  # more rows cannot be narrower: they only pad more
+        cost = _cost(lengths, [rows], settings)
+        if width <= widest and cost < least:  # always so for one document per row
+            best, least = rows, cost
+        if width == longest:  # more rows would only pad more
             break
-    assert best is not None  # one document a row always fits
-    return tuple(tuple(row) for row in best[1])
+    return best

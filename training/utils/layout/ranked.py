@@ -1,14 +1,12 @@
-"""Ranked responses to a prompt, laid out for a pairwise loss: who should beat whom, and what it costs to compute.
+"""Ranked responses to prompts, laid out for a pairwise loss: which should beat which, and their cost in tokens.
 
-Knows no model, no tokenizer and no loss.
-
-Q pairs of responses to the same prompt, B sequences.
+Q pairs of responses to the same prompt, B sequences, M target tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -19,10 +17,10 @@ from training.utils.layout.rows import TokenRows, packed_rows
 
 @dataclass(frozen=True)
 class RankedRows:
-    """A micro-batch of prompts with their responses as sequences, and which of them should beat which.
+    """A micro-batch of prompts with their responses as sequences, and which should beat which.
 
-    better_Q, worse_Q: int64, indices of sequences (as in `rows.end_B` and `rows.sequence_M`). weight_Q: float32, each
-    pair's share of its prompt; the pairs of one prompt add up to 1.
+    better_Q, worse_Q: int64, indices of sequences (as in `rows.end_B` and `rows.sequence_M`).
+    weight_Q: float32, each pair's share of its prompt; the pairs of one prompt add up to 1.
     """
 
     rows: TokenRows
@@ -31,16 +29,12 @@ class RankedRows:
     weight_Q: torch.Tensor
 
     def to(self, device: torch.device) -> RankedRows:
-        return RankedRows(
-            self.rows.to(device), self.better_Q.to(device), self.worse_Q.to(device), self.weight_Q.to(device)
-        )
+        return replace(self, **{name: part.to(device) for name, part in vars(self).items()})
 
 
 def ranked_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: int) -> RankedRows:
-    """Lay out documents made by `shared_prompt`, responses best first, and list the pairs: i beats j where i < j.
-
-    shared: the prompt once for all its responses; otherwise every response is a row of its own.
-    """
+    """Lay out documents made by `shared_prompt`, whose responses, best first, are the sequences, and list the pairs: i
+    beats j for i < j. shared: the prompt once for all its responses; otherwise each response has a row of its own."""
     better: list[int] = []
     worse: list[int] = []
     weights: list[float] = []
@@ -49,37 +43,32 @@ def ranked_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: 
         pairs = list(combinations(range(first, first + len(document.ends)), 2))
         better += [winner for winner, _ in pairs]
         worse += [loser for _, loser in pairs]
-        weights += [1.0 / len(pairs)] * len(pairs)
+        weights += [1.0 / max(len(pairs), 1)] * len(pairs)
         first += len(document.ends)
+    if not shared:
+        rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=response_rows(rows, shared, pad_token_id),
+        rows=packed_rows(rows, pad_token_id),
         better_Q=torch.tensor(better, dtype=torch.int64),
         worse_Q=torch.tensor(worse, dtype=torch.int64),
         weight_Q=torch.tensor(weights, dtype=torch.float32),
     )
 
 
-def response_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: int) -> TokenRows:
-    """Lay out documents made by `shared_prompt`; the responses are the sequences, in order.
-
-    shared: the prompt once for all its responses; otherwise every response is a row of its own.
-    """
-    if not shared:
-        rows = [[alone] for row in rows for document in row for alone in unshared(document)]
-    return packed_rows(rows, pad_token_id)
-
-
 def planned_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: bool) -> int:
-    """Tokens that a prompt with its responses takes: what the planner bounds.
-
-    shared: the prompt once; otherwise a row a response, each padded to the longest.
-    """
+    """Return the tokens of a prompt with its responses, for the planner: unless shared, one row per response, padded to
+    the longest."""
     if shared:
         return prompt_tokens + sum(response_tokens)
     return len(response_tokens) * (prompt_tokens + max(response_tokens))
 
 
 def real_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: bool) -> int:
-    """Tokens computed for a prompt with its responses that are no padding."""
+    """Return the tokens computed for a prompt with its responses, without padding."""
     copies = 1 if shared else len(response_tokens)
     return copies * prompt_tokens + sum(response_tokens)
+
+
+def sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
+    """Return [B], the sum of each sequence's values; sequence_M: int64, the sequence each belongs to."""
+    return values_M.new_zeros(sequences).index_add(0, sequence_M, values_M)

@@ -1,10 +1,10 @@
-"""How a layout reaches the attention implementation that a model was loaded with.
+"""The arguments that each attention implementation takes for a token layout.
 
-| --attn_implementation | what it is given | where |
+| --attn_implementation | argument | where |
 | --- | --- | --- |
-| sdpa | a boolean mask of who sees whom, none where causal attention is enough | everywhere; quadratic in the row |
-| sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that hand keyword arguments on |
-| flex_attention | a block mask: blocks that nobody sees are skipped, shared prompts too | CUDA (no backward on a CPU) |
+| sdpa | a boolean mask, None where causal attention is enough | everywhere; quadratic in the row |
+| sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that pass keyword arguments on |
+| flex_attention | a block mask: masked blocks are skipped, also between responses | CUDA (no backward on a CPU) |
 | flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
 
 Knows no engine and no loss. N rows, T tokens in a row.
@@ -14,60 +14,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.utils.run.errors import Mistakes
-
 if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rows import TokenRows
 
 SDPA, FLEX = "sdpa", "flex_attention"
-FLASH = ("flash_attention_2", "flash_attention_3")
+FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
 IMPLEMENTATIONS = (SDPA, FLEX, *FLASH)
 BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
-def check_implementation(mistakes: Mistakes, name: str) -> None:
-    """Note an attention implementation that has no form of the layout."""
-    mistakes.require_one_of("--attn_implementation", name, IMPLEMENTATIONS)
-
-
-def shares_prompts(implementation: str) -> bool:
-    """Whether one document may hold a prompt and several responses that do not see each other."""
-    return implementation not in FLASH
-
-
 def long_rows_are_free(implementation: str) -> bool:
-    """Whether attention costs what each document costs, in a row of any length (a dense mask pays for the row)."""
+    """Whether the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
     return implementation in (BY_DOCUMENT, FLEX, *FLASH)
 
 
-def plan_for(
-    model: Any,
-    sequences: int,
-    longest_tokens: int,
-    packed: bool,
-    ranks: int,
-    max_tokens_per_micro_batch: int | None = None,
-    forward_tokens: float = float("inf"),
-) -> PlanSettings:
-    """`forward_plan` for a transformers model: what attention costs is read off it."""
+def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> PlanSettings:
+    """Return `forward_plan` with the attention costs of a transformers model. others: its other arguments."""
     from training.utils.layout.planner import forward_plan
 
-    return forward_plan(
-        sequences=sequences,
-        longest_tokens=longest_tokens,
-        hidden_size=model.config.get_text_config().hidden_size,
-        packed=packed,
-        ranks=ranks,
-        max_tokens_per_micro_batch=max_tokens_per_micro_batch,
-        long_rows_are_free=long_rows_are_free(model.config._attn_implementation),
-        forward_tokens=forward_tokens,
-    )
+    hidden_size = model.config.get_text_config().hidden_size
+    is_free = long_rows_are_free(model.config._attn_implementation)
+    return forward_plan(sequences, longest_tokens, hidden_size, long_rows_are_free=is_free, **others)
 
 
 def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
-    """The keyword arguments of a transformers model's forward. Hidden states come back as [N, T] or as one row of
-    N x T; flattened, a token stands at the same place."""
+    """Return the keyword arguments of a transformers model's forward. Its hidden states are [N, T] or one row of N x T;
+    flattened, each token has the same index."""
     inputs: dict[str, Any] = {
         "input_ids": rows.input_ids_NT,
         "position_ids": rows.position_ids_NT,
@@ -82,28 +55,23 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
     elif implementation == FLEX:
         inputs["attention_mask"] = _block_mask(rows)
     elif implementation == BY_DOCUMENT:
+        import torch
+
         from training.utils.layout.runs import runs_of
 
-        runs = runs_of(rows)
+        runs, (count, width) = runs_of(rows), rows.input_ids_NT.shape
         if runs is not None:
-            inputs["attention_mask"] = _unread_mask(rows)
-            inputs["runs"] = runs
+            # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does
+            # read it gets NaN, so the start-up check rejects it for packed rows.
+            unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
+            inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
     else:
         inputs["attention_mask"] = rows.dense_mask()
     return inputs
 
 
-def _unread_mask(rows: TokenRows) -> Any:
-    """All False [N, 1, T, T] in one byte. A mask that is there is handed through as it is; this one is read by nobody.
-    A family that reads it after all gets NaN, and the start-up check takes it off packed rows."""
-    import torch
-
-    count, width = rows.input_ids_NT.shape
-    return torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device).expand(count, 1, width, width)
-
-
 def _block_mask(rows: TokenRows) -> Any:
-    """A BlockMask [N, 1, T, T] of the rule of `TokenRows.dense_mask`."""
+    """Return a BlockMask [N, 1, T, T], by the rule of `TokenRows.dense_mask`."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 

@@ -1,6 +1,6 @@
-"""What a model is besides its weights, kept in a checkpoint: configuration, tokenizer, adapters' settings, dtype.
+"""A model without its weights, as a checkpoint keeps it: configuration, tokenizer, adapter settings, dtype.
 
-With the weights of the checkpoint's engine beside it, a checkpoint is enough to make a model folder of.
+Together with the engine's weights in the checkpoint, that is enough to make a model folder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _ADAPTER_FILE = "adapter_config.json"  # PEFT's name
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """model: on the meta device, with adapters where it had them. dtype: of its floating-point weights. trained: the
-    names of those that an optimizer changed, in the order of `model.parameters()`."""
+    """model: on the meta device, with its adapters.
+    dtype: of its floating-point weights.
+    trained: names of the trained weights, in the order of `model.parameters()`.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -37,7 +39,7 @@ class DescribedModel:
 
 
 def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write what `read_description` reads to `folder`: small, and nothing of it pickled."""
+    """Write the files that `read_description` reads to `folder`: small, nothing pickled."""
     folder.mkdir(parents=True)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], model.dtype
@@ -54,27 +56,22 @@ def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTraine
 
 
 def read_description(folder: Path) -> DescribedModel:
-    """The model that was described, empty: its weights are on the meta device."""
+    """Return the described model, with its weights on the meta device."""
     import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        GenerationConfig,
-    )
+    import transformers
 
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     dtype = getattr(torch, facts["dtype"])
-    config = AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
     scores = any("SequenceClassification" in name for name in config.architectures)
-    auto_class: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    auto_class = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto_class.from_config(config, dtype=dtype)
+        model: Any = auto_class.from_config(config, dtype=dtype)
         if (folder / _ADAPTER_FILE).is_file():
             from peft import LoraConfig
 
             model.add_adapter(LoraConfig.from_pretrained(str(folder)), adapter_name=ADAPTER)
     if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    return DescribedModel(model, AutoTokenizer.from_pretrained(folder), dtype, tuple(facts["trained"]))
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]))

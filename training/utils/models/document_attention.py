@@ -1,8 +1,8 @@
-"""Attention run by run, for a CPU: what a dense mask hides is not computed.
+"""Attention run by run, for a CPU: masked blocks are not computed.
 
-torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips what lies behind the
-diagonal. A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each
-a call without a mask, or, for a further response of a shared prompt, with the small mask of its own tokens.
+torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
+A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
+without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens.
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size, L tokens of a run,
 g heads that share keys.
@@ -19,17 +19,17 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.utils.layout.runs import Run
+from training.utils.layout.runs import AttentionRun
 from training.utils.models.attention import BY_DOCUMENT
 
 
 def use_document_attention(model: PreTrainedModel) -> None:
-    """Switch a model from SDPA to this module's form of it, where its family hands keyword arguments on to attention;
-    leave it as it is where it does not (`_supports_attention_backend`, transformers 5.19)."""
+    """Switch a model from SDPA to this module, if its family passes keyword arguments on to attention
+    (`_supports_attention_backend`, transformers 5.19)."""
     if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
     AttentionInterface.register(BY_DOCUMENT, attention_by_document)
-    AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which come without runs
+    AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
     model.set_attn_implementation(BY_DOCUMENT)
 
 
@@ -41,11 +41,14 @@ def attention_by_document(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    runs: Sequence[Run] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: return ([N, T, A, D], None). Without `runs` it is transformers' own for SDPA,
-    but for one token; so it is where an argument of `others` changes the scores themselves."""
+    """transformers' attention function: return ([N, T, A, D], None).
+
+    others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
+    scores themselves, this is transformers' own function for SDPA (one token alone: `_of_one_token`).
+    """
+    runs: Sequence[AttentionRun] | None = others.pop("runs", None)
     if runs is None and query_NATD.shape[2] == 1 and others.get("position_bias") is None:
         return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
     if runs is None or others.get("position_bias") is not None:
@@ -62,21 +65,15 @@ def attention_by_document(
         if run.is_padding:
             outputs.append(torch.zeros_like(values[index]))
             continue
-        seen_keys = [keys[piece.run][piece.start : piece.end] for piece in run.sees]
-        seen_values = [values[piece.run][piece.start : piece.end] for piece in run.sees]
+        seen_keys = [keys[span.run][span.start : span.end] for span in run.sees]
+        seen_values = [values[span.run][span.start : span.end] for span in run.sees]
         key, value, mask = keys[index], values[index], None
         if run.sees:
             key, value = torch.cat([*seen_keys, key]), torch.cat([*seen_values, value])
             mask = torch.ones(run.tokens, len(key), dtype=torch.bool, device=key.device).tril(len(key) - run.tokens)
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (queries[index], key, value))
         output = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=mask is None,
-            scale=scaling,
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
         )
         outputs.append(output.squeeze(0).transpose(0, 1))
     return torch.cat(outputs).view(count, width, heads, -1), None
@@ -90,26 +87,21 @@ def _of_one_token(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return [N, 1, A, D]. The heads that share keys are the queries of one head: transformers would copy all keys and
-    values of the cache for each of them, in every token (`repeat_kv`, transformers 5.19). In bfloat16 a head that is
-    alone asks twice: torch's kernel takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
+    """Return [N, 1, A, D]. Heads that share keys become the queries of one head: transformers would copy all keys and
+    values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19). In bfloat16 a lone query is
+    doubled: torch's kernel takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
     count, heads, _, size = query_NA1D.shape
     group = heads // key_NKTD.shape[1]
     query_NKgD = query_NA1D.reshape(count, -1, group, size)
     if group == 1 and query_NKgD.dtype == torch.bfloat16:
         query_NKgD = query_NKgD.expand(-1, -1, 2, -1)
     output_NKgD = functional.scaled_dot_product_attention(
-        query_NKgD,
-        key_NKTD,
-        value_NKTD,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        scale=scaling,
+        query_NKgD, key_NKTD, value_NKTD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
     return output_NKgD[:, :, :group].reshape(count, 1, heads, size)
 
 
 def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:
-    """[N * T, heads, D]; key-value heads repeated for the heads that share them."""
+    """Return [N * T, heads, D], with key-value heads repeated for the heads that share them."""
     flat = part_NATD.transpose(1, 2).flatten(0, 1)
     return flat if flat.shape[1] == heads else flat.repeat_interleave(heads // flat.shape[1], dim=1)

@@ -1,25 +1,26 @@
-"""Tokenizers and models from a folder or a hub name, with the user's mistakes said before anything is trained.
+"""Tokenizers and models from a folder or a hub name; users' mistakes fail before anything is trained.
 
-Weights are safetensors; pickled weights and remote code are refused. Knows no engine: sharding at birth is the
-caller's context (`training.utils.engine.startup.born_sharded`).
+Weights are safetensors; pickled weights and remote code are refused. Knows no engine: a caller that wants sharded
+weights provides the context (`training.utils.engine.startup.born_sharded`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.models.attention import SDPA
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings, check_model_folder
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# The names under which transformers' model families keep their dropout rates.
+# The names of dropout rates in transformers' model families.
 _DROPOUT_NAMES = (
     "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
 )  # fmt: skip
@@ -28,24 +29,21 @@ _DROPOUT_NAMES = (
 def load_tokenizer(
     name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer kept with a model. ThreestepError where it lacks an end or a pad token.
+    """Return a model's tokenizer. ThreestepError if it lacks an end or a pad token.
 
-    end_may_pad: pad with the end token where there is no pad token, which is enough where nothing is trained or saved;
-    a folder of a tokenizer without a model is then enough too.
+    end_may_pad: pad with the end token if there is no pad token, as long as nothing is trained or saved; a folder with
+    a tokenizer and no model is then enough.
     """
     from transformers import AutoTokenizer
 
     if not (end_may_pad and (Path(name_or_path) / "tokenizer_config.json").is_file()):
         check_model_folder(name_or_path)
-    try:
+    with _errors_explained("tokenizer", name_or_path, Exception):  # transformers raises many kinds
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as problem:  # transformers raises many kinds; every one means that this name gives no tokenizer
-        _refuse_remote_code(name_or_path, problem)
-        raise ThreestepError(f"no tokenizer could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
     if pad_token is not None:
         unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
         if unknown and pad_token != tokenizer.unk_token:
-            raise ThreestepError(f"--pad_token '{pad_token}' is no token of the tokenizer in '{name_or_path}'")
+            raise ThreestepError(f"--pad_token expects a token of the tokenizer in '{name_or_path}', got '{pad_token}'")
         tokenizer.pad_token = pad_token
     if tokenizer.eos_token_id is None:
         raise ThreestepError(
@@ -56,17 +54,17 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         raise ThreestepError(
             f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
-            f"for instance --pad_token '{tokenizer.eos_token}'"
+            f"e.g. --pad_token '{tokenizer.eos_token}'"
         )
     tokenizer.padding_side = "right"
     return tokenizer
 
 
 def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> PreTrainedTokenizerBase:
-    """Return `tokenizer` with a pad token that never ends a response.
+    """Return `tokenizer` with a pad token that never ends a response: `<|pad|>`, if it would.
 
-    Plain transformers reads a score at the last token that is not the pad token. Where pad is the token that ends
-    a response, it would read the token before: such a tokenizer gets a pad token of its own, `<|pad|>`.
+    Plain transformers reads a score at the last token that is not pad; if pad ended a response, that would be the token
+    before the last.
     """
     if tokenizer.pad_token == (end_token or tokenizer.eos_token):
         tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
@@ -74,10 +72,7 @@ def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) ->
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> int:
-    """Make each of `tokens` one token of `tokenizer`; return how many ids it gained.
-
-    They are ordinary tokens, not special ones: decoding without special tokens keeps them in the text.
-    """
+    """Add ordinary tokens, which decoding without special tokens keeps in the text; return how many are new."""
     from tokenizers import AddedToken
 
     before = len(tokenizer)
@@ -86,13 +81,13 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> int
 
 
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """True where both turn every text into the same ids: pad tokens may differ, they carry no text."""
+    """True if both turn every text into the same ids; pad tokens may differ."""
 
     def text_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         return {token: index for token, index in tokenizer.get_vocab().items() if token != tokenizer.pad_token}
 
     ours, theirs = text_tokens(one), text_tokens(other)
-    for pads in (one, other):  # a pad token of one may be an ordinary token of the other, at the same id
+    for pads in (one, other):  # one's pad token may be an ordinary token of the other, with the same id
         ours.pop(pads.pad_token, None)
         theirs.pop(pads.pad_token, None)
     return ours == theirs and one.eos_token_id == other.eos_token_id
@@ -101,8 +96,8 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
 def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, added_tokens: int = 0) -> PreTrainedModel:
     """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype).
 
-    added_tokens: ids that the model's own tokenizer has just gained (`add_tokens`). The embeddings grow to them where
-    they have no spare rows, and train, beside LoRA too.
+    added_tokens: what `add_tokens` returned for its tokenizer. The embeddings grow to hold them, and train, also with
+    LoRA.
     """
     from transformers import AutoModelForCausalLM
 
@@ -114,12 +109,12 @@ def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, add
 
 
 def _grow_embeddings(model: PreTrainedModel, tokens: int, pad_to_multiple_of: int | None = None) -> None:
-    """Give input and output embeddings `tokens` rows where they have fewer. Born-sharded models grow whole.
+    """Grow input and output embeddings to `tokens` rows, if they have fewer. ZeRO-3 models are gathered for it.
 
-    New rows are drawn closely around the mean of the old ones (transformers' default; Hewitt 2021, "Initializing New
-    Word Embeddings for Pretrained Language Models"): a new token is then never likelier than the old ones are on
-    average, where a row near zero can take nearly all probability. A language model gets no row beyond the
-    tokenizer's: it could be sampled.
+    New rows are drawn close to the mean of the old ones (transformers' default; Hewitt 2021, "Initializing New Word
+    Embeddings for Pretrained Language Models"): a new token is then never likelier than the average old one, while a
+    row near zero can take nearly all probability. A language model gets no rows beyond the tokenizer's: they could be
+    sampled.
     """
     if tokens > model.config.get_text_config().vocab_size:
         model.resize_token_embeddings(tokens, pad_to_multiple_of=pad_to_multiple_of)
@@ -134,10 +129,11 @@ def load_scalar_model(
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label: a reward model or a critic.
 
-    Its configuration takes the tokenizer's pad token: plain transformers reads the score at the last token that
-    is not it. must_have_head: refuse a folder whose scalar head would be made up (a language model's, say); where
-    it may be made up, the embeddings grow to a tokenizer that has gained a pad token, or `added_tokens` that carry
-    text, with which they train, beside LoRA too.
+    Its configuration gets the tokenizer's pad token: plain transformers reads the score at the last other token.
+
+    must_have_head: refuse a folder without a scalar head, such as a language model's. Otherwise a new head is made, and
+        the embeddings grow to the tokenizer.
+    added_tokens: see `load_causal_lm`.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -146,23 +142,21 @@ def load_scalar_model(
         architectures = getattr(config, "architectures", None) or []
         if not any("SequenceClassification" in name for name in architectures):
             raise ThreestepError(
-                f"'{settings.name_or_path}' holds {', '.join(architectures) or 'no architecture'}, and a model for "
-                "sequence classification was expected: train one with step 2 and give its model folder"
+                f"'{settings.name_or_path}': expected a model for sequence classification, got "
+                f"{', '.join(architectures) or 'no architecture'}; train one with step 2 and give its model folder"
             )
         if config.num_labels != 1:
             raise ThreestepError(
-                f"'{settings.name_or_path}' scores {config.num_labels} labels, and a reward model scores one: train "
-                "one with step 2 and give its model folder"
+                f"'{settings.name_or_path}': expected a reward model with one label, got {config.num_labels} labels; "
+                "train one with step 2 and give its model folder"
             )
-    # A pad token that the tokenizer has just gained lies outside the embeddings until they grow below, where
-    # transformers refuses it; left at the model's own, which may be eos, the embedding of eos would not train.
+    # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
+    # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     pad_token_id = tokenizer.pad_token_id if inside else None
     model = _load(AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=pad_token_id)
     if not hasattr(model, "score"):
-        raise ThreestepError(
-            f"{type(model).__name__} keeps its scalar head elsewhere than in 'score'; use another family"
-        )
+        raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
@@ -171,59 +165,48 @@ def load_scalar_model(
 
 
 def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
-    """Return a model's configuration; ThreestepError where there is none, or where it is code that nobody trusts."""
+    """Return a model's configuration; ThreestepError if there is none, or if it is untrusted code."""
     from transformers import AutoConfig
 
     check_model_folder(name_or_path)
-    try:
-        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as problem:
-        _refuse_remote_code(name_or_path, problem)
-        raise ThreestepError(f"no model could be loaded from '{name_or_path}': {_first_line(problem)}") from problem
+    with _errors_explained("model", name_or_path, OSError, ValueError):
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    return config
 
 
 def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
     import torch
 
     check_model_folder(settings.name_or_path)
-    _check_attention(settings.attn_implementation)
+    implementation, has_cuda = settings.attn_implementation, torch.cuda.is_available()
+    # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
+    if implementation != SDPA:
+        config["attn_implementation"] = implementation
+        if not has_cuda:
+            raise ThreestepError(
+                f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
+            )
     if settings.torch_compile:
         from training.utils.models.compiled import check_compiler
 
         check_compiler()
-    # sdpa is transformers' own choice; asked for by name, a family that lacks it would be refused, and falls back here.
-    if settings.attn_implementation != SDPA:
-        config["attn_implementation"] = settings.attn_implementation
-    # Left out, transformers would ask at the terminal.
+    # Without it, transformers asks at the terminal.
     config["trust_remote_code"] = settings.trust_remote_code
-    # transformers reports a new scalar head as a table of missing keys; a new head is what step 2 asks for.
+    # transformers prints a table of missing keys for a new scalar head, which step 2 wants.
     report = logging.getLogger("transformers.modeling_utils")
     level = report.level
     report.setLevel(logging.ERROR)
     try:
-        model = auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
-    except (OSError, ValueError, ImportError) as problem:
-        _refuse_remote_code(settings.name_or_path, problem)
-        raise ThreestepError(
-            f"no model could be loaded from '{settings.name_or_path}': {_first_line(problem)}"
-        ) from problem
+        with _errors_explained("model", settings.name_or_path, OSError, ValueError, ImportError):
+            model = auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
     finally:
         report.setLevel(level)
-    # Compiled blocks would be compiled anew for every row's runs.
-    if settings.attn_implementation == SDPA and not settings.torch_compile and not torch.cuda.is_available():
+    # Compiled blocks would be recompiled for the runs of every row.
+    if implementation == SDPA and not settings.torch_compile and not has_cuda:
         from training.utils.models.document_attention import use_document_attention
 
         use_document_attention(model)
     return model
-
-
-def _check_attention(implementation: str) -> None:
-    import torch
-
-    if implementation != SDPA and not torch.cuda.is_available():
-        raise ThreestepError(
-            f"--attn_implementation {implementation} trains on CUDA alone, and there is no CUDA device here; use sdpa"
-        )
 
 
 def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:
@@ -231,15 +214,18 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
     if tokenizer_size > rows:
         raise ThreestepError(
             f"the tokenizer of '{settings.name_or_path}' has {tokenizer_size} tokens and its model embeds {rows}; "
-            "resize the model's embeddings or give the tokenizer that belongs to it"
+            "resize the model's embeddings or give the model's own tokenizer"
         )
 
 
+def positions_of(config: Any) -> int | None:
+    """The longest sequence that a model has positions for; None if unbounded."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
-    """ThreestepError where `longest_tokens`, what `flags` allow, is more than the model has positions for, by its
-    configuration: no weight is read."""
-    config = load_config(settings.name_or_path, settings.trust_remote_code)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration."""
+    positions = positions_of(load_config(settings.name_or_path, settings.trust_remote_code))
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(
             f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "
@@ -247,17 +233,22 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
         )
 
 
-def _refuse_remote_code(name_or_path: str, problem: BaseException) -> None:
-    """ThreestepError where what failed is that the model comes with code of its own, which was not asked for."""
-    if "trust_remote_code" in str(problem):
-        raise ThreestepError(
-            f"'{name_or_path}' comes with Python code of its own, which is not run unless asked for: read it, and give "
-            "--trust_remote_code true, or use a model of an architecture that transformers has"
-        ) from problem
+@contextlib.contextmanager
+def _errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn `errors` of transformers inside into a ThreestepError."""
+    try:
+        yield
+    except errors as problem:
+        if "trust_remote_code" in str(problem):
+            raise ThreestepError(
+                f"'{name_or_path}' comes with Python code of its own, which is not run by default: read it, then give "
+                "--trust_remote_code true, or use an architecture that transformers has"
+            ) from problem
+        raise ThreestepError(f"no {what} could be loaded from '{name_or_path}': {first_line(problem)}") from problem
 
 
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
-    """Make `model` what `settings` say besides its weights: dropout, recomputation, adapters; in place."""
+    """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, compilation."""
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     if settings.gradient_checkpointing:
@@ -275,7 +266,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set every dropout rate, in the configuration and in the modules that have read it already."""
+    """Set every dropout rate, in the configuration and in the modules."""
     import torch
 
     for name in _DROPOUT_NAMES:
@@ -290,14 +281,10 @@ def set_dropout(model: PreTrainedModel, rate: float) -> None:
 
 
 def model_files(name_or_path: str) -> list[str]:
-    """The files that decide what a model that has been loaded computes: its configuration and its safetensors."""
+    """Return the files that decide what a loaded model computes: its configuration and safetensors."""
     from transformers.utils import cached_file
 
     folder = Path(name_or_path)
-    if not folder.is_dir():  # a hub name: where its snapshot was put when it was loaded
+    if not folder.is_dir():  # a hub name: its local snapshot
         folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent
     return [str(folder / "config.json"), *sorted(str(path) for path in folder.glob("*.safetensors"))]
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

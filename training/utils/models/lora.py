@@ -1,6 +1,6 @@
-"""LoRA by PEFT: adapters put into a model in place, and the merged weights read back out.
+"""LoRA by PEFT: adapters added to a model in place, and its merged weights.
 
-A model with adapters keeps its class, so every other room treats it as the model it is.
+A model with adapters keeps its class, so other rooms treat it like any model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ ADAPTER = "default"
 
 
 def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
-    """Put adapters of rank `lora_dim` into `model` in place (nothing where it is 0) and return it.
+    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it.
 
-    `lora_module_name` is "all-linear" (every linear layer but the head) or a part of the names of the layers to
-    adapt. Unless `only_optimize_lora` is off, all other weights are frozen; a scalar head always trains.
+    `lora_module_name` is "all-linear" (every linear layer but the head) or a part of the names of the layers. With
+    `only_optimize_lora` all other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
         return model
     from peft import LoraConfig
 
-    targets: str | list[str] = settings.lora_module_name
-    if targets != "all-linear":
-        targets = _linear_layers_named(model, settings.lora_module_name)
+    part = settings.lora_module_name
+    targets = part if part == "all-linear" else _linear_layers_named(model, part)
     model.add_adapter(
         LoraConfig(
             r=settings.lora_dim,
@@ -50,20 +49,17 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
 
 
 def is_adapter_tensor(name: str) -> bool:
-    """True for the name of a tensor that LoRA added."""
+    """Whether LoRA added the tensor of this name."""
     return ".lora_" in name
 
 
 def merged_name(name: str) -> str:
-    """The name a weight has in the plain model."""
+    """Return a weight's name in the plain model."""
     return name.replace(".base_layer.", ".")
 
 
 def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """What LoRA adds to the weight called `name`, or None where it adds nothing.
-
-    Under ZeRO-3 the layer's own parameters must be gathered by the caller (`layer_parameters`).
-    """
+    """Return what LoRA adds to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
     if not name.endswith(".base_layer.weight"):
         return None
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
@@ -71,7 +67,7 @@ def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:
-    """The parameters that make up the merged weight called `name`: itself, and its adapters'."""
+    """Return the parameters that make up the merged weight called `name`: itself and its adapters."""
     own = model.get_parameter(name)
     if not name.endswith(".base_layer.weight"):
         return [own]
@@ -91,18 +87,18 @@ def _linear_layers_named(model: PreTrainedModel, part: str) -> list[str]:
     ]
     if not found:
         raise ThreestepError(
-            f"--lora_module_name '{part}' is part of no linear layer's name in {type(model).__name__}; "
-            "use 'all-linear' or a part of a name such as 'layers.'"
+            f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
+            f"{type(model).__name__}, such as 'layers.', got '{part}'"
         )
     return found
 
 
 @contextlib.contextmanager
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model` computes as if it had no adapters.
+    """Inside, `model` computes without its adapters.
 
-    PEFT's own switch also turns requires_grad off and on, which the hooks that DeepSpeed puts on parameters do not
-    survive; the flag it sets is enough (peft 0.21, tuners_utils.BaseTunerLayer).
+    PEFT's own switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
+    enough (peft 0.21, tuners_utils.BaseTunerLayer).
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

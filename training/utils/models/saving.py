@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from training.utils.models.lora import ADAPTER
 
 if TYPE_CHECKING:
     import torch
@@ -20,13 +23,13 @@ def save_model(
 ) -> None:
     """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
 
-    Written beside its place and renamed, so that a folder that exists is whole. Call on rank 0 alone.
+    It is written next to `folder` and renamed, so that an existing folder is whole. Call on rank 0 only.
     """
     folder = Path(folder)
     beside = folder.parent / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     plain = plain_skeleton(model)
-    # Weights that are tied share one tensor and are saved once; the skeleton knows which.
+    # Tied weights share one tensor and are saved once; the skeleton knows which.
     plain.load_state_dict(tensors, strict=False, assign=True)
     plain.tie_weights()
     plain.save_pretrained(beside)
@@ -36,17 +39,13 @@ def save_model(
 
 
 def save_adapter(folder: str | Path, model: PreTrainedModel, base: str | Path) -> None:
-    """Write `model`'s LoRA adapters alone as PEFT keeps them; `base`: the model folder that they belong on."""
-    from training.utils.models.lora import ADAPTER
-
+    """Write only the LoRA adapters of `model`, in PEFT's format. base: the model folder without them."""
     model.peft_config[ADAPTER].base_model_name_or_path = str(base)  # type: ignore[attr-defined]  # PEFT's
     model.save_pretrained(str(folder))
 
 
 def plain_skeleton(model: PreTrainedModel) -> PreTrainedModel:
     """The same architecture without weights (meta device) and without adapters."""
-    import copy
-
     import torch
 
     config = copy.deepcopy(model.config)

@@ -1,6 +1,6 @@
-"""The scale of a reward model's scores, kept in its configuration: mean and standard deviation on chosen responses.
+"""Mean and standard deviation of a reward model's scores on chosen responses, in its configuration.
 
-Step 2 writes it, step 3 reads it. Plain transformers keeps both numbers and does nothing with them.
+Step 2 writes them, step 3 reads them. Plain transformers keeps both and ignores them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MEAN, _STD = "threestep_score_mean", "threestep_score_std"
 
 @dataclass(frozen=True)
 class ScoreScale:
-    """mean, std: of the scores of the training prompts' chosen responses; a score s is (s - mean) / std on it."""
+    """mean, std: of the scores of the training prompts' chosen responses. Normalized, a score s is (s - mean) / std."""
 
     mean: float
     std: float
 
 
 def set_score_scale(config: Any, scale: ScoreScale | None) -> None:
-    """Write `scale` into a model's configuration, or take away what is there."""
+    """Write `scale` into a model's configuration; None removes it."""
     for name, value in ((_MEAN, scale and scale.mean), (_STD, scale and scale.std)):
         if value is not None:
             setattr(config, name, value)
@@ -32,9 +32,9 @@ def set_score_scale(config: Any, scale: ScoreScale | None) -> None:
 
 
 def read_score_scale(name_or_path: str, asked_by: str) -> ScoreScale:
-    """Return the scale in the configuration of a folder or hub name.
+    """Return the scale in the configuration of a folder or hub name, which the flag `asked_by` needs.
 
-    Raises ThreestepError where it has none, or one that cannot divide; `asked_by` is the flag that wants it.
+    Raises ThreestepError if it has none, or a standard deviation that is not positive.
     """
     config = load_config(name_or_path)
     mean, std = getattr(config, _MEAN, None), getattr(config, _STD, None)

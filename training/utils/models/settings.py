@@ -10,10 +10,12 @@ from training.utils.run.errors import ThreestepError
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """name_or_path: folder or hub name. attn_implementation: see training.utils.models.attention. dropout: every
-    dropout rate of the model, None keeps the model's own. lora_*: see training.utils.models.lora.
-    gradient_checkpointing: recompute activations in backward. torch_compile: see training.utils.models.compiled.
-    trust_remote_code: run Python that comes with the model."""
+    """name_or_path: folder or hub name.
+    attn_implementation, torch_compile, lora_*: see training.utils.models.attention, .compiled and .lora.
+    dropout: every dropout rate; None keeps the model's own.
+    gradient_checkpointing: recompute activations in backward.
+    trust_remote_code: run Python code that comes with the model.
+    """
 
     name_or_path: str
     attn_implementation: str = "sdpa"
@@ -28,15 +30,15 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     def as_it_is(self) -> ModelSettings:
-        """The same model, to be read and not trained."""
+        """Return settings of the same model without training."""
         return ModelSettings(self.name_or_path, trust_remote_code=self.trust_remote_code)
 
 
 def check_model_folder(name_or_path: str) -> None:
-    """ThreestepError where a path leads to no model; a hub name passes. Programs ask before they import a library."""
+    """ThreestepError if a path holds no model; hub names pass. Programs check before they import a library."""
     path = Path(name_or_path)
     looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
     if looks_local and not path.is_dir():
         raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ThreestepError(f"the folder '{name_or_path}' holds no config.json, so it is no model folder")
+        raise ThreestepError(f"the folder '{name_or_path}' holds no config.json, so it is not a model folder")

@@ -1,7 +1,7 @@
-"""A scalar model on a language model's trunk: the same tensors under modules of its own.
+"""A scalar model on a language model's trunk: the same tensors in modules of its own.
 
-Each of the two gets its own adapters, dropout and recomputation, so nothing is switched between their forwards, and
-engines, saving and checkpoints see two ordinary models. Adapters freeze the trunk; it has to stay so.
+Each of the two has its own adapters, dropout and recomputation, so nothing is switched between their forwards, and
+engines, saving and checkpoints see two ordinary models. Adapters freeze the trunk; it must stay frozen.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 def scalar_model_on_trunk(model: PreTrainedModel, settings: ModelSettings, pad_token_id: int) -> PreTrainedModel:
-    """Return an `AutoModelForSequenceClassification` with one label, whose trunk's parameters are those of `model`
-    and whose head is zero: every scalar is 0 until it has been trained.
+    """Return an `AutoModelForSequenceClassification` with one label, the trunk parameters of `model` and a zero head.
 
-    `model` has no adapters yet; `settings` say which the scalar model gets. ThreestepError where the family has no
-    such class, or one that reads another trunk.
+    `model` has no adapters yet; `settings` define those of the scalar model. ThreestepError if the family has no such
+    class, or one with another trunk.
     """
     import torch
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
@@ -37,8 +36,8 @@ def scalar_model_on_trunk(model: PreTrainedModel, settings: ModelSettings, pad_t
     trunk = model.base_model
     if scalar_class is None or type(scalar.base_model) is not type(trunk) or not hasattr(scalar, "score"):
         raise ThreestepError(
-            f"--share_trunk: transformers has no model with a scalar head on the trunk of {type(model).__name__}; use "
-            "another family or leave --share_trunk out"
+            f"--share_trunk: transformers has no scalar head for the trunk of {type(model).__name__}; use another "
+            "family or leave --share_trunk out"
         )
     same: dict[int, Any] = {id(parameter): parameter for parameter in trunk.parameters()}
     setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**same, id(model.config): config}))

@@ -1,10 +1,10 @@
-"""Log-probabilities of given tokens straight from hidden states: the logits never stand in memory as a whole.
+"""Log-probabilities of given tokens from hidden states, without all logits in memory at once.
 
-A loss needs one number a token, and a row of logits is as long as the vocabulary: 1 MB in float32 at 256,000 tokens.
-Logits are computed in chunks of rows and turned into probabilities in place. Where all rows fit one chunk their
-probabilities are kept for the backward; otherwise each chunk's logits are computed again there (as in Liger Kernel,
-Hsu et al. 2024, arXiv:2410.10989, and unlike it for any loss: the gradient of each log-probability may be anything).
-torch's own `linear_cross_entropy` gives a loss alone, and was slower where we measured it (docs/lab_book.md).
+A loss needs one number per token, and a token has as many logits as the vocabulary: 1 MB in float32 at 256,000 tokens.
+Logits are computed in chunks of rows and turned into probabilities in place. If all rows fit one chunk, their
+probabilities are kept for the backward; otherwise it computes each chunk's logits again (as in Liger Kernel, Hsu et al.
+2024, arXiv:2410.10989, but for any loss: the log-probabilities may have any gradient). torch's own
+`linear_cross_entropy` gives only a loss, and was slower where we measured it (docs/lab_book.md).
 
 M tokens to be predicted, H hidden size, V vocabulary, C tokens of a chunk.
 """
@@ -17,16 +17,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# Logits and their gradient of one chunk: 512 rows at a vocabulary of 128,000. Smaller chunks cost time on a GPU: each
+from training.utils.models.sharding import whole_shape
+
+# Logits and their gradient of one chunk: 512 rows at a vocabulary of 128,000. Smaller chunks are slower on a GPU: each
 # reads and writes the whole gradient of the head's weight.
 CHUNK_BYTES = 256 * 2**20
 
 
 class TokenLogprobs(NamedTuple):
-    """logprobs_M: float32, log p(target | what it may see). log_normalizers_M: float32, log of the sum of the
-    exponentiated logits (what a z-loss holds near 0). is_greedy_M: bool, the target has the largest logit.
-    entropies_M: float32 in nats; logits_MV: float32, of the whole vocabulary; None where they were not asked for. All
-    after division by the temperature; float64 models give float64."""
+    """After division by the temperature; float32, and float64 from float64 models.
+
+    logprobs_M: log p(target | what it may see).
+    log_normalizers_M: log of the sum of the exponentiated logits (a z-loss holds it near 0).
+    is_greedy_M: bool, the target has the largest logit.
+    entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
+    """
 
     logprobs_M: torch.Tensor
     log_normalizers_M: torch.Tensor
@@ -36,8 +41,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class TargetHead(nn.Module):
-    """A model's output layer, read at chosen tokens. It shares the layer's weight (and bias), as parameters of its
-    own: ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
+    """A model's output layer, read at given tokens. It holds the layer's weight and bias as parameters of its own,
+    because ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
 
     def __init__(self, head: nn.Linear, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__()
@@ -56,7 +61,7 @@ class TargetHead(nn.Module):
         if with_logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
             return read_logits(logits_MV, target_ids_M, temperature, with_entropy)
-        vocabulary = getattr(self.weight, "ds_shape", self.weight.shape)[0]
+        vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
         read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M = read
@@ -66,8 +71,7 @@ class TargetHead(nn.Module):
 def read_logits(
     logits_MV: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
 ) -> TokenLogprobs:
-    """Everything that can be read off logits that stand in memory as a whole, in float32 after division by
-    temperature (float64 of float64)."""
+    """Return what TargetHead returns, from logits that are in memory."""
     logits_MV = logits_MV.to(_at_least_float32(logits_MV.dtype))
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
@@ -116,7 +120,7 @@ class _TargetLogprobs(torch.autograd.Function):
         logprobs_M, z_M, is_greedy_M, entropies_M = (torch.cat(column) for column in zip(*parts, strict=True))
         ctx.mark_non_differentiable(is_greedy_M)
         ctx.save_for_backward(hidden_MH, target_ids_M, z_M, entropies_M)
-        # A parameter is kept as it is: under ZeRO-3 its storage comes and goes.
+        # Not by save_for_backward: under ZeRO-3 a parameter's storage comes and goes.
         ctx.head, ctx.kept_MV, ctx.temperature, ctx.chunk = (weight_VH, bias_V), kept_MV, temperature, chunk
         return logprobs_M, z_M, is_greedy_M, entropies_M
 
@@ -126,8 +130,8 @@ class _TargetLogprobs(torch.autograd.Function):
         hidden_MH, target_ids_M, z_M, entropies_M = ctx.saved_tensors
         weight_VH, bias_V = ctx.head
         grad_hidden_MH = torch.empty_like(hidden_MH) if ctx.needs_input_grad[0] else None
-        sums = _HeadGradients(weight_VH, bias_V, *ctx.needs_input_grad[1:3])
-        # Probabilities become gradients in place, so a second backward has to compute them again.
+        grad_weight_VH = grad_bias_V = None
+        # Probabilities become gradients in place, so a second backward computes them again.
         kept_MV, ctx.kept_MV = ctx.kept_MV, None
         for begin in range(0, max(1, len(hidden_MH)), ctx.chunk):
             here = slice(begin, begin + ctx.chunk)
@@ -144,10 +148,8 @@ class _TargetLogprobs(torch.autograd.Function):
                 scale_C -= grad_logprobs_M[here]
             if grad_z_M is not None:
                 scale_C += grad_z_M[here]
-            if shift_CV is None:
-                grad_CV = probability_CV.mul_(scale_C.unsqueeze(-1))
-            else:
-                grad_CV = probability_CV.mul_(scale_C.unsqueeze(-1) - shift_CV)
+            scale_C1 = scale_C.unsqueeze(-1)
+            grad_CV = probability_CV.mul_(scale_C1 if shift_CV is None else scale_C1 - shift_CV)
             if grad_logprobs_M is not None:
                 grad_CV.scatter_add_(-1, target_ids_M[here].unsqueeze(-1), grad_logprobs_M[here].unsqueeze(-1))
             if ctx.temperature != 1.0:
@@ -155,44 +157,29 @@ class _TargetLogprobs(torch.autograd.Function):
             grad_CV = grad_CV.to(hidden_MH.dtype)
             if grad_hidden_MH is not None:
                 torch.mm(grad_CV, weight_VH, out=grad_hidden_MH[here])
-            sums.add(grad_CV, hidden_MH[here])
-        return (grad_hidden_MH, *sums.totals(), None, None, None, None)
+            if ctx.needs_input_grad[1]:
+                grad_weight_VH = _plus_product(grad_weight_VH, grad_CV.t(), hidden_MH[here])
+            if ctx.needs_input_grad[2]:
+                part_V = grad_CV.sum(dim=0, dtype=_at_least_float32(grad_CV.dtype))
+                grad_bias_V = part_V if grad_bias_V is None else grad_bias_V.add_(part_V)
+        grad_weight_VH = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        grad_bias_V = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_MH, grad_weight_VH, grad_bias_V, None, None, None, None
 
 
-class _HeadGradients:
-    """Adds up the gradients of the head's weight and bias over chunks: in float32 where there are several in half."""
-
-    def __init__(self, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, of_weight: bool, of_bias: bool) -> None:
-        self._dtypes = (weight_VH.dtype, None if bias_V is None else bias_V.dtype)
-        self._wanted = (of_weight, of_bias)
-        self._sums: list[torch.Tensor | None] = [None, None]
-
-    def add(self, grad_CV: torch.Tensor, hidden_CH: torch.Tensor) -> None:
-        if self._wanted[0]:
-            have = self._sums[0]
-            if have is None:
-                self._sums[0] = grad_CV.t() @ hidden_CH
-            elif have.dtype == grad_CV.dtype == _at_least_float32(grad_CV.dtype):
-                have.addmm_(grad_CV.t(), hidden_CH)
-            else:
-                wide = have.to(_at_least_float32(have.dtype))
-                self._sums[0] = wide.add_(grad_CV.t() @ hidden_CH)
-        if self._wanted[1]:
-            part_V = grad_CV.sum(dim=0, dtype=_at_least_float32(grad_CV.dtype))
-            self._sums[1] = part_V if self._sums[1] is None else self._sums[1].add_(part_V)
-
-    def totals(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        weight, bias = self._sums
-        return (
-            None if weight is None else weight.to(self._dtypes[0]),
-            None if bias is None else bias.to(self._dtypes[1]),
-        )
+def _plus_product(total: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return total + left @ right, in place where it can; several products in half precision add up in float32."""
+    if total is None:
+        return left @ right
+    if total.dtype == left.dtype == _at_least_float32(left.dtype):
+        return total.addmm_(left, right)
+    return total.to(_at_least_float32(total.dtype)).add_(left @ right)
 
 
 def _logits(
     hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
-    """Fresh logits over the temperature, in float32 (float64 of float64): the caller may write into them."""
+    """Return new logits over the temperature, in float32 (or float64), which the caller may overwrite."""
     logits_CV = functional.linear(hidden_CH, weight_VH, bias_V)
     logits_CV = logits_CV.to(_at_least_float32(logits_CV.dtype))
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)

@@ -1,7 +1,7 @@
-"""The two ways a step reads a model: log-probabilities of given tokens, and scalars at given positions.
+"""What steps read from models: log-probabilities of given tokens, and scalars at given positions.
 
-Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers every weight where it is used. Logits are
-computed at the predicting positions only, and in chunks where they are many (`target_head`).
+Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers each weight where it is used. Logits are
+computed only at predicting positions, in chunks if they are many (`target_head`).
 
 N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size, V vocabulary,
 E width of the input embeddings.
@@ -19,12 +19,12 @@ from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs
 from training.utils.models.target_head import TargetHead, TokenLogprobs, read_logits
 
-# Families that scale or cap their logits after the head say so under these names; None or 1.0 means they do not.
+# Settings of families that scale or cap their logits after the head; None or 1.0 turns it off.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 class PolicyModel(nn.Module):
-    """A causal language model read as log-probabilities of the tokens that carry a loss."""
+    """A causal language model that returns log-probabilities of the target tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -47,8 +47,7 @@ class PolicyModel(nn.Module):
         noise_NTE: torch.Tensor | None = None,
         with_logits: bool = False,
     ) -> TokenLogprobs:
-        """noise_NTE: added to the input embeddings. with_logits: those of every target's whole vocabulary too, which
-        then stand in memory."""
+        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory."""
         if self._target_head is not None:
             hidden_MH = _hidden_at(self.model, rows, rows.predictor_M, noise_NTE)
             return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy, with_logits)
@@ -59,15 +58,15 @@ class PolicyModel(nn.Module):
 
 
 class ScalarModel(nn.Module):
-    """A sequence-classification model with one label, read as a score a sequence or a value a position."""
+    """A sequence-classification model with one label that returns a score per sequence or a value per position."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, rows: TokenRows, at: str = "end") -> torch.Tensor:
-        """Return float32 scalars: `at="end"` gives [B], one at each sequence's last token; `at="targets"` gives
-        [M], one at the position that predicts each target (the state in which the token is chosen)."""
+        """Return float32 scalars: [B] at each sequence's last token for `at="end"`; [M] at the position that predicts
+        each target for `at="targets"`."""
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
         head: nn.Module = self.model.score  # type: ignore[assignment]
         return head(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
@@ -75,7 +74,7 @@ class ScalarModel(nn.Module):
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, model.config._attn_implementation)
-    if noise_NTE is not None:  # the table is called as a module, so that ZeRO-3 gathers it
+    if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
         inputs["inputs_embeds"] = embeddings + noise_NTE.view_as(embeddings).to(embeddings.dtype)
     return inputs

@@ -1,7 +1,7 @@
 """Settings from a YAML file and flags into dataclasses, strictly.
 
-`--config run.yaml` sets, flags override. An unknown key or flag is an error that names its nearest
-relatives. The dataclasses hold the defaults; this module knows none of them.
+`--config run.yaml` sets, flags override. Unknown keys and flags fail, with suggestions. The dataclasses hold the
+defaults; this module knows none of them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,40 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import os
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from training.utils.run.deepspeed_chat import OldFlag, translated
+from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.run.metrics import say
+from training.utils.run.flags import VALUES, note_mistakes
+from training.utils.run.old_flags import OldFlag, translated
+
+_Group = TypeVar("_Group")
+
+
+class ProgramParser(argparse.ArgumentParser):
+    """The flags of a small program. Unknown ones fail, with suggestions; every mistake is a ThreestepError."""
+
+    def __init__(self, program: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"python -m {program}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ThreestepError(f"{self.prog}: {message}; see --help")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        options, unknown = self.parse_known_args(argv)
+        _refuse_unknown_flags(unknown, self)
+        return options
 
 
 def parse_arguments(
@@ -26,17 +50,21 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
-    old_flags: DeepSpeed-Chat's that have no namesake among the groups; each of them in `argv` is said in one line.
-    Every group that has a `validate(mistakes)` method is asked for its mistakes; all of them are raised
-    together. Raises ThreestepError for unknown names, wrong types and mistakes; exits for `--help`.
+    old_flags: DeepSpeed-Chat's flags that have no namesake in the groups; each one in `argv` is reported in one line.
+    Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
+    `validate(mistakes)` method. Exits for `--help`.
     """
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
             raise ThreestepError(f"in the command line or the configuration: {message}")
 
+        def add_argument(self, *names: str, **keywords: Any) -> Any:
+            keywords.pop(VALUES, None)  # fields' metadata arrive here; argparse knows only its own
+            return super().add_argument(*names, **keywords)
+
     parser = StrictParser(
-        list[Any](groups),
+        [part for group in groups for part in _parts(group)],
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -47,38 +75,37 @@ def parse_arguments(
 
     argv, lines = translated(argv, old_flags or {})
     for line in lines:
-        say(line, is_main_rank=os.environ.get("RANK", "0") == "0")
+        log(line, started_as_main_rank())
     config_path = _config_path(argv)
     config_flags: list[str] = []
     if config_path is not None:
-        # The path at the end parts a list of the file from what the command line begins with.
+        # The path at the end separates a list in the file from the first words of the command line.
         config_flags = [*_flags_of(read_yaml(config_path), parser, config_path), f"--config={config_path}"]
     for word in (*config_flags, *argv):
-        if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse reads it as nothing
-            raise ThreestepError(f"in the command line or the configuration: '{word}': '--' is no value; leave it out")
+        if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
+            parser.error(f"'{word}': '--' is not a value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser)
 
     instances = tuple(_instance(group, namespace) for group in groups)
     mistakes = Mistakes()
     for instance in instances:
-        if hasattr(instance, "validate"):
-            instance.validate(mistakes)
+        note_mistakes(instance, mistakes)
     mistakes.raise_if_any()
     return instances
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in the YAML file at `path`; ThreestepError where it is missing or no mapping."""
+    """Return the mapping in the YAML file at `path`; ThreestepError if it is missing or not a mapping."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as problem:
         raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
-    except ValueError as problem:  # bytes that are no text, or a path that no system takes
+    except ValueError as problem:  # bytes that are not text, or an invalid path
         raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
     try:
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:  # ValueError: a date that is none, a long number
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:  # ValueError: an invalid date, a long number
         raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
     if values is None:
         values = {}
@@ -87,20 +114,31 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
+def group_of(groups: Sequence[Any], kind: type[_Group]) -> _Group:
+    """The parsed group that is an instance of `kind`."""
+    return next(group for group in groups if isinstance(group, kind))
+
+
 def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
-    """Return every value of the parsed groups under its flag's name."""
+    """Return every value of the parsed groups by its flag's name."""
     values: dict[str, Any] = {}
     for instance in instances:
-        for name, value in dataclasses.asdict(instance).items():
+        for name, value in _flat(instance).items():
             if name in values and values[name] != value:
                 raise AssertionError(f"two argument groups share the name {name}")
             values[name] = value
     return values
 
 
+def defaults_of(groups: Sequence[type]) -> dict[str, Any]:
+    """Every flag of `groups` with its default; None for a list."""
+    fields = (field for group in groups for part in _parts(group) for field in dataclasses.fields(part))
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
+
+
 def _dataclass_parser() -> Any:
-    """transformers' HfArgumentParser. Its file is read alone, for it imports nothing of transformers, whose own import
-    takes a second: --help and mistakes are answered without it."""
+    """transformers' HfArgumentParser, from its file alone: importing transformers takes a second, which --help and
+    mistakes need not wait for."""
     package = importlib.util.find_spec("transformers")
     for folder in (package and package.submodule_search_locations) or ():
         path = Path(folder) / "hf_argparser.py"
@@ -115,18 +153,16 @@ def _dataclass_parser() -> Any:
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
-    class Finder(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:  # by itself it prints, and exits
-            raise ThreestepError("--config expects a file's path after it")
-
-    finder = Finder(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", default=None)
-    known, _ = finder.parse_known_args(list(argv))
-    return known.config
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument("--config")
+    try:
+        return finder.parse_known_args(list(argv))[0].config
+    except argparse.ArgumentError as problem:
+        raise ThreestepError("--config expects a file's path after it") from problem
 
 
 def _flags_of(values: dict[str, Any], parser: argparse.ArgumentParser, path: str) -> list[str]:
-    """Spell YAML values as flags, so that files and flags are checked by the same rules."""
+    """Write YAML values as flags, so that files and flags are checked by the same rules."""
     names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
     flags: list[str] = []
     mistakes = Mistakes()
@@ -158,10 +194,32 @@ def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParse
             name = word[2:].split("=")[0]
             mistakes.add(f"unknown flag --{name}{nearest_names(name, _names(parser))}")
     if unknown and not mistakes.sentences:
-        mistakes.add(f"the command line holds words that belong to no flag: {' '.join(unknown)}")
+        mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
     mistakes.raise_if_any()
 
 
 def _instance(group: type, namespace: argparse.Namespace) -> Any:
+    members = _members(group)
+    if members:
+        return group(**{name: _instance(member, namespace) for name, member in members.items()})
     names = [field.name for field in dataclasses.fields(group) if field.init]
     return group(**{name: getattr(namespace, name) for name in names})
+
+
+def _members(group: type) -> dict[str, type]:
+    """The groups in a composite, by field; empty for a group of flags."""
+    kinds = typing.get_type_hints(group)
+    return kinds if all(dataclasses.is_dataclass(kind) for kind in kinds.values()) else {}
+
+
+def _parts(group: type) -> list[type]:
+    """The groups of flags in `group`."""
+    return [part for member in _members(group).values() for part in _parts(member)] or [group]
+
+
+def _flat(instance: Any) -> dict[str, Any]:
+    """Every value of a group by its flag's name."""
+    values = dataclasses.asdict(instance)
+    if _members(type(instance)):
+        return {name: value for member in values.values() for name, value in member.items()}
+    return values

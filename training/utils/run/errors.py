@@ -1,7 +1,4 @@
-"""Mistakes that a user can make, said in one clear sentence each.
-
-This module knows nothing of datasets, models or engines: it only carries sentences.
-"""
+"""A user's mistakes, in one clear sentence each. Knows nothing of datasets, models or engines."""
 
 from __future__ import annotations
 
@@ -11,15 +8,19 @@ from typing import Any
 
 
 class ThreestepError(ValueError):
-    """A mistake of the user's: what was expected, what was got, where, and what to do."""
+    """A user's mistake: what was expected, what was got, where, and what to do."""
+
+
+def first_line(problem: BaseException) -> str:
+    """The first line of an exception's message, at most 200 characters; its type if it has none."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
 
 
 def nearest_names(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean 'a' or 'b'?" for the names closest to `name`, or "" where none is close."""
+    """Return "; did you mean 'a' or 'b'?" for the names closest to `name`, or "" if none is close."""
     close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    if not close:
-        return ""
-    return "; did you mean " + " or ".join(f"'{candidate}'" for candidate in close) + "?"
+    names = " or ".join(f"'{candidate}'" for candidate in close)
+    return f"; did you mean {names}?" if close else ""
 
 
 class Mistakes:
@@ -32,18 +33,18 @@ class Mistakes:
         self.sentences.append(sentence)
 
     def require(self, condition: bool, sentence: str) -> None:
-        """Note `sentence` unless `condition` holds."""
+        """Add `sentence` unless `condition` holds."""
         if not condition:
             self.sentences.append(sentence)
 
     def require_one_of(self, flag: str, got: Any, choices: Iterable[str]) -> None:
-        """Note a name that is none of `choices`, with those that are near."""
+        """Add a mistake if `got` is not in `choices`, with the nearest of them."""
         choices = list(choices)
         near = nearest_names(str(got), choices)
         self.require(got in choices, f"{flag} expects one of {', '.join(choices)}, got '{got}'{near}")
 
     def note(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a check returns; where it raises a ThreestepError, note that and return None."""
+        """Return what `check` returns; if it raises a ThreestepError, add that and return None."""
         try:
             return check(*arguments)
         except ThreestepError as error:
@@ -51,7 +52,7 @@ class Mistakes:
             return None
 
     def raise_if_any(self) -> None:
-        """Raise one ThreestepError with every sentence noted, one a line."""
+        """Raise one ThreestepError with every sentence, one a line."""
         if len(self.sentences) == 1:
             raise ThreestepError(self.sentences[0])
         if self.sentences:

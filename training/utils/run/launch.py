@@ -1,14 +1,12 @@
-"""Chooses how a step is started, and starts it: a plain process, or DeepSpeed's launcher for several ranks.
+"""Starts a step: a plain process, or DeepSpeed's launcher for several ranks.
 
     python -m training.utils.run.launch training.step1_sft.main --config run.yaml
 
-is what scripts/step1_sft.sh calls. Where THREESTEP_HOSTFILE names a hostfile, DeepSpeed's launcher starts the ranks
-that it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS where it is set, otherwise what the caller
-asks for, otherwise one for every GPU in sight (one in all where there is none). One rank needs no launcher, and
-neither does a process that a launcher has already started as a rank.
+is what scripts/step1_sft.sh calls. With a hostfile in THREESTEP_HOSTFILE, DeepSpeed's launcher starts the ranks that
+it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else what the caller asks for, or else one for
+each visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
 
-This module knows nothing of what a step does. It imports neither torch nor deepspeed: the launcher is a
-program that it calls.
+Knows nothing of what a step does, and imports neither torch nor deepspeed: the launcher is a program that it calls.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ _TERMINATION_SECONDS = 60.0
 def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -> int:
     """Return the number of ranks: THREESTEP_RANKS, else `asked`, else one for each of `gpus`, else 1.
 
-    Raises ThreestepError for a count that is no positive whole number, and for more ranks than GPUs where
-    there are GPUs.
+    Raises ThreestepError for a count that is not a positive whole number, and for more ranks than GPUs.
     """
     value = environment.get(RANKS_VARIABLE, "").strip()
     origin = RANKS_VARIABLE if value else "ranks"
@@ -55,14 +52,14 @@ def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -
         raise ThreestepError(f"{origin} expects a positive whole number, got {ranks}")
     if 0 < gpus < ranks:
         raise ThreestepError(
-            f"{origin} asks for {ranks} ranks, and {gpus} GPU{'s are' if gpus > 1 else ' is'} in sight: each"
+            f"{origin} asks for {ranks} ranks, and {gpus} GPU{'s are' if gpus > 1 else ' is'} visible: each"
             f" needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) for the CPU"
         )
     return ranks
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return the names (indices, or whatever CUDA_VISIBLE_DEVICES holds) of the NVIDIA GPUs in sight."""
+    """Return the names (indices, or whatever CUDA_VISIBLE_DEVICES holds) of the visible NVIDIA GPUs."""
     if environment.get("DS_ACCELERATOR", "cuda") != "cuda":
         return []
     if "CUDA_VISIBLE_DEVICES" in environment:
@@ -94,13 +91,13 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
     """Return the command that runs `module` on the hosts of THREESTEP_HOSTFILE (lines `HOST slots=RANKS`), over ssh.
 
     The ranks meet at MASTER_ADDR (default: the first host's first address) and MASTER_PORT (default: the launcher's,
-    for a port that is free here may not be free there). Raises ThreestepError where there is no such file, and where
+    for a port that is free here may not be free there). Raises ThreestepError if the file does not exist or
     THREESTEP_RANKS is set as well.
     """
     path = Path(environment[HOSTFILE_VARIABLE]).expanduser()
     if not path.is_file():
         raise ThreestepError(
-            f"{HOSTFILE_VARIABLE}: there is no file '{path}'; it expects one of lines `HOST slots=RANKS`"
+            f"{HOSTFILE_VARIABLE} expects a file of lines `HOST slots=RANKS`, got '{path}', which does not exist"
         )
     if environment.get(RANKS_VARIABLE, "").strip():
         raise ThreestepError(
@@ -127,7 +124,7 @@ def launch_environment(ranks: int, on_gpu: bool, environment: Mapping[str, str])
 
 
 def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None) -> int:
-    """Run `module` on as many ranks as asked; say the command first. Returns the exit code of the run."""
+    """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, accelerate launch, ...: this is one rank
         return run_and_wait([sys.executable, "-m", module, *arguments])
     if os.environ.get(HOSTFILE_VARIABLE):
@@ -146,7 +143,7 @@ def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None =
 
     SIGTERM, SIGINT and SIGUSR1 sent to this process reach the ranks below the command, or where it has none every
     process below it, and a command that fails after one leaves none behind. DeepSpeed's launcher itself must not get
-    them: it would kill the ranks, which have a checkpoint to write. So it stands in a session of its own, which a
+    them: it would kill the ranks, which have a checkpoint to write. So it runs in a session of its own, which a
     terminal's Ctrl-C does not reach.
     """
     import psutil
@@ -192,7 +189,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _receivers(pid: int) -> list[psutil.Process]:
-    """The ranks below a process, which a launcher gave RANK and which no rank started; where there are none, all."""
+    """The ranks below a process, which a launcher gave RANK and which no rank started; if there are none, all."""
     import psutil
 
     try:
@@ -219,7 +216,7 @@ def _deepspeed_program() -> str:
     found = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
     if found is None:
         raise ThreestepError(
-            f"several ranks need the program `deepspeed`, found neither beside {sys.executable} nor on PATH:"
+            f"several ranks need the program `deepspeed`, found neither next to {sys.executable} nor on PATH:"
             " install the package (pip install -c constraints.txt -e .)"
         )
     return found

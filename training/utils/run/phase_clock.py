@@ -1,4 +1,4 @@
-"""How long each named phase of a loop takes."""
+"""The time that each named phase of a loop takes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 OTHER = "other"
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class PhaseClock:
-    """Seconds by phase since the last `read`; what no phase takes is `other`. A phase inside another is taken off the
-    outer one, so that all of them add up to the time that has passed. In a profiler's trace they have their names too.
+    """Seconds by phase since the last `read`; time outside all phases is `other`. A nested phase does not count in the
+    outer one, so that all of them add up to the time that has passed. Profiler traces show the phases' names too.
 
-    wait: called where a phase begins and ends, so that work a GPU still does counts where it was asked for.
+    wait: called when a phase begins and ends, so that a GPU's work counts in the phase that started it
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
@@ -38,7 +39,7 @@ class PhaseClock:
             self._open.pop()
 
     def read(self) -> dict[str, float]:
-        """The seconds, and begin anew."""
+        """The seconds; then start again from 0."""
         self._charge()
         seconds, self._seconds = self._seconds, {}
         return seconds
@@ -53,26 +54,16 @@ class PhaseClock:
 
 
 def gpu_wait(device: torch.device) -> Callable[[], object] | None:
-    """What a clock waits with: until the GPU has done what it was asked, None on a CPU."""
+    """A clock's `wait`: until the GPU has finished its work; None on a CPU."""
     return functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
 
 
-class _Clocked(Protocol):
-    clock: PhaseClock
+def timed(name: str) -> Callable[[Method], Method]:
+    """Make a method a phase of `self.clock`."""
 
-
-Owner = TypeVar("Owner", bound=_Clocked)
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
-Method = Callable[Concatenate[Owner, Given], Result]
-
-
-def timed(name: str) -> Callable[[Method[Any, Given, Result]], Method[Any, Given, Result]]:
-    """A method that is a phase of `self.clock`."""
-
-    def decorate(method: Method[Any, Given, Result]) -> Method[Any, Given, Result]:
+    def decorate(method: Any) -> Any:
         @functools.wraps(method)
-        def clocked(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        def clocked(self: Any, *args: Any, **kwargs: Any) -> Any:
             with self.clock.phase(name):
                 return method(self, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""One seed for a whole run: every random stream is named, and derived from it."""
+"""One seed for a whole run: every random stream has a name and derives its seed from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def derived_seed(seed: int, *names: object) -> int:
 
 
 def seed_everything(seed: int, rank: int) -> None:
-    """Seed Python, NumPy and torch for this rank. Ranks differ, so that their dropout differs."""
+    """Seed Python, NumPy and torch differently on each rank, so that their dropout differs."""
     import numpy
     import torch
 
@@ -25,7 +25,7 @@ def seed_everything(seed: int, rank: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's generators in this process, as values that JSON holds."""
+    """The state of Python's, NumPy's and torch's generators in this process, as JSON values."""
     import numpy
     import torch
 
@@ -41,7 +41,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Take up what `random_state` gave."""
+    """Restore what `random_state` returned."""
     import numpy
     import torch
 

@@ -14,10 +14,7 @@ from typing import IO, Any
 
 
 class HashedFile:
-    """A file to write from its beginning; `size_bytes` and `sha256` say what was written so far.
-
-    An OSError that it raises carries the file's name, so that whoever catches it knows which disk refused.
-    """
+    """A new file with the `size_bytes` and `sha256` of what was written so far. Its OSErrors carry the file's name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -55,13 +52,13 @@ class HashedFile:
         try:
             self.close()
         except OSError:
-            if failure[0] is None:  # otherwise the first refusal is already on its way
+            if failure[0] is None:  # otherwise the first error is already being raised
                 raise
 
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """An OSError inside that names no file gets the name `path` (a failed write names none of itself)."""
+    """Give an OSError inside the file name `path` if it has none, as after a failed write."""
     try:
         yield
     except OSError as error:
@@ -75,8 +72,15 @@ def write_json(path: str, content: Any) -> None:
         json.dump(content, file, indent=1, ensure_ascii=False)
 
 
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a whole file in place of the one at `path`, which stays as it was if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(temporary, path)
+
+
 def read_json_object(path: str) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is no such file or it holds something else."""
+    """The object in a JSON file; None if there is no such file or it holds something else."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -94,13 +98,13 @@ def sha256_of(path: str | Path) -> str:
 
 
 def sha256_of_object(content: dict[str, Any]) -> str:
-    """Of what JSON keeps of it, whatever the order of its keys."""
-    plain = json.loads(json.dumps(content))  # keys of text, so that they are ordered as they will be read
+    """Of the object as JSON, whatever the order of its keys."""
+    plain = json.loads(json.dumps(content))  # text keys, so that they are sorted as they will be read
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def flush_to_disk(path: str | Path) -> None:
-    """fsync of a file or a folder."""
+    """fsync a file or a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with naming(str(path)):
@@ -113,13 +117,12 @@ def flush_to_disk(path: str | Path) -> None:
 
 
 def try_lock(path: str) -> int | None:
-    """Lock a file, made where it is missing: a handle that holds the lock until it is closed; None where another
-    process has it.
-    """
+    """Lock a file, made if missing. Return a handle that holds the lock until it is closed; None if another process
+    holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it may have removed the file: a lock on a file without a name keeps nobody out.
+        # The last holder may have removed the file: a lock on a file without a name excludes nobody.
         if os.path.samestat(os.fstat(handle), os.stat(path)):
             return handle
     except (BlockingIOError, FileNotFoundError):
@@ -133,20 +136,20 @@ def try_lock(path: str) -> int | None:
 
 
 def share(file: IO[Any]) -> None:
-    """Hold a shared lock on an open file for as long as it is open, so that nobody owns it."""
+    """Hold a shared lock on an open file while it is open, so that nobody can own it."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def try_to_own(path: str, until: ExitStack) -> bool:
-    """Hold a file alone until `until` ends; False where any process shares it."""
+    """Hold a file exclusively until `until` ends; False if any process shares it."""
     try:
-        file = until.enter_context(open(path, "r+b"))  # some file systems lock alone what is open for writing
+        file = until.enter_context(open(path, "r+b"))  # some file systems need write access for an exclusive lock
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True
     except BlockingIOError:
         return False
     except OSError as error:
-        return error.errno in (errno.ENOLCK, errno.EOPNOTSUPP)  # no locks there: nobody can hold one
+        return error.errno in (errno.ENOLCK, errno.EOPNOTSUPP)  # without locks nobody can hold one
     return True

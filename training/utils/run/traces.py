@@ -1,5 +1,5 @@
-"""A profiler's trace of chosen steps (`--profile_steps`), which Perfetto (ui.perfetto.dev), chrome://tracing and
-TensorBoard's profiler plugin open."""
+"""Profiler traces of single steps (`--profile_steps`), for Perfetto (ui.perfetto.dev), chrome://tracing and
+TensorBoard's profiler plugin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = "profile"
 
 @dataclass(frozen=True)
 class Traces:
-    """steps: those to trace, counted as in metrics.jsonl. folder: where the files go, one a step and rank."""
+    """steps: those to trace, counted as in metrics.jsonl. folder: for the files, one a step and rank."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path(FOLDER)
@@ -25,18 +25,18 @@ NO_TRACES = Traces()
 
 
 def traced(steps: Iterable[int], traces: Traces, rank: int) -> Iterator[int]:
-    """The same steps; the profiler runs from where a chosen one is given until the next is asked for."""
+    """Yield the same steps; the profiler runs from where a step to trace is yielded until the next is requested."""
     for step in steps:
         if step not in traces.steps:
             yield step
             continue
-        from torch.profiler import profile  # all activities that this machine has: CPU and GPU
+        from torch.profiler import profile  # of all the machine's activities: CPU and GPU
 
         profiler = profile()
         profiler.start()
         try:
             yield step
-        finally:  # also where the loop ends with this step
+        finally:  # also if the loop ends with this step
             profiler.stop()
             traces.folder.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(traces.path(step, rank)))

@@ -1,4 +1,4 @@
-"""Python files of the user's: run once each, and what a flag such as `--checker FILE.py:NAME` names in them."""
+"""A user's Python files, each run once, and what a flag such as `--checker FILE.py:NAME` names in them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import hashlib
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from training.utils.run.errors import ThreestepError, nearest_names
 
+Returned = TypeVar("Returned")
 _loaded: dict[str, ModuleType] = {}
 
 
@@ -20,16 +23,16 @@ def is_address(given: str) -> bool:
 
 
 def check_address(given: str, flag: str) -> None:
-    """Raise ThreestepError where `given` is no FILE.py:NAME or there is no such file; runs nothing."""
+    """Raise ThreestepError if `given` is not FILE.py:NAME or there is no such file. Runs nothing."""
     path, _, name = given.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
-        raise ThreestepError(f"{flag}: expected FILE.py:NAME, a Python file and a name in it, got '{given}'")
+        raise ThreestepError(f"{flag} expects FILE.py:NAME, a Python file and a name in it, got '{given}'")
     if not os.path.isfile(os.path.expanduser(path)):
-        raise ThreestepError(f"{flag}: there is no file '{path}'")
+        raise ThreestepError(f"{flag} expects an existing file, got '{path}'")
 
 
 def load_named(given: str, flag: str) -> Any:
-    """Return what NAME stands for in FILE.py; ThreestepError where the file has no such name or does not load."""
+    """Return what NAME is in FILE.py; ThreestepError if the file has no such name or does not load."""
     check_address(given, flag)
     path, _, name = given.rpartition(":")
     module = load_module(path, flag)
@@ -40,20 +43,20 @@ def load_named(given: str, flag: str) -> Any:
 
 
 def load_function(given: str, flag: str) -> Any:
-    """As `load_named`, for what can be called."""
+    """As `load_named`, for functions and other callables."""
     found = load_named(given, flag)
     if not callable(found):
-        raise ThreestepError(f"{flag}: expected '{given}' to be a function, got {type(found).__name__}")
+        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(found).__name__}")
     return found
 
 
 def load_module(path: str, flag: str) -> ModuleType:
-    """Run a Python file; a file already loaded is not run again. ThreestepError where it is none or does not load."""
+    """Run a Python file, once in a process. ThreestepError if it does not exist or does not load."""
     real_path = os.path.realpath(os.path.expanduser(path))
     if real_path in _loaded:
         return _loaded[real_path]
     if not os.path.isfile(real_path) or not real_path.endswith(".py"):
-        raise ThreestepError(f"{flag}: expected a Python file, got '{path}', which is none")
+        raise ThreestepError(f"{flag} expects a Python file, got '{path}'")
     stem = os.path.splitext(os.path.basename(real_path))[0]
     name = f"threestep_user_{stem}_{hashlib.sha256(real_path.encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, real_path)
@@ -70,3 +73,17 @@ def load_module(path: str, flag: str) -> ModuleType:
         raise ThreestepError(f"{flag}: '{path}' does not load: {type(error).__name__}: {error}") from error
     _loaded[real_path] = module
     return module
+
+
+def call_user(function: Callable[..., Returned], *arguments: Any) -> Returned:
+    """Call a user's function; its exceptions become ThreestepErrors with their place, to send to all ranks."""
+    try:
+        return function(*arguments)
+    except ThreestepError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ThreestepError(
+            f"{function.__qualname__} raised {type(error).__name__}: {error} ({os.path.basename(place.filename)}, line "
+            f"{place.lineno})"
+        ) from error

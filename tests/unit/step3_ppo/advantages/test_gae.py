@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.step3_ppo.advantages import gae as estimate
+from training.step3_ppo.advantages.gae import gae as estimate
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 
 
 def gae(rewards_BR, values_BR, lengths_B, gamma: float, lam: float):
     group_B = torch.arange(len(lengths_B))
-    return estimate(AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR), AdvantageSettings(gamma, lam))
+    return estimate(AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR), AdvantageSettings(gamma, lam, True))
 
 
 def test_the_table_worked_by_hand():

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.step3_ppo.losses import POLICY_LOSSES
-from training.step3_ppo.losses.aggregation import AGGREGATIONS, StepTotals, token_weights
+from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.covariance import (
-    bound_of_chosen,
     clip_cov_keys,
     covariance_sums,
     covariances,
     kl_cov_keys,
-    tokens_to_choose,
+    smallest_selected_key,
+    tokens_to_select,
 )
 from training.step3_ppo.losses.entropy import entropy_loss
 from training.step3_ppo.losses.pretraining import pretraining_loss
@@ -125,13 +125,13 @@ def dealt(step: list[Sequence], loss: str, aggregation: str, parts: list[list[in
     totals = StepTotals(sum(len(item.old) for item in counted), len(counted), LONGEST)
     shares = [[step[index] for index in part if step[index].counts] for part in parts]
     sums = sum(covariance_sums(columns(share, 2), columns(share, 1)) for share in shares)
-    count = tokens_to_choose(SHARE, totals.tokens)
+    count = tokens_to_select(SHARE, totals.tokens)
 
     def keys(items: list[Sequence]) -> torch.Tensor:
         covariance_M = covariances(columns(items, 2), columns(items, 1), sums)
         return (entry.keys or kl_cov_keys)(covariance_M, columns(items, 3), COV_LOW, COV_HIGH)
 
-    bound = bound_of_chosen(torch.cat([keys(share) for share in shares]), count)
+    bound = smallest_selected_key(torch.cat([keys(share) for share in shares]), count)
     leaves = [item.logprobs.clone().requires_grad_() for item in step]
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
@@ -143,7 +143,7 @@ def dealt(step: list[Sequence], loss: str, aggregation: str, parts: list[list[in
         picked_M = keys(items) >= bound
         tokens = PolicyTokens(logprobs_M, columns(items, 1), columns(items, 2), sequence_M, picked_M)
         loss_M, _ = entry.loss(tokens, HOW)
-        total = total + (loss_M * token_weights(aggregation, counted_M, sequence_M, totals)).sum()
+        total = total + (loss_M * AGGREGATIONS[aggregation](counted_M, sequence_M, totals)).sum()
     total.backward()
     return total.item(), torch.cat([leaf.grad for leaf in leaves])
 
@@ -177,13 +177,13 @@ def test_aggregation_by_hand():
         ("seq-mean-token-sum-norm", [1 / 40] * 4),
     ):
         torch.testing.assert_close(
-            token_weights(name, counted_M, sequence_M, totals), torch.tensor([*expected, 0.0, 0.0])
+            AGGREGATIONS[name](counted_M, sequence_M, totals), torch.tensor([*expected, 0.0, 0.0])
         )
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_step_in_which_nothing_counts_is_zero(aggregation):
-    weights_M = token_weights(aggregation, torch.zeros(3).bool(), torch.tensor([0, 0, 1]), StepTotals(0, 0, 10))
+    weights_M = AGGREGATIONS[aggregation](torch.zeros(3), torch.tensor([0, 0, 1]), StepTotals(0, 0, 10))
     assert weights_M.tolist() == [0, 0, 0]
 
 
@@ -207,7 +207,7 @@ def test_gspos_gradient_is_that_of_the_sequences_ratio():
     direct = -3.0 * torch.exp((logprobs_M - old_M).mean())
     (want_M,) = torch.autograd.grad(direct, logprobs_M)
     tokens = PolicyTokens(logprobs_M, old_M, torch.full((4,), 3.0), torch.zeros(4, dtype=torch.int64))
-    loss_M, _ = POLICY_LOSSES["gspo"].loss(tokens, PolicyLossSettings())
+    loss_M, _ = POLICY_LOSSES["gspo"].loss(tokens, PolicyLossSettings(clip_low=0.2, clip_high=0.2))
     (got_M,) = torch.autograd.grad(loss_M.mean(), logprobs_M)
     torch.testing.assert_close(got_M, want_M)
 
@@ -227,18 +227,18 @@ def test_the_choice_of_kl_cov_by_hand():
     advantages_M, old_M = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0])
     covariance_M = covariances(advantages_M, old_M, covariance_sums(advantages_M, old_M))
     assert covariance_M.tolist() == [1.0, 0.0, 1.0]
-    assert bound_of_chosen(covariance_M, 1) == bound_of_chosen(covariance_M, 2) == 1.0  # a tie: both are chosen
-    assert bound_of_chosen(covariance_M, 3) == bound_of_chosen(covariance_M, 4) == 0.0
+    assert smallest_selected_key(covariance_M, 1) == smallest_selected_key(covariance_M, 2) == 1.0  # a tie: both
+    assert smallest_selected_key(covariance_M, 3) == smallest_selected_key(covariance_M, 4) == 0.0
     noise_M = torch.tensor([0.1, 0.2, 0.9])
     keys_M = clip_cov_keys(covariance_M, noise_M, low=0.5, high=5.0)
-    assert (keys_M >= bound_of_chosen(keys_M, 1)).tolist() == [False, False, True]
+    assert (keys_M >= smallest_selected_key(keys_M, 1)).tolist() == [False, False, True]
     nobody_M = clip_cov_keys(covariance_M, noise_M, low=2.0, high=5.0)
-    assert not (nobody_M >= bound_of_chosen(nobody_M, 1)).any()
-    assert tokens_to_choose(2e-4, 100) == 1 and tokens_to_choose(0.5, 7) == 3
+    assert not (nobody_M >= smallest_selected_key(nobody_M, 1)).any()
+    assert tokens_to_select(2e-4, 100) == 1 and tokens_to_select(0.5, 7) == 3
 
 
 @pytest.mark.parametrize(("name", "said"), [("kl_cov", "KL-Cov needs"), ("clip_cov", "Clip-Cov needs")])
-def test_chosen_tokens_that_are_missing_are_said(name, said):
+def test_selected_tokens_that_are_missing_are_said(name, said):
     one = torch.ones(1)
     with pytest.raises(AssertionError, match=said):
         POLICY_LOSSES[name].loss(PolicyTokens(one, one, one, torch.zeros(1).long()), HOW)
@@ -262,7 +262,7 @@ def test_a_micro_batch_without_tokens_gives_zero_on_the_graph(name):
     none = torch.zeros(0)
     tokens = PolicyTokens(weights[:0], none, none, torch.zeros(0).long(), torch.zeros(0).bool())
     loss_M, clipped_M = POLICY_LOSSES[name].loss(tokens, HOW)
-    weights_M = token_weights("seq-mean-token-mean", torch.zeros(0).bool(), tokens.sequence_M, StepTotals(5, 2, 9))
+    weights_M = AGGREGATIONS["seq-mean-token-mean"](torch.zeros(0), tokens.sequence_M, StepTotals(5, 2, 9))
     (loss_M * weights_M).sum().backward()
     assert weights.grad.tolist() == [0, 0, 0] and not clipped_M.any()
 

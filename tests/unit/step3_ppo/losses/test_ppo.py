@@ -23,7 +23,7 @@ def test_by_hand():
     #   clipped                           0.5  -2    1.0      1.6       1.6
     #   inside the range                  1.1   1   -1.1     -1.1      -1.1
     tokens = tokens_of([1.5, 1.5, 0.5, 0.5, 1.1], [2.0, -2.0, 2.0, -2.0, 1.0])
-    loss_M, clipped_M = ppo(tokens, PolicyLossSettings())
+    loss_M, clipped_M = ppo(tokens, PolicyLossSettings(0.2, 0.2))
     torch.testing.assert_close(loss_M, torch.tensor([-2.4, 3.0, -1.0, 1.6, -1.1]))
     assert clipped_M.tolist() == [True, False, False, True, False]
     loss_M.sum().backward()  # -A r where free, 0 where the clip is in force
@@ -41,7 +41,7 @@ def test_separate_bounds_by_hand():
 def test_the_dual_clip_by_hand():
     # c 3: where A < 0 the loss is at most -3 A; where A > 0 nothing changes.
     tokens = tokens_of([5.0, 2.0, 5.0], [-1.0, -1.0, 1.0])
-    loss_M, clipped_M = ppo(tokens, PolicyLossSettings(dual_clip=3.0))
+    loss_M, clipped_M = ppo(tokens, PolicyLossSettings(0.2, 0.2, dual_clip=3.0))
     torch.testing.assert_close(loss_M, torch.tensor([3.0, 2.0, -1.2]))
     assert clipped_M.tolist() == [True, False, True]
     loss_M.sum().backward()
@@ -51,7 +51,7 @@ def test_the_dual_clip_by_hand():
 def test_the_first_pass_has_the_policy_gradient():
     """At ratio 1 the gradient is that of -A log p, and nothing is clipped."""
     tokens = tokens_of([1.0, 1.0], [0.5, -3.0])
-    loss_M, clipped_M = ppo(tokens, PolicyLossSettings())
+    loss_M, clipped_M = ppo(tokens, PolicyLossSettings(0.2, 0.2))
     loss_M.sum().backward()
     assert tokens.logprobs_M.grad.tolist() == [-0.5, 3.0] and not clipped_M.any()
 
@@ -61,6 +61,6 @@ def test_a_policy_far_away_stays_finite(gap):
     logprobs_M = torch.tensor([0.0, -gap], requires_grad=True)
     old_M = torch.tensor([-gap, 0.0])
     tokens = PolicyTokens(logprobs_M, old_M, torch.tensor([-1.0, -1.0]), torch.zeros(2, dtype=torch.int64))
-    loss_M, _ = ppo(tokens, PolicyLossSettings())
+    loss_M, _ = ppo(tokens, PolicyLossSettings(0.2, 0.2))
     loss_M.sum().backward()
     assert torch.isfinite(loss_M).all() and torch.isfinite(logprobs_M.grad).all()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from training.utils.data import registry
-from training.utils.data.arguments import DataArguments
+from tests.support.data_flags import data_flags
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.sources import registry
 from training.utils.run import user_files
 
 
@@ -46,7 +47,7 @@ def flags(tmp_path: Path, write_rows: Callable[..., str]) -> Callable[..., DataA
     def make(rows: list[Any] | None = None, **given: Any) -> DataArguments:
         if "data_path" not in given:
             given["data_path"] = [f"jsonl:{write_rows(pair_rows(40) if rows is None else rows)}"]
-        return DataArguments(**{"data_output_path": str(tmp_path / "cache"), **given})
+        return data_flags(**{"data_output_path": str(tmp_path / "cache"), **given})
 
     return make
 

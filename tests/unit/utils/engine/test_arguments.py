@@ -9,11 +9,12 @@ import pytest
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.settings import EngineSettings
 from training.utils.run.errors import Mistakes
+from training.utils.run.flags import note_mistakes
 
 
 def mistakes_of(**given) -> list[str]:
     mistakes = Mistakes()
-    EngineArguments(**given).validate(mistakes)
+    note_mistakes(EngineArguments(**given), mistakes)
     return mistakes.sentences
 
 
@@ -24,20 +25,20 @@ def test_the_defaults_are_sound():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size expects a whole number from 1 up, got 0"),
-        ({"per_device_eval_batch_size": -1}, "--per_device_eval_batch_size expects a whole number from 1 up, got -1"),
-        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps expects a whole number from 1 up, got 0"),
+        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size expects 1 or more, got 0"),
+        ({"per_device_eval_batch_size": -1}, "--per_device_eval_batch_size expects 1 or more, got -1"),
+        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps expects 1 or more, got 0"),
         ({"num_train_epochs": 0}, "--num_train_epochs expects more than 0, got 0"),
-        ({"max_train_steps": 0}, "--max_train_steps expects a whole number from 1 up, got 0"),
-        ({"max_tokens_per_micro_batch": 0}, "--max_tokens_per_micro_batch expects a whole number from 1 up, got 0"),
+        ({"max_train_steps": 0}, "--max_train_steps expects 1 or more, got 0"),
+        ({"max_tokens_per_micro_batch": 0}, "--max_tokens_per_micro_batch expects 1 or more, got 0"),
         ({"eval_interval": -1}, "--eval_interval expects 0 or more, got -1"),
         ({"num_warmup_steps": -1}, "--num_warmup_steps expects 0 or more, got -1"),
         ({"weight_decay": -0.1}, "--weight_decay expects 0 or more, got -0.1"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm expects 0 or more, got -1.0"),
         ({"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
-        ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'"),
-        ({"zero_stage": 4}, "--zero_stage expects 0, 1, 2 or 3, got 4"),
-        ({"offload": True}, "--offload needs --zero_stage 1, 2 or 3: stage 0 has nothing that could be moved"),
+        ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'; did you mean 'fp32'?"),
+        ({"zero_stage": 4}, "--zero_stage expects a number from 0 to 3, got 4"),
+        ({"offload": True}, "--offload expects --zero_stage 1, 2 or 3, got 0: stage 0 has nothing to offload"),
     ],
 )
 def test_mistakes(given, sentence):
@@ -56,6 +57,6 @@ def test_every_setting_is_passed_on():
 
 def test_an_unknown_schedule_is_named_with_its_neighbours_before_a_model_loads():
     mistakes = Mistakes()
-    EngineArguments(lr_scheduler_type="cosin").validate(mistakes)
+    note_mistakes(EngineArguments(lr_scheduler_type="cosin"), mistakes)
     assert len(mistakes.sentences) == 1
     assert "got 'cosin'; did you mean 'cosine'" in mistakes.sentences[0]

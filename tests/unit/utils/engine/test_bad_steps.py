@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.checked_adamw import CheckedAdamW
+from training.utils.engine.training_engine import CheckedAdamW
 from training.utils.run.errors import ThreestepError
 
 BATCH = [7, 3]
@@ -26,16 +26,16 @@ def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: 
     counter = BadSteps(2, tmp_path)
     counter.check(4, {"train/loss": NAN, "train/skipped": 1.0}, BATCH)
     assert capsys.readouterr().out == (
-        "warning: step 4 was skipped, its loss or gradient is no finite number (train/loss nan, train/skipped 1); the "
+        "warning: step 4 was skipped, its loss or gradient is not finite (train/loss nan, train/skipped 1); the "
         f"row ids of its batch are in {tmp_path}/bad_steps.jsonl; 1 of --max_bad_steps 2\n"
     )
     counter.check(5, {"train/loss": 1.0, "train/skipped": 0.0}, BATCH)
     with pytest.raises(ThreestepError) as error:
         counter.check(6, {"train/loss": 1.0, "train/skipped": 1.0}, BATCH[:1])
     assert str(error.value) == (
-        "2 optimizer steps had a loss or a gradient that is no finite number, which --max_bad_steps 2 takes for the "
-        f"end, the last of them step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; "
-        "no weight was changed by them: look at those rows, lower the learning rate, or train with --dtype fp32"
+        "2 optimizer steps had a loss or gradient that is not finite, the limit of --max_bad_steps 2, the last of them "
+        f"step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; they changed no "
+        "weight: look at those rows, lower the learning rate, or train with --dtype fp32"
     )
     lines = [json.loads(line) for line in (tmp_path / "bad_steps.jsonl").read_text().splitlines()]
     assert lines == [

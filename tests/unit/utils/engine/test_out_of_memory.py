@@ -20,7 +20,7 @@ def rows(*lengths: tuple[int, ...]):
 
 def test_rows_in_words():
     words = rows_in_words(rows((3, 2), (4,)))
-    assert words == "2 rows of 5 tokens (3 sequences; tokens that are no padding, row by row: 5, 4)"
+    assert words == "2 rows of 5 tokens (3 sequences; tokens per row without padding: 5, 4)"
     assert rows_in_words(rows(*[(1,)] * 17)).endswith("1, 1, ...)") and rows_in_words(None) == "a micro-batch"
 
 

@@ -75,7 +75,7 @@ ONES = torch.ones(3, dtype=torch.int64)
             "sequence 1: a mask of 3 tokens for a response of 4 tokens in a sequence of 8; the mask is as long",
         ),
         (([ONES], [2], [3], 16), "sequence 0: a mask of 3 tokens for a response of 3 tokens in a sequence of 2"),
-        (([ONES, ONES], [8, 8], [3, 3], 15), "sequences of 16 tokens in all do not fit into a row of 15"),
+        (([ONES, ONES], [8, 8], [3, 3], 15), "sequences of 16 tokens in total do not fit into a row of 15"),
     ],
     ids=["surplus", "none", "dtypes", "mask", "response", "row"],
 )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.parallel_texts import TAGS, Path, Text, some_ids, texts
+from tests.support.parallel_texts import TAGS, Path, Text, some_ids, texts
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.parallel import (
     MalformedBlocks,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.layout.runs import Piece, Run, runs_of
+from training.utils.layout.runs import AttentionRun, RunSpan, runs_of
 
 
 def tokens(length, is_target=False):
@@ -21,11 +21,11 @@ def test_a_shared_prompt_by_hand():
     # prompt of 4, responses of 2 and 3, another sequence of 5; the second row is a sequence of 6, padded to 14.
     rows = packed_rows([[shared(4, 2, 3), plain(tokens(5))], [plain(tokens(6))]], 0)
     assert runs_of(rows) == (
-        Run(6, (), False),  # the prompt and the first response: causal as they stand
-        Run(3, (Piece(0, 0, 4),), False),  # the second response sees the prompt and not the first response
-        Run(5, (), False),
-        Run(6, (), False),
-        Run(8, (), True),
+        AttentionRun(6, (), False),  # the prompt and the first response: causal as they stand
+        AttentionRun(3, (RunSpan(0, 0, 4),), False),  # the second response sees the prompt and not the first response
+        AttentionRun(5, (), False),
+        AttentionRun(6, (), False),
+        AttentionRun(8, (), True),
     )
 
 

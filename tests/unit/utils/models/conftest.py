@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import pytest
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
+from training.utils.run.flags import note_mistakes
 
 
 def mistakes_of(**given) -> list[str]:
     mistakes = Mistakes()
-    ModelArguments(**{"model_name_or_path": "m", **given}).validate(mistakes)
+    note_mistakes(ModelArguments(**{"model_name_or_path": "m", **given}), mistakes)
     return mistakes.sentences
 
 
@@ -28,9 +29,9 @@ def test_defaults_need_only_a_model():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"lora_dim": -1}, "a LoRA rank is 0 (none) or more, got -1"),
-        ({"lora_dropout": 1.0}, "--lora_dropout expects a share from 0 up to below 1, got 1.0"),
-        ({"dropout": -0.1}, "--dropout expects a share from 0 up to below 1, got -0.1"),
+        ({"lora_dim": -1}, "--lora_dim expects 0 or more, got -1"),
+        ({"lora_dropout": 1.0}, "--lora_dropout expects 0 or more and less than 1, got 1.0"),
+        ({"dropout": -0.1}, "--dropout expects 0 or more and less than 1, got -0.1"),
     ],
 )
 def test_mistakes(given, sentence):

@@ -9,16 +9,17 @@ import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from tests.tiny_models import VOCABULARY, tiny_causal_lm
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models import attention
-from training.utils.models.attention import check_implementation
+from training.utils.models.arguments import ModelArguments
 from training.utils.models.layout_check import why_not_packed
 from training.utils.models.loading import load_causal_lm
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flags import note_mistakes
 
 CPU = torch.device("cpu")
 # The families whose attention takes FlashAttention's arguments and whose positions are explicit.
@@ -127,6 +128,7 @@ def test_the_block_mask_of_one_document_a_row():
 
 
 def test_what_the_start_up_check_says(flash_by_hand, monkeypatch):
+    monkeypatch.setattr("training.utils.models.layout_check.FLASH", (flash_by_hand,))
     monkeypatch.setattr("training.utils.models.layout_check.IMPLEMENTATIONS", ("sdpa", flash_by_hand))
     model = tiny_causal_lm("llama")
     model.set_attn_implementation(flash_by_hand)
@@ -142,7 +144,7 @@ def test_what_the_start_up_check_says(flash_by_hand, monkeypatch):
 
 def test_an_unknown_implementation():
     mistakes = Mistakes()
-    check_implementation(mistakes, "flex")
+    note_mistakes(ModelArguments("model", attn_implementation="flex"), mistakes)
     with pytest.raises(ThreestepError, match="--attn_implementation expects one of sdpa, .*, got 'flex'"):
         mistakes.raise_if_any()
 
@@ -151,5 +153,5 @@ def test_an_unknown_implementation():
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
 def test_an_implementation_of_cuda_alone(name, tmp_path):
     tiny_causal_lm("llama").save_pretrained(tmp_path)
-    with pytest.raises(ThreestepError, match=f"--attn_implementation {name} trains on CUDA alone.*; use sdpa"):
+    with pytest.raises(ThreestepError, match=f"--attn_implementation {name} needs a CUDA device.*; use sdpa"):
         load_causal_lm(ModelSettings(str(tmp_path), attn_implementation=name), torch.float32, 0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models import compiled

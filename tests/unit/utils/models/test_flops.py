@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
 from training.utils.models.flops import ComputeMeter, ModelShape, model_shape, training_flops, visible_pairs

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.rows import TokenRows
 from training.utils.models.layout_check import why_not_packed
 from training.utils.models.token_model import PolicyModel, ScalarModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.models.loading import (
@@ -48,7 +48,7 @@ def test_no_pad_token_names_the_flag(save_folder):
     assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
     assert load_tokenizer(folder, end_may_pad=True).pad_token == "<|endoftext|>"
     assert load_tokenizer(save_folder(), end_may_pad=True).pad_token == "<|pad|>"
-    with pytest.raises(ThreestepError, match="--pad_token 'no such' is no token of the tokenizer in"):
+    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
         load_tokenizer(folder, "no such")
 
 
@@ -57,7 +57,7 @@ def test_the_unknown_token_may_pad(save_folder):
     folder = save_folder()
     edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="!")
     assert load_tokenizer(folder, "!").pad_token == "!"
-    with pytest.raises(ThreestepError, match="--pad_token 'no such' is no token"):
+    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
         load_tokenizer(folder, "no such")
 
 
@@ -77,7 +77,7 @@ def test_folders_that_are_none(load, tmp_path):
     with pytest.raises(ThreestepError, match=r"the model folder '\./nowhere' does not exist"):
         load("./nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ThreestepError, match="holds no config.json, so it is no model folder"):
+    with pytest.raises(ThreestepError, match="holds no config.json, so it is not a model folder"):
         load(str(tmp_path / "empty"))
 
 
@@ -121,7 +121,7 @@ def test_a_vocabulary_larger_than_the_embedding(save_folder, tiny_tokenizer):
 def test_a_language_model_where_a_reward_model_is_expected(save_folder, tiny_tokenizer):
     """Its scalar head would be random: DeepSpeed-Chat's rw_eval.py scored with such a head for a year."""
     settings = ModelSettings(save_folder())
-    with pytest.raises(ThreestepError, match="holds LlamaForCausalLM, and a model for sequence classification"):
+    with pytest.raises(ThreestepError, match="expected a model for sequence classification, got LlamaForCausalLM"):
         load_scalar_model(settings, torch.float32, tiny_tokenizer, must_have_head=True)
     made_up = load_scalar_model(settings, torch.float32, tiny_tokenizer, must_have_head=False)
     assert made_up.score.weight.shape == (1, 32)
@@ -129,7 +129,7 @@ def test_a_language_model_where_a_reward_model_is_expected(save_folder, tiny_tok
 
 def test_a_classifier_of_several_labels_is_no_reward_model(save_folder, tiny_tokenizer):
     folder = save_folder(scalar=True, num_labels=3)
-    with pytest.raises(ThreestepError, match="scores 3 labels, and a reward model scores one"):
+    with pytest.raises(ThreestepError, match="expected a reward model with one label, got 3 labels"):
         load_scalar_model(ModelSettings(folder), torch.float32, tiny_tokenizer, must_have_head=True)
 
 

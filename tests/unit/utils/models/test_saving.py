@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.tiny_models import FAMILIES, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from tests.tiny_models import FAMILIES, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 from training.utils.layout.documents import join
 from training.utils.layout.rows import padded_rows
 from training.utils.models.loading import prepared
@@ -109,6 +109,6 @@ def test_each_model_has_dropout_of_its_own():
 def test_a_family_without_a_scalar_head():
     model = tiny_causal_lm("mamba")
     with pytest.raises(
-        ThreestepError, match="--share_trunk: transformers has no model with a scalar head on the trunk of MambaForC"
+        ThreestepError, match="--share_trunk: transformers has no scalar head for the trunk of MambaForC"
     ):
         scalar_model_on_trunk(model, CRITIC, pad_token_id=1)

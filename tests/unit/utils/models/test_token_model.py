@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence, join
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel, ScalarModel, read_logits
@@ -81,7 +81,7 @@ def test_a_policy_equals_the_models_own_logits(family, temperature):
 def test_families_that_scale_their_logits(changed):
     family = "cohere" if "logit_scale" in changed else "granite"
     shape = {name: value for name, value in FAMILIES["llama"].items() if name != "head_dim"}
-    from tests import tiny_models
+    from tests.support import tiny_models
 
     config = tiny_models.AutoConfig.for_model(family, vocab_size=VOCABULARY, **shape, **changed)
     model = tiny_models.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()

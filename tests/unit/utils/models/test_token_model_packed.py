@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows

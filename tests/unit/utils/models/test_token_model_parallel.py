@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.parallel_texts import TAGS, Path, Text, texts
-from tests.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.support.parallel_texts import TAGS, Path, Text, texts
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import Document, TokenSequence, plain, unshared
 from training.utils.layout.parallel import parallel_document, shared_prompt_in_parallel
 from training.utils.layout.rows import packed_rows

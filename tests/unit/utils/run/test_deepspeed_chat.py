@@ -13,8 +13,8 @@ from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
-from training.utils.run.deepspeed_chat import Needless, Refused, Renamed, translated
 from training.utils.run.errors import ThreestepError
+from training.utils.run.old_flags import translated
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
 
@@ -135,10 +135,10 @@ FLAGS = {
     },
 }
 PROGRAMS = {
-    "sft": (sft.GROUPS, deepspeed_chat.SFT),
-    "reward": (reward.GROUPS, deepspeed_chat.REWARD),
-    "dpo": (dpo.GROUPS, deepspeed_chat.DPO),
-    "ppo": (ppo.GROUPS, deepspeed_chat.PPO),
+    "sft": (sft.STEP.groups, sft.STEP.old_flags),
+    "reward": (reward.STEP.groups, reward.STEP.old_flags),
+    "dpo": (dpo.STEP.groups, dpo.STEP.old_flags),
+    "ppo": (ppo.STEP.groups, ppo.STEP.old_flags),
 }
 STARTS = {
     "ppo": "--actor_model_name_or_path a --critic_model_name_or_path c --actor_zero_stage 1 --critic_zero_stage 1",
@@ -175,50 +175,21 @@ def test_the_tables_hold_nothing_that_is_no_flag_of_deepspeed_chat():
         assert not own & set(old_flags), "a flag of ours would never be reached"
 
 
-TABLE = {
-    "--gone": Needless("it is in the log", takes_value=False),
-    "--one": Needless("there is one", only="1"),
-    "--old": Renamed("--new", "an older spelling"),
-    "--refused": Refused("was replaced by --other"),
-}
-
-
-def test_words_between_stay_in_their_order():
-    words, lines = translated("--data_path a b --old=3 --gone --seed 1 --old 4 --one 1".split(), TABLE)
-    assert words == "--data_path a b --new 3 --seed 1 --new 4".split()
-    assert lines == [
-        "--old is read as --new 3: an older spelling",
-        "--gone is not needed: it is in the log",
-        "--old is read as --new 4: an older spelling",
-        "--one is not needed: there is one",
-    ]
-
-
-def test_mistakes_are_told_at_once():
-    with pytest.raises(ThreestepError) as told:
-        translated("--refused 3 --one 2 --old --gone".split(), TABLE)
-    assert [line.strip() for line in str(told.value).splitlines()[1:]] == [
-        "- --refused was replaced by --other",
-        "- --one expects 1, got 2: there is one",
-        "- --old expects a value after it, got none",
-    ]
-
-
 def test_numbers_that_are_none():
     with pytest.raises(ThreestepError, match="--eval_iters expects a whole number, got 'all'"):
-        translated(["--eval_iters", "all"], deepspeed_chat.REWARD)
+        translated(["--eval_iters", "all"], reward.STEP.old_flags)
     with pytest.raises(ThreestepError, match="--test_stop_step expects a whole number, got 'x'"):
-        translated("--enable_test_mode --test_stop_step x".split(), deepspeed_chat.PPO)
+        translated("--enable_test_mode --test_stop_step x".split(), ppo.STEP.old_flags)
 
 
 def test_the_evaluation_counts_every_rank(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert translated("--eval_iters 10".split(), deepspeed_chat.REWARD)[0] == ["--max_eval_rows", "640"]
+    assert translated("--eval_iters 10".split(), reward.STEP.old_flags)[0] == ["--max_eval_rows", "640"]
 
 
 def test_one_rank_says_the_lines(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    parse_arguments(sft.GROUPS, "--model_name_or_path m --deepspeed".split(), "", deepspeed_chat.SFT)
+    parse_arguments(sft.STEP.groups, "--model_name_or_path m --deepspeed".split(), "", sft.STEP.old_flags)
     assert capsys.readouterr().out == ""
 
 

@@ -6,18 +6,19 @@ import pytest
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.fault_arguments import FaultArguments
+from training.utils.run.flags import note_mistakes
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"max_bad_steps": 0}, "--max_bad_steps expects a whole number from 1 up, got 0"),
-        ({"rank_timeout": 0.0}, "--rank_timeout expects more than 0 seconds, got 0.0"),
-        ({"rank_timeout": float("nan")}, "--rank_timeout expects more than 0 seconds, got nan"),
+        ({"max_bad_steps": 0}, "--max_bad_steps expects 1 or more, got 0"),
+        ({"rank_timeout": 0.0}, "--rank_timeout expects more than 0 and less than 1e+08, got 0.0"),
+        ({"rank_timeout": float("nan")}, "--rank_timeout expects more than 0 and less than 1e+08, got nan"),
         ({}, None),
     ],
 )
 def test_mistakes(given, sentence):
     mistakes = Mistakes()
-    FaultArguments(**given).validate(mistakes)
+    note_mistakes(FaultArguments(**given), mistakes)
     assert mistakes.sentences == ([] if sentence is None else [sentence])

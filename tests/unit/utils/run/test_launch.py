@@ -39,8 +39,8 @@ def test_ranks(asked, variable, gpus, ranks):
         (None, "two", 0, "THREESTEP_RANKS expects a positive whole number, got 'two'"),
         (None, "0", 0, "THREESTEP_RANKS expects a positive whole number, got 0"),
         (-1, None, 0, "ranks expects a positive whole number, got -1"),
-        (2, None, 1, "asks for 2 ranks, and 1 GPU is in sight.*THREESTEP_RANKS=1"),
-        (None, "9", 8, "THREESTEP_RANKS asks for 9 ranks, and 8 GPUs are in sight"),
+        (2, None, 1, "asks for 2 ranks, and 1 GPU is visible.*THREESTEP_RANKS=1"),
+        (None, "9", 8, "THREESTEP_RANKS asks for 9 ranks, and 8 GPUs are visible"),
     ],
 )
 def test_ranks_that_cannot_be(asked, variable, gpus, message):
@@ -106,7 +106,7 @@ def test_a_hostfile_goes_to_deepspeed_over_ssh(monkeypatch, tmp_path):
     [
         (
             {"THREESTEP_HOSTFILE": "/no/hosts"},
-            "there is no file '/no/hosts'; it expects one of lines `HOST slots=RANKS`",
+            "expects a file of lines `HOST slots=RANKS`, got '/no/hosts', which does not exist",
         ),
         ({"THREESTEP_HOSTFILE": __file__, "THREESTEP_RANKS": "2"}, "are both set.*unset THREESTEP_RANKS"),
     ],
@@ -168,7 +168,7 @@ def test_cpu_ranks_share_the_cores(monkeypatch):
 def test_a_missing_launcher_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ThreestepError, match="need the program `deepspeed`, found neither beside"):
+    with pytest.raises(ThreestepError, match="need the program `deepspeed`, found neither next to"):
         launch.launch_command("m", 2)
 
 

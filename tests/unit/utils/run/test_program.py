@@ -138,12 +138,12 @@ def test_a_mistake_is_a_first_error_too(among_two, capsys):
 def test_a_rank_that_ended_without_a_word(among_two, capsys):
     assert among_two(0, RuntimeError(GLOO)) == 1
     assert capsys.readouterr().err == (
-        "error: rank 0 lost another rank, which ended without a word: killed from outside, or by the system for its "
-        f"memory ({GLOO}); with checkpoints, --resume goes on from the last one\n"
+        "error: rank 0 lost another rank, which ended without an error: killed from outside, or by the system for its "
+        f"memory ({GLOO}); with checkpoints, --resume continues from the last one\n"
     )
 
 
 def test_a_rank_that_hangs(among_two, capsys):
     assert among_two(0, RuntimeError("gloo: Timed out waiting 5000ms for recv operation to complete")) == 1
     said = capsys.readouterr().err
-    assert said.startswith("error: rank 0 waited in vain for another rank, which hangs or is far slower, until --rank_")
+    assert said.startswith("error: rank 0 waited for another rank, which hangs or is far slower, until --rank_")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.utils.run.errors import Mistakes
+from training.utils.run.flags import note_mistakes
 from training.utils.run.run_arguments import RunArguments
 
 
@@ -10,11 +11,11 @@ def test_one_default_seed():
     """DeepSpeed-Chat's step 3 had none, and drew its prompts from another split than steps 1 and 2."""
     assert RunArguments().seed == 1234
     mistakes = Mistakes()
-    RunArguments().validate(mistakes)
+    note_mistakes(RunArguments(), mistakes)
     assert mistakes.sentences == []
 
 
 def test_a_negative_seed():
     mistakes = Mistakes()
-    RunArguments(seed=-1).validate(mistakes)
-    assert mistakes.sentences == ["--seed expects a number from 0 up, got -1"]
+    note_mistakes(RunArguments(seed=-1), mistakes)
+    assert mistakes.sentences == ["--seed expects 0 or more, got -1"]

@@ -30,12 +30,12 @@ def test_what_has_the_form():
 
 @pytest.mark.parametrize("given", ["{}", "{}:", "own.txt:reward", "{}:a-b", "reward"])
 def test_another_form(own_file, given):
-    with pytest.raises(ThreestepError, match="^--checker: expected FILE.py:NAME, a Python file and a name in it, g"):
+    with pytest.raises(ThreestepError, match="^--checker expects FILE.py:NAME, a Python file and a name in it, g"):
         check_address(given.format(own_file), FLAG)
 
 
 def test_no_such_file(tmp_path):
-    with pytest.raises(ThreestepError, match="^--checker: there is no file '.*none.py'$"):
+    with pytest.raises(ThreestepError, match="^--checker expects an existing file, got '.*none.py'$"):
         check_address(f"{tmp_path}/none.py:reward", FLAG)
 
 
@@ -45,7 +45,7 @@ def test_no_such_name(own_file):
 
 
 def test_no_function(own_file):
-    with pytest.raises(ThreestepError, match="^--checker: expected '.*own.py:COUNT' to be a function, got list$"):
+    with pytest.raises(ThreestepError, match="^--checker expects a function, got '.*own.py:COUNT', which is list$"):
         load_function(f"{own_file}:COUNT", FLAG)
 
 
@@ -60,4 +60,4 @@ def test_a_mistake_is_noted(tmp_path):
     mistakes = Mistakes()
     assert mistakes.note(check_address, "reward", FLAG) is None
     assert mistakes.note(len, "abc") == 3 and len(mistakes.sentences) == 1
-    assert mistakes.sentences[0].startswith("--checker: expected FILE.py:NAME")
+    assert mistakes.sentences[0].startswith("--checker expects FILE.py:NAME")

@@ -1,0 +1,1 @@
+"""What tests share: models and texts made on the spot, command lines, the house rules."""

@@ -1,0 +1,199 @@
+"""The house rules: what a module looks like, the list of all rules, and where unit tests belong.
+
+A rule is a function from a module's name and source (or from the sources of all modules) to one sentence for each place
+that breaks it. Nothing is imported to be checked. tests/test_house.py applies the rules to the package, and shows each
+of them a violation that it must find. Who may import whom: tests.support.rooms.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tests.support import rooms
+from tests.support.imports import imports, plain_name
+from tests.support.rooms import distinct, is_program_file
+from tests.support.sources import functions, is_docstring, parameters, statements, tree
+
+ModuleRule = Callable[[str, str], list[str]]
+PackageRule = Callable[[Mapping[str, str]], list[str]]
+
+MOST_STATEMENTS = 40
+MOST_PARAMETERS = 8
+
+BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
+# Small programs print, those directly in training/ and these.
+MAY_PRINT = (
+    "training.utils.run.program",
+    "training.utils.run.launch",
+    "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune
+)
+PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
+
+
+def no_pickles(module: str, source: str) -> list[str]:
+    """Nothing is pickled, and torch.load and np.load read no pickles."""
+    problems = [
+        f"{module}:{found.line} imports {found.module}; nothing is pickled here"
+        for found in imports(module, source)
+        if found.module.split(".")[0] in PICKLES
+    ]
+    for call in _calls(source):
+        name = _dotted(call.func)
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        if name == "torch.load" and not _is_constant(keywords.get("weights_only"), True):
+            problems.append(f"{module}:{call.lineno} calls torch.load without weights_only=True")
+        if "allow_pickle" in keywords and not _is_constant(keywords["allow_pickle"], False):
+            problems.append(f"{module}:{call.lineno} allows pickles")
+    return distinct(problems)
+
+
+# --- how a module looks
+
+
+def no_bags(module: str, source: str) -> list[str]:
+    """No module is a bag of loose functions. The folder `utils` holds rooms, and is empty itself."""
+    name = plain_name(module)
+    if name == "training.utils":
+        body = [node for node in tree(source).body if not is_docstring(node)]
+        return [f"{module} holds code; the rooms below it do"] if body else []
+    return [f"{module} is a bag by its name"] if name.split(".")[-1] in BAG_NAMES else []
+
+
+def opens_with_a_docstring(module: str, source: str) -> list[str]:
+    """A module says what it is."""
+    return [] if ast.get_docstring(tree(source)) else [f"{module} does not open with a docstring"]
+
+
+def no_prints(module: str, source: str) -> list[str]:
+    """Only small programs print."""
+    if is_program_file(module) or module in MAY_PRINT:
+        return []
+    return [f"{module}:{call.lineno} prints" for call in _calls(source) if _dotted(call.func) == "print"]
+
+
+def no_bare_except(module: str, source: str) -> list[str]:
+    """`except:` catches Ctrl-C and our own mistakes; an except names what it expects."""
+    return [
+        f"{module}:{node.lineno} has a bare except"
+        for node in ast.walk(tree(source))
+        if isinstance(node, ast.ExceptHandler) and node.type is None
+    ]
+
+
+def functions_stay_short(module: str, source: str) -> list[str]:
+    """God functions are not born, they grow: this is the fence. It counts statements: joining lines gains nothing."""
+    counts = [(node.lineno, name, statements(node)) for name, node, _ in functions(source)]
+    return [
+        f"{module}:{line} {name} has {count} statements, at most {MOST_STATEMENTS}"
+        for line, name, count in counts
+        if count > MOST_STATEMENTS
+    ]
+
+
+def functions_take_few_parameters(module: str, source: str) -> list[str]:
+    """What belongs together is passed together, as a record. self and cls are not counted."""
+    counts = [(node.lineno, name, parameters(node, is_method)) for name, node, is_method in functions(source)]
+    return [
+        f"{module}:{line} {name} takes {count} parameters, at most {MOST_PARAMETERS}"
+        for line, name, count in counts
+        if count > MOST_PARAMETERS
+    ]
+
+
+def masks_come_from_lengths(module: str, source: str) -> list[str]:
+    """`ids != pad` is no mask: pad is often eos, and eos counts."""
+    problems = []
+    for node in ast.walk(tree(source)):
+        if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+            continue
+        names = [_last_name(side) for side in (node.left, node.comparators[0])]
+        pads = [name for name in names if re.search(r"pad(_token)?(_id)?$", name)]
+        ids = [name for name in names if re.search(r"(ids|tokens|sequences?|seqs?|labels)(_[A-Z]+)?$", name)]
+        if pads and ids:
+            what = f"{ids[0]} with {pads[0]}"
+            problems.append(f"{module}:{node.lineno} compares {what}; masks come from lengths")
+    return problems
+
+
+def class_names_are_used_once(sources: Mapping[str, str]) -> list[str]:
+    """One name, one class: nobody has to ask which Piece is meant."""
+    places = defaultdict(list)
+    for module, source in sources.items():
+        for node in ast.walk(tree(source)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module)
+    return [f"{name} is a class of {', '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
+MODULE_RULES: tuple[ModuleRule, ...] = (
+    rooms.rooms_look_down,
+    rooms.steps_keep_apart,
+    rooms.step_parts_look_down,
+    rooms.nobody_imports_a_program,
+    rooms.programs_import_no_step,
+    rooms.third_parties_stay_home,
+    rooms.maths_needs_torch_alone,
+    no_pickles,
+    no_bags,
+    opens_with_a_docstring,
+    no_prints,
+    no_bare_except,
+    functions_stay_short,
+    functions_take_few_parameters,
+    masks_come_from_lengths,
+)
+PACKAGE_RULES: tuple[PackageRule, ...] = (
+    rooms.no_import_circles,
+    rooms.rooms_have_floors,
+    rooms.every_file_serves_somebody,
+    class_names_are_used_once,
+)
+
+
+# --- the tree
+
+
+def unmirrored(unit_tests: Path, package: Path) -> list[str]:
+    """Return the unit tests that are not where their module is, and the rooms without any test.
+
+    tests/unit/utils/data/test_cache.py and test_cache_damage.py both test training/utils/data/cache/cache.py.
+    """
+    problems = []
+    for test in sorted(unit_tests.rglob("test_*.py")):
+        folder = test.parent.relative_to(unit_tests)
+        # tests/unit/examples stands for examples/, beside the package
+        place = package / folder if (package / folder).is_dir() else package.parent / folder
+        name = test.stem.removeprefix("test_")
+        stems = [path.stem for path in place.glob("*.py")] + [path.name for path in place.glob("*/")]
+        stems += [place.name] if place != package else ["scripts"]
+        if not any(name == stem or name.startswith(stem + "_") for stem in stems):
+            room = place.relative_to(package.parent)
+            problems.append(f"{test.relative_to(unit_tests)} tests no module of {room}")
+    for room in sorted({path.parent for path in package.rglob("*.py") if path.name != "__init__.py"}):
+        if not list((unit_tests / room.relative_to(package)).glob("**/test_*.py")):
+            problems.append(f"{room.relative_to(package.parent)} has no test in tests/unit")
+    return problems
+
+
+def _calls(source: str) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree(source)) if isinstance(node, ast.Call))
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def _last_name(node: ast.AST) -> str:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return _dotted(node).split(".")[-1]
+
+
+def _is_constant(node: ast.AST | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value

@@ -1,0 +1,258 @@
+"""Who may import whom: the floors of the package, as tables and rules. See tests.support.house, which lists the rules.
+
+A room is a folder of modules. Rules read source text; nothing is imported to be checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Mapping
+
+from tests.support.imports import circles, import_graph, imports, inside, plain_name
+from tests.support.sources import tree
+
+# The rooms of training/utils, and the rooms that each of them needs.
+ROOMS_BELOW: dict[str, tuple[str, ...]] = {
+    "run": (),
+    "layout": ("run",),
+    "report": ("run",),
+    "data.files": ("run",),
+    "data.rows": ("layout", "run"),
+    "data.sources": ("data.files", "run"),
+    "data.sources.hub": ("data.sources", "data.files", "run"),
+    "data.chat": ("data.sources", "data.rows", "data.files", "layout", "run"),
+    "data.cache": ("data.rows", "data.files", "run"),
+    "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
+    "data": ("data.sources",),
+    "models": ("layout", "run"),
+    "engine": ("models", "layout", "run"),
+    "checkpoints": ("engine", "models", "report", "run"),
+    "dry_run": ("engine", "models", "layout", "run"),
+    "generation": ("engine", "models", "layout", "run"),
+    "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
+    "opening": (
+        "checkpoints",
+        "dry_run",
+        "engine",
+        "models",
+        "data.build",
+        "data.chat",
+        "data.files",
+        "layout",
+        "report",
+        "run",
+    ),
+    "preference": ("opening", "engine", "models", "data.build", "data.files", "data.rows", "layout", "run"),
+}
+# A module that loads every file of a folder above it by name, as `known_steps` loads the steps.
+LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.sources.hub"}
+
+# Third parties that a few places alone import.
+ONLY_IN = {
+    "deepspeed": ("training.utils.engine", "training.utils.generation.hybrid"),
+    "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_instance"),
+}
+# The maths rooms import torch, the standard library and each other; and what is listed with each.
+MATHS = {
+    "training.step1_sft.loss": (),
+    "training.step1_sft.neftune": (),
+    "training.step2_reward.loss": (),
+    "training.step2_dpo.loss": (),
+    "training.step3_ppo.losses": (),
+    "training.step3_ppo.kl": (),
+    "training.step3_ppo.mismatch": (),
+    "training.step3_ppo.reward_shaping": (),
+    "training.step3_ppo.advantages": (),
+    "training.utils.layout": ("numpy",),
+}
+MATHS_MAY_IMPORT = ("training.utils.run.errors", "training.utils.run.tables")
+SERVES = re.compile(r"\b[Ss]erves\b")
+
+
+def room_of(module: str) -> str | None:
+    """Return the key of ROOMS_BELOW that a module belongs to."""
+    rooms = (room for room in ROOMS_BELOW if inside(module, f"training.utils.{room}"))
+    return max(rooms, key=len, default=None)
+
+
+def step_of(module: str) -> str | None:
+    """Return the step that a module belongs to, e.g. `training.step1_sft`: every folder `training/step*` is one."""
+    found = re.match(r"training\.step\w+", module)
+    return found[0] if found else None
+
+
+def is_program_file(module: str) -> bool:
+    """A module directly in the package, such as training.preview: it may look at everything but steps."""
+    parts = plain_name(module).split(".")
+    return len(parts) == 2 and parts[1] not in ("utils", "asking") and not step_of(module)
+
+
+# --- rules on one module
+
+
+def rooms_look_down(module: str, source: str) -> list[str]:
+    """A room of utils imports the rooms that it needs, and nothing outside of utils."""
+    if not module.startswith("training.utils"):
+        return []
+    room = room_of(module)
+    problems = []
+    for found in imports(module, source):
+        if found.module.startswith("training.") and not inside(found.module, "training.utils"):
+            problems.append(f"{module}:{found.line} imports {found.module}; utils imports nothing above it")
+        other = room_of(found.module)
+        if LOADS_BY_NAME.get(module) == found.module:
+            continue
+        if room is not None and other not in (None, room, *ROOMS_BELOW[room]):
+            problems.append(f"{module}:{found.line} imports {found.module}; {room} may import {ROOMS_BELOW[room]}")
+    return distinct(problems)
+
+
+def steps_keep_apart(module: str, source: str) -> list[str]:
+    """A step imports itself and utils, never another step."""
+    step = step_of(module)
+    if step is None:
+        return []
+    return distinct(
+        f"{module}:{found.line} imports {found.module}; a step imports itself and utils"
+        for found in imports(module, source)
+        if found.module.startswith("training.")
+        and not any(inside(found.module, place) for place in (step, "training.utils", "training.__version__"))
+    )
+
+
+def step_parts_look_down(module: str, source: str) -> list[str]:
+    """Inside a step: nobody imports main, and only main imports the trainer."""
+    step = step_of(module)
+    if step is None:
+        return []
+    problems = []
+    for found in imports(module, source):
+        for upper, allowed in (("main", ()), ("trainer", ("main",))):
+            above = f"{step}.{upper}"
+            importer = plain_name(module).removeprefix(step + ".")
+            if inside(found.module, above) and not inside(module, above) and importer not in allowed:
+                problems.append(f"{module}:{found.line} imports {above}; imports go down only")
+    return distinct(problems)
+
+
+def nobody_imports_a_program(module: str, source: str) -> list[str]:
+    """The small programs are the top floor: nothing in the package imports them."""
+    return distinct(
+        f"{module}:{found.line} imports the program {found.module}; imports go down only"
+        for found in imports(module, source)
+        if found.module.startswith("training.")
+        and is_program_file(found.module)
+        and found.module not in ("training.__version__", plain_name(module))
+    )
+
+
+def programs_import_no_step(module: str, source: str) -> list[str]:
+    """Programs outside of the steps find steps by `known_steps()`, and import none."""
+    if step_of(module) or module.startswith("training.utils"):
+        return []
+    return distinct(
+        f"{module}:{found.line} imports {found.module}; programs import no step"
+        for found in imports(module, source)
+        if step_of(found.module)
+    )
+
+
+def third_parties_stay_home(module: str, source: str) -> list[str]:
+    """Only the rooms around them know deepspeed and vllm."""
+    problems = []
+    for found in imports(module, source):
+        homes = ONLY_IN.get(found.module.split(".")[0])
+        if homes is not None and not any(inside(module, home) for home in homes):
+            problems.append(f"{module}:{found.line} imports {found.module}; only {' and '.join(homes)} may")
+    return distinct(problems)
+
+
+def maths_needs_torch_alone(module: str, source: str) -> list[str]:
+    """The maths rooms import torch, the standard library and each other."""
+    place = next((place for place in MATHS if inside(plain_name(module), place)), None)
+    if place is None:
+        return []
+    problems = []
+    for found in imports(module, source):
+        top = found.module.split(".")[0]
+        if top == "training":
+            among_maths = any(inside(found.module, other) for other in MATHS)
+            allowed = among_maths or any(inside(found.module, other) for other in MATHS_MAY_IMPORT)
+            # `from training.utils import layout` counts as training.utils too
+            allowed = allowed or any(inside(other, found.module) for other in MATHS)
+        else:
+            allowed = top in ("torch", "__future__", *MATHS[place]) or top in sys.stdlib_module_names
+        if not allowed:
+            problems.append(f"{module}:{found.line} imports {found.module}; maths rooms import torch alone")
+    return distinct(problems)
+
+
+# --- rules on the package
+
+
+def no_import_circles(sources: Mapping[str, str]) -> list[str]:
+    """No module imports itself by way of others, also not inside functions or for type checking."""
+    return [" -> ".join(circle) for circle in circles(import_graph(sources))]
+
+
+def rooms_have_floors(sources: Mapping[str, str]) -> list[str]:
+    """Every folder of utils is a room with a floor, and a room's list names the rooms that it does import."""
+    problems = [f"{room} imports itself: {ROOMS_BELOW}" for room in _rooms_in_a_circle()]
+    needed: dict[str, set[str | None]] = {}
+    for module, targets in import_graph(sources).items():
+        folder = module.rpartition(".")[0]
+        if folder.startswith("training.utils.") and folder.removeprefix("training.utils.") not in ROOMS_BELOW:
+            problems.append(f"{folder} is not in ROOMS_BELOW")
+        if room := room_of(module):
+            needed.setdefault(room, set()).update(map(room_of, targets))
+    for room, found in needed.items():
+        unused = [other for other in ROOMS_BELOW[room] if other not in found]
+        problems += [f"{room} may import {other} and does not" for other in unused]
+    return distinct(problems)
+
+
+def every_file_serves_somebody(sources: Mapping[str, str]) -> list[str]:
+    """Every file is reached from a program (also from benchmarks and examples), or says whom it serves.
+
+    A program's docstring has its command, `python -m NAME`. Others use the word `serves`, in their own docstring or,
+    for all files of a room, in the package's. `sources` are those of the package and of what else uses it.
+    """
+    graph = import_graph(sources)
+    programs = {module for module, source in sources.items() if _has_main_block(source)}
+    reached = {name for name in sources if name in programs or not inside(name, "training") or _says(name, sources)}
+    waiting = list(reached)
+    while waiting:
+        name = waiting.pop()
+        above = {f"{name[: dot.start()]}.__init__" for dot in re.finditer(r"\.", name)} & sources.keys()
+        new = (graph[name] | above) - reached
+        reached |= new
+        waiting += new
+    problems = [f"{name}: no program uses it; say whom it serves, or remove it" for name in sources.keys() - reached]
+    for name in programs:
+        command = f"python -m {name.removesuffix('.__main__')}"
+        if inside(name, "training") and command not in (ast.get_docstring(tree(sources[name])) or ""):
+            problems.append(f"{name}: the program's docstring lacks `{command}`")
+    return sorted(problems)
+
+
+def _says(module: str, sources: Mapping[str, str]) -> bool:
+    package = sources.get(f"{module.rpartition('.')[0]}.__init__", "")
+    return any(SERVES.search(ast.get_docstring(tree(source)) or "") for source in (sources[module], package))
+
+
+def _has_main_block(source: str) -> bool:
+    return any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in tree(source).body)
+
+
+def _rooms_in_a_circle() -> list[str]:
+    return [circle[0] for circle in circles({room: set(below) for room, below in ROOMS_BELOW.items()})]
+
+
+def distinct(sentences: Iterable[str]) -> list[str]:
+    """Drop the second of two sentences about one line: `from a import b` counts as `a` and as `a.b`."""
+    by_line: dict[str, str] = {}
+    for sentence in sentences:
+        by_line.setdefault(sentence.split(" ", 1)[0] if ":" in sentence else sentence, sentence)
+    return list(by_line.values())

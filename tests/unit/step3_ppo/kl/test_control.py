@@ -1,0 +1,35 @@
+"""Control of the KL's coefficient."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.step3_ppo.kl.control import KlControl
+
+
+def test_the_adaptive_controller_by_hand():
+    # Target 6, horizon 1000, 100 responses an update.
+    #   KL 6.6: error 0.1         0.2 x (1 + 0.1 x 0.1) = 0.202
+    #   KL 60: error 9, cut 0.2   0.202 x 1.02 = 0.20604
+    #   KL 0: error -1, cut -0.2  0.20604 x 0.98 = 0.2019192
+    control = KlControl(0.2, target=6.0, horizon=1000.0)
+    for kl, want in ((6.6, 0.202), (60.0, 0.20604), (0.0, 0.2019192)):
+        control.update(kl, 100)
+        assert control.coefficient == pytest.approx(want)
+
+
+@pytest.mark.parametrize("make", [lambda: KlControl(0.3), lambda: KlControl(0.3, 2.0, 50.0)])
+def test_state_goes_into_a_fresh_controller(make):
+    control = make()
+    control.update(5.0, 10)
+    fresh = make()
+    fresh.load_state_dict(control.state_dict())
+    for one in (control, fresh):
+        one.update(0.5, 10)
+    assert fresh.coefficient == control.coefficient
+
+
+def test_the_fixed_controller_stays():
+    control = KlControl(0.3)
+    control.update(100.0, 10)
+    assert control.coefficient == 0.3

@@ -1,0 +1,76 @@
+"""KL estimators against the divergence they estimate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.kl.estimators import full_kl, k1, k3
+
+
+@pytest.fixture
+def distributions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of two distributions over 8 tokens, float64."""
+    generator = torch.Generator().manual_seed(0)
+    p_logits, q_logits = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    return p_logits, q_logits
+
+
+def test_by_hand():
+    # log p - log p_ref = 1 and -0.5.
+    logprobs, ref = torch.tensor([-1.0, -2.5]), torch.tensor([-2.0, -2.0])
+    expected = {
+        "k1": [1.0, -0.5],
+        "k2": [0.5, 0.125],
+        "k3": [math.exp(-1.0) + 1.0 - 1.0, math.exp(0.5) - 0.5 - 1.0],
+        "abs": [1.0, 0.5],
+    }
+    assert expected.keys() == {name for name, entry in KL_ESTIMATORS.items() if not entry.of_logits}
+    for name, want in expected.items():
+        assert KL_ESTIMATORS[name].estimate(logprobs, ref).tolist() == pytest.approx(want)
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_k1_and_k3_have_the_divergence_as_their_mean(name, distributions):
+    p, q = (logits.log_softmax(-1) for logits in distributions)
+    # Its expectation over tokens drawn from p, exactly: sum p (log p - log q).
+    exact = torch.nn.functional.kl_div(q, p, log_target=True, reduction="sum")
+    torch.testing.assert_close((p.exp() * KL_ESTIMATORS[name].estimate(p, q)).sum(), exact)
+    assert (k3(p, q) >= 0).all() and (k1(p, q) < 0).any()
+
+
+def test_as_a_loss_k1_pulls_nowhere_and_k2_as_the_divergence_does(distributions):
+    p_logits, q_logits = distributions
+
+    def gradient(name: str) -> torch.Tensor:
+        """The mean over tokens drawn from p of the estimator's gradient; drawing has none."""
+        logits = p_logits.clone().requires_grad_()
+        p, q = logits.log_softmax(-1), q_logits.log_softmax(-1)
+        (p.detach().exp() * KL_ESTIMATORS[name].estimate(p, q)).sum().backward()
+        return logits.grad
+
+    logits = p_logits.clone().requires_grad_()
+    full_kl(logits[None], q_logits[None]).sum().backward()
+    torch.testing.assert_close(gradient("k1"), torch.zeros(8, dtype=torch.float64))
+    torch.testing.assert_close(gradient("k2"), logits.grad)
+
+
+def test_k3_stays_finite_where_the_policies_are_far_apart():
+    logprobs = torch.tensor([-500.0], requires_grad=True)
+    value = k3(logprobs, torch.tensor([-1.0]))
+    value.sum().backward()
+    assert torch.isfinite(value).all() and torch.isfinite(logprobs.grad).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_sum_over_the_vocabulary(chunk):
+    logits_MV, ref_MV = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    want_M = torch.nn.functional.kl_div(
+        ref_MV.log_softmax(-1), logits_MV.log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
+    torch.testing.assert_close(full_kl(logits_MV, ref_MV, chunk), want_M)
+    assert full_kl(logits_MV[:0], ref_MV[:0]).shape == (0,)
+    assert full_kl(logits_MV.bfloat16(), ref_MV.bfloat16()).dtype == torch.float32

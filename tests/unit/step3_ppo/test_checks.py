@@ -1,0 +1,118 @@
+"""Names and flags of step 3 are checked before a model loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ppo_flags import ppo_flags
+from tests.support.tiny_models import tiny_config
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.checks import check_lengths, check_rollout_dump, check_timeouts, selected_components
+from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.generation.hf import TransformersRollout
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.rules import RULES
+from training.utils.run.errors import ThreestepError
+from training.utils.run.fault_arguments import FaultArguments
+
+
+def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):
+    roles = RolesArguments(actor_model_name_or_path="a", critic_model_name_or_path=critic, **(roles or {}))
+    algorithm = AlgorithmArguments(advantage=ppo.pop("advantage", "gae"), **(kl or {}))
+    flags = PpoArguments(num_samples_per_prompt=2, **ppo)
+    return selected_components(roles, flags, algorithm, ScoringArguments(reward=reward))
+
+
+def test_names_stand_for_parts():
+    names = names_of(checker="gsm8k", reward="gsm8k,model:0.5")
+    assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"]
+    assert [(reward.name, reward.weight) for reward in names.rewards] == [("gsm8k", 1.0), ("model", 0.5)]
+    assert names_of().checker is None
+
+
+@pytest.mark.parametrize(
+    ("reward", "advantage", "with_model", "with_tokenizer"),
+    [("model", "gae", True, True), ("gsm8k", "gae", False, True), ("model", "rloo", True, True),
+     ("gsm8k", "rloo", False, False)],
+)  # fmt: skip
+def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_tokenizer):
+    names = names_of(reward=reward, advantage=advantage)
+    assert (names.with_reward_model, names.with_critic_tokenizer) == (with_model, with_tokenizer)
+    if not with_tokenizer:
+        names_of("", reward, advantage=advantage)
+        return
+    wanted = "the reward 'model'" if advantage == "rloo" else "the critic of --advantage gae"
+    with pytest.raises(ThreestepError, match=f"--critic_model_name_or_path expects .* name for {wanted}, got nothing"):
+        names_of("", reward, advantage=advantage)
+
+
+def test_a_scale_without_the_reward_model():
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs the reward model's scores, and --reward"):
+        names_of(reward="gsm8k", normalize_reward_scores=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"roles": {"actor_dropout": 0.1}}, "reads and learns in one forward, and --actor_dropout 0.1 would change"),
+        ({"roles": {"critic_dropout": None}}, "in one forward, and --critic_dropout None would change the"),
+        ({"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
+        ({"roles": {"critic_zero_stage": 3}}, "whose weights ZeRO-3 has released, and --critic_zero_stage is 3; give"),
+        ({"kl": {"kl_in": "loss", "kl_estimator": "full"}}, "would keep all logits of a rollout for --kl_estimator"),
+    ],
+)
+def test_forwards_that_cannot_be_learned_from(given, said):
+    with pytest.raises(ThreestepError, match=f"--reuse_forwards .*{said}"):
+        names_of(reuse_forwards=True, **given)
+    names_of(**given)
+    names_of(reuse_forwards=True, kl={"kl_estimator": "full"})
+
+
+def test_names_that_nothing_has_are_told_together_with_near_ones():
+    with pytest.raises(ThreestepError) as caught:
+        names_of(rollout_engine="hff", checker="gsm8", advantage="gea", reward="modle")
+    said = str(caught.value)
+    assert said.startswith("4 mistakes in the configuration:") and "got 'modle'; did you mean 'model'" in said
+    for part in ("--advantage expects one of gae, grpo", "got 'gea'; did you mean 'gae'", "'hff'", "'gsm8k'"):
+        assert part in said
+
+
+def test_ranks_wait_longer_than_a_reward_function_may_work():
+    check_timeouts(FaultArguments(), ScoringArguments())
+    check_timeouts(FaultArguments(rank_timeout=301), ScoringArguments())
+    with pytest.raises(
+        ThreestepError, match="--reward_timeout 300 expects less than --rank_timeout 300, the seconds that ranks wait"
+    ):
+        check_timeouts(FaultArguments(rank_timeout=300), ScoringArguments())
+
+
+@pytest.mark.parametrize("short", ["actor", "critic"])
+def test_positions_are_compared_before_anything_loads(tmp_path, short):
+    for name in ("actor", "critic"):
+        tiny_config("llama", max_position_embeddings=64 if name == short else 128).save_pretrained(tmp_path / name)
+    paths = {f"{name}_model_name_or_path": str(tmp_path / name) for name in ("actor", "critic")}
+    flags = ppo_flags(**paths, max_prompt_seq_len=60, max_answer_seq_len=5)
+    with pytest.raises(
+        ThreestepError,
+        match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens and the model "
+        f"'{tmp_path / short}' has 64 positions",
+    ):
+        check_lengths(flags, with_critic=True)
+    if short == "critic":
+        check_lengths(flags, with_critic=False)
+
+
+def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
+    folder = str(tmp_path)
+    check_rollout_dump(CheckpointArguments(), PpoArguments(rollout_dump=folder))
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    check_rollout_dump(CheckpointArguments(), PpoArguments())
+    check_rollout_dump(CheckpointArguments(resume="latest"), PpoArguments(rollout_dump=folder))
+    with pytest.raises(ThreestepError) as told:
+        check_rollout_dump(CheckpointArguments(), PpoArguments(rollout_dump=folder))
+    assert str(told.value) == (
+        f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the run "
+        "that wrote them by --resume"
+    )

@@ -1,0 +1,50 @@
+"""Tokenizers are compared, and rollouts counted, before a model loads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.ppo_flags import ppo_flags
+from tests.support.tiny_models import tiny_config
+from training.step3_ppo.inputs import load_inputs, load_tokenizers
+from training.utils.run.errors import ThreestepError
+
+
+def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
+    for name, sentences in (("actor", SENTENCES), ("same", SENTENCES), ("other", SENTENCES[:2])):
+        train_tokenizer(sentences).save_pretrained(tmp_path / name)
+        tiny_config("llama").save_pretrained(tmp_path / name)
+
+    def load(critic: str, with_critic: bool = True):
+        critic_path = str(tmp_path / critic) if critic else ""
+        flags = ppo_flags(actor_model_name_or_path=str(tmp_path / "actor"), critic_model_name_or_path=critic_path)
+        return load_tokenizers(flags, with_critic)
+
+    tokenizers = load("same")
+    assert tokenizers.actor.get_vocab() == tokenizers.critic.get_vocab()
+    assert load("", with_critic=False).critic is None
+    with pytest.raises(ThreestepError, match=r"the tokenizers of --actor_model_name_or_path .* differ: the reward"):
+        load("other")
+
+
+def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
+    class Rows(list):
+        manifest = {"fingerprint": "rows"}  # noqa: RUF012
+
+    nothing = SimpleNamespace(columns={})
+    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing))
+    monkeypatch.setattr("training.step3_ppo.inputs.build_phase", lambda *given: phase)
+    ranks = SimpleNamespace(world_size=1, is_main=True)
+    tokenizer = SimpleNamespace(eos_token_id=2)
+
+    def load(critic_warmup: int):
+        ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
+        return load_inputs(ppo_flags(critic_warmup=critic_warmup, **ppo), tokenizer, ranks, print)
+
+    inputs = load(2)
+    assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
+    with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
+        load(5)

@@ -1,0 +1,154 @@
+"""Rollouts written to a folder come back as they were, and to no other question."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.test_hf import PLAIN, frequent_token, prompts, responses, roll
+from training.step3_ppo.replay import DumpingRollout, ReplayRollout, file_of, make_engine
+from training.utils.generation.base import RolloutRequest
+from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.records import Rollout
+from training.utils.run.errors import ThreestepError
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_causal_lm("llama")
+
+
+@pytest.fixture(scope="module")
+def how(model):
+    return replace(PLAIN, stop=("x",), end_token_id=frequent_token(roll(model, PLAIN)))
+
+
+def asked(engine, model, how, seed: int = 0, lengths=(3, 5, 2), samples: int = 2) -> Rollout:
+    ids_BP, mask_BP = prompts(lengths)
+    seeds = range(seed, seed + len(lengths) * samples)
+    return engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, seeds, samples))
+
+
+@pytest.fixture
+def folder(tmp_path, model, how):
+    """Two rollouts of rank 1."""
+    engine = DumpingRollout(TransformersRollout(str), tmp_path, rank=1)
+    asked(engine, model, how)
+    asked(engine, model, how, seed=50)
+    return tmp_path
+
+
+def test_what_was_dumped_comes_back_and_no_model_is_asked(folder, model, how):
+    engine = ReplayRollout(folder, rank=1)
+    for seed in (0, 50):
+        expected = asked(TransformersRollout(str), model, how, seed)
+        got = asked(engine, None, how, seed)
+        for field in dataclasses.fields(Rollout):
+            if field.name != "seconds":
+                left, right = getattr(got, field.name), getattr(expected, field.name)
+                assert torch.equal(left, right) and left.dtype == right.dtype, field.name
+        assert got.seconds > 0
+    assert sorted(path.name for path in folder.iterdir()) == [file_of("", n, 1).name for n in (0, 1)]
+
+
+def test_a_run_that_goes_on_goes_on_with_its_number(folder, model, how):
+    first = ReplayRollout(folder, rank=1)
+    asked(first, None, how)
+    assert first.state_dict() == {"rollouts": 1}
+    resumed = ReplayRollout(folder, rank=1)
+    resumed.load_state_dict(first.state_dict())
+    asked(resumed, None, how, seed=50)
+    # What a run that was killed wrote after its last checkpoint is written again.
+    again = DumpingRollout(TransformersRollout(str), folder, rank=1)
+    again.load_state_dict({"rollouts": 1})
+    file_of(folder, 1, 1).write_bytes(b"")
+    asked(again, model, how, seed=50)
+    assert again.state_dict() == {"rollouts": 2} and not file_of(folder, 2, 1).exists()
+    asked(ReplayRollout(folder, rank=1), None, how)
+    resumed.load_state_dict({"rollouts": 1})
+    asked(resumed, None, how, seed=50)
+    assert TransformersRollout(str).state_dict() == {}
+
+
+def test_a_dump_changes_nothing(tmp_path, model, how):
+    dumped = asked(DumpingRollout(TransformersRollout(str), tmp_path / "deep" / "er", 0), model, how)
+    assert responses(dumped) == responses(asked(TransformersRollout(str), model, how))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"lengths": (3, 5, 1)},
+            r"rollout_000000_rank1.safetensors holds responses to other prompts than .*dump again",
+        ),
+        (
+            {"lengths": (3, 5)},
+            "holds responses to other prompts than those that this run asks for; replay with the data",
+        ),
+        ({"seed": 1}, "holds responses to other seeds than those that this run asks for"),
+        ({"samples": 1}, "was drawn with samples_per_prompt = 2, and this run asks for 1; replay with the settings"),
+    ],
+)
+def test_other_prompts_are_refused(folder, how, changed, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        asked(ReplayRollout(folder, rank=1), None, how, **changed)
+
+
+def test_other_sampling_is_refused(folder, how):
+    with pytest.raises(ThreestepError, match=r"was drawn with temperature = 1.0, and this run asks for 0.5; replay"):
+        asked(ReplayRollout(folder, rank=1), None, replace(how, temperature=0.5))
+    with pytest.raises(ThreestepError, match=r'was drawn with stop = \["x"\], and this run asks for \[\]'):
+        asked(ReplayRollout(folder, rank=1), None, replace(how, stop=()))
+
+
+def test_more_rollouts_or_ranks_than_were_dumped(folder, how):
+    engine = ReplayRollout(folder, rank=1)
+    asked(engine, None, how)
+    asked(engine, None, how, seed=50)
+    with pytest.raises(
+        ThreestepError, match=r"expects rollout 2 of rank 1 in .*no rollout_000002_rank1.safetensors; rep"
+    ):
+        asked(engine, None, how, seed=100)
+    with pytest.raises(ThreestepError, match="expects rollout 0 of rank 0"):
+        asked(ReplayRollout(folder, rank=0), None, how)
+
+
+def test_files_of_something_else(tmp_path, how):
+    path = file_of(tmp_path, 0, 0)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(
+        ThreestepError, match=r"expects files of --rollout_dump \('threestep rollout 1'\), and .* is none"
+    ):
+        asked(ReplayRollout(tmp_path, 0), None, how)
+    path.write_bytes(b"nothing that reads")
+    with pytest.raises(ThreestepError, match="rank0.safetensors cannot be read .*; dump it again"):
+        asked(ReplayRollout(tmp_path, 0), None, how)
+
+
+def test_engines_are_put_together(tmp_path):
+    assert isinstance(make_engine(TransformersRollout, str, None, None, 0), TransformersRollout)
+    assert isinstance(make_engine(TransformersRollout, str, str(tmp_path), None, 0), DumpingRollout)
+    assert isinstance(make_engine(TransformersRollout, str, None, str(tmp_path), 0), ReplayRollout)
+
+
+def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
+    """An engine that holds weights of its own takes them in `lent`, and tells what that took."""
+
+    class Holding(TransformersRollout):
+        def lent(self, actor):
+            return contextlib.nullcontext(actor)
+
+        def figures(self):
+            return {"time/weights": 1.0}
+
+    engine = DumpingRollout(Holding(str), tmp_path, 0)
+    with engine.lent(model) as lent:
+        assert lent is model
+    assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}

@@ -1,0 +1,99 @@
+"""Checkpoints on disk: whole or not there, and every damage seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest
+
+
+def write(folder: CheckpointFolder, step: int) -> Path:
+    folder.begin(step)
+    (folder.partial(step) / "actor").mkdir()
+    (folder.partial(step) / "actor" / "weights.pt").write_bytes(bytes([step]) * 1000)
+    (folder.partial(step) / "trainer.json").write_text(f'{{"step": {step}}}')
+    return folder.publish(step, {"settings": {"seed": 7}})
+
+
+def names(folder: CheckpointFolder) -> list[str]:
+    return sorted(path.name for path in folder.path.iterdir())
+
+
+def test_it_is_whole_when_it_is_published(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    assert folder.steps() == [] and folder.latest_first() == []
+    path = write(folder, 100)
+    assert path == tmp_path / "checkpoints" / "step_000100" and damage(path) is None
+    assert names(folder) == ["latest", "step_000100"]
+    manifest = read_manifest(path)
+    assert (manifest["step"], manifest["settings"]) == (100, {"seed": 7})
+    assert {name: entry["size_bytes"] for name, entry in manifest["files"].items()} == {
+        "actor/weights.pt": 1000, "trainer.json": 13,
+    }  # fmt: skip
+
+
+FILES = ("actor/weights.pt", "trainer.json", MANIFEST)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone", "empty"])
+def test_damage_in_any_file_is_seen(tmp_path, name, how):
+    path = write(CheckpointFolder(tmp_path), 1)
+    content = (path / name).read_bytes()
+    places = range(len(content)) if how == "flipped" and name == MANIFEST else [len(content) // 2]
+    for place in places:
+        if how == "gone":
+            (path / name).unlink()
+        else:
+            changed = {"cut": content[:-1], "empty": b""}.get(how)
+            flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            (path / name).write_bytes(flipped if changed is None else changed)
+        problem = damage(path)
+        # A byte between the values of the manifest may be another blank, which says the same.
+        assert (problem is not None and problem.startswith(name)) or content[place : place + 1].isspace(), place
+
+
+def test_a_half_written_one_is_none_and_is_cleared_away(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    folder.begin(2)
+    (folder.partial(2) / "trainer.json").write_text("{")
+    assert folder.steps() == [1] and [path.name for path in folder.latest_first()] == ["step_000001"]
+    write(folder, 3)
+    assert names(folder) == ["latest", "step_000001", "step_000003"]
+
+
+def test_latest_says_where_to_begin(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        write(folder, step)
+    assert [path.name for path in folder.latest_first()] == ["step_000003", "step_000002", "step_000001"]
+    folder.point_to(folder.of(2))  # as resuming from a path does
+    assert [path.name for path in folder.latest_first()] == ["step_000002", "step_000001"]
+    (folder.path / "latest").write_text("?")
+    assert len(folder.latest_first()) == 3
+    (folder.path / "latest").unlink()
+    assert len(folder.latest_first()) == 3
+
+
+def test_older_ones_and_those_of_a_line_that_was_left_are_removed(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3, 4):
+        write(folder, step)
+    folder.prune(newest=3, keep_last=2)
+    assert folder.steps() == [2, 3]
+    folder.prune(newest=3, keep_last=0)
+    assert folder.steps() == [2, 3]
+    folder.prune(newest=2, keep_last=0)
+    assert folder.steps() == [2]
+
+
+def test_a_step_that_is_there_already_is_replaced(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = write(folder, 1)
+    (path / "trainer.json").write_text("of a line that was left")
+    assert damage(path) == "trainer.json does not have the size that was written"
+    assert damage(write(folder, 1)) is None
+    assert names(folder) == ["latest", "step_000001"]

@@ -1,0 +1,190 @@
+"""Which checkpoint a run goes on from, what is refused, and when one is due. What engines keep is in
+tests/end_to_end/test_resume.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from training.utils.checkpoints import loop
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
+from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.checkpoints.run_lock import only_run_in
+from training.utils.engine.startup import Ranks
+from training.utils.run.errors import ThreestepError
+from training.utils.run.run_folder import RunFolder
+
+SETTINGS = {"learning_rate": 0.5, "seed": 7, "max_train_steps": 3}
+
+
+def ranks(world_size: int = 1) -> Ranks:
+    return Ranks(0, 0, world_size, torch.device("cpu"))
+
+
+def plan(
+    place: Path, resume: str | None = "latest", world_size: int = 1, changes: Any = (), **flags: Any
+) -> CheckpointPlan:
+    arguments = CheckpointArguments(resume=resume, **flags)
+    return plan_checkpoints(arguments, str(place), "training.a", {**SETTINGS, **dict(changes)}, ranks(world_size))
+
+
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None) -> Any:
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, digests)
+
+
+def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:
+    """A run without engines that saves after `steps`."""
+    first = plan(place, resume=None, keep_last=0, **flags)
+    with opened(first, place) as (metrics, kept):
+        assert kept.restore() == (0, {})
+        for step in steps:
+            metrics.write(step, {"a": step / 2})
+            kept.save(step, state or {"before": step})
+
+
+def test_a_loop_by_itself_keeps_nothing():
+    kept = Checkpoints()
+    assert kept.restore() == (0, {}) and kept.due(1, 1) is False
+    kept.save(1, {})
+
+
+def test_a_run_goes_on_after_its_latest_step(tmp_path, capsys):
+    assert plan(tmp_path).resume_from is None  # nothing there yet: the run begins
+    assert (
+        capsys.readouterr().out
+        == f"--resume: no checkpoint in {tmp_path}/checkpoints yet, the run starts from the beginning\n"
+    )
+    saved(tmp_path, (1, 2), {"before": {"loss": 0.1 + 0.2}, "after": None})
+    drawn = torch.rand(1)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "a": 9.0}\n')  # by a run that was killed before its next checkpoint
+    again = plan(tmp_path, changes={"max_train_steps": 9, "save_every": 4}.items())
+    with opened(again, tmp_path) as (metrics, kept):
+        assert kept.restore() == (2, {"before": {"loss": 0.1 + 0.2}, "after": None})
+        assert torch.equal(torch.rand(1), drawn)
+        metrics.write(3, {"a": 1.5})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["a"]) for line in lines] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert "resuming after step 2, from" in capsys.readouterr().out
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, capsys):
+    saved(tmp_path, (1, 2))
+    (tmp_path / "checkpoints/step_000002/trainer.json").write_text("{}")
+    found = plan(tmp_path).resume_from
+    assert found == tmp_path / "checkpoints/step_000001"
+    assert "warning: --resume skips step_000002" in capsys.readouterr().out
+    (found / "manifest.json").unlink()
+    with pytest.raises(ThreestepError, match=r"every checkpoint in .*/checkpoints is damaged \(step_000001: manifest"):
+        plan(tmp_path)
+
+
+def test_one_by_its_path(tmp_path):
+    saved(tmp_path, (1, 2))
+    CheckpointFolder(tmp_path).point_to(tmp_path / "checkpoints/step_000002")
+    assert plan(tmp_path, str(tmp_path / "checkpoints/step_000001")).resume_from == tmp_path / "checkpoints/step_000001"
+    assert plan(tmp_path).resume_from == tmp_path / "checkpoints/step_000001"  # the run is that line now
+    with pytest.raises(ThreestepError, match="expects a checkpoint in .* only from the run's own folder.* got /x"):
+        plan(tmp_path, "/x/step_000001")
+    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; --resume without a path takes"):
+        plan(tmp_path, str(tmp_path / "checkpoints/step_000009"))
+
+
+def test_a_run_does_not_begin_over_checkpoints(tmp_path):
+    saved(tmp_path, (4,))
+    with pytest.raises(
+        ThreestepError, match="holds checkpoints of an earlier run, up to step 4: give --resume to continue"
+    ):
+        plan(tmp_path, resume=None)
+
+
+def test_other_settings_are_named(tmp_path):
+    saved(tmp_path, (1,))
+    changes = {"learning_rate": 0.25, "seed": 8, "max_train_steps": 99, "a_new_flag": 1}
+    with pytest.raises(ThreestepError) as told:
+        plan(tmp_path, world_size=2, changes=changes.items())
+    assert str(told.value) == (
+        f"--resume: {tmp_path}/checkpoints/step_000001 was written with other settings: --learning_rate was 0.5 and is "
+        "0.25; --seed was 7 and is 8; restore them, or start again in another --output_dir"
+    )
+    with pytest.raises(ThreestepError, match="the data's fingerprint was rows and is others"):  # noqa: SIM117
+        with opened(plan(tmp_path), tmp_path, data="others"):
+            pass
+
+
+def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
+    def run(content: str) -> None:
+        start = {"critic_model_name_or_path": lambda: content * 20}
+        resumed = plan(tmp_path, "latest" if content != "ab" else None)
+        with opened(resumed, tmp_path, digests=start) as (
+            _,
+            kept,
+        ):
+            kept.restore()
+            kept.save(1, {"before": 1})
+
+    run("ab")
+    assert plan(tmp_path).resume_from is not None
+    with pytest.raises(
+        ThreestepError, match="the content of --critic_model_name_or_path was abababababab and is cdcdcdcdcdcd; restore"
+    ):
+        run("cd")
+
+
+def test_one_run_a_folder(tmp_path):
+    with only_run_in(str(tmp_path), ranks()):  # noqa: SIM117
+        with pytest.raises(ThreestepError, match="is in use by a run"):
+            with only_run_in(str(tmp_path), ranks()):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "due"), [({}, []), ({"save_every": 2}, [2, 4]), ({"save_every": 2, "save_at_end": True}, [2, 4, 5])]
+)
+def test_when_one_is_due(tmp_path, flags, due):
+    first = plan(tmp_path, **flags)
+    with opened(first, tmp_path) as (_, kept):
+        assert [step for step in range(1, 6) if kept.due(step, total_steps=5)] == due
+
+
+def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path, capsys):
+    import os
+    import signal
+
+    with pytest.raises(SystemExit) as end:  # noqa: SIM117
+        with opened(plan(tmp_path), tmp_path) as (
+            _,
+            kept,
+        ):
+            assert not kept.due(1, total_steps=5)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not kept.due(5, total_steps=5)  # it ends by itself
+            assert kept.due(2, total_steps=5)
+            kept.save(2, {})
+    assert end.value.code == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "stopped after step 2 (SIGUSR1); to resume: THREESTEP_RANKS=1 python -m training.utils.run.launch training.a "
+        f"--config {tmp_path}/config.yaml --resume"
+    )
+
+
+def test_the_time_is_short_where_a_step_and_a_checkpoint_no_longer_fit(tmp_path, monkeypatch):
+    """Steps of 10 seconds, a checkpoint of as many for a guess: 1.5 x 20 are kept free of 100."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(loop, "seconds_since_start", lambda: clock.now)
+    stopped = []
+    with opened(plan(tmp_path, stop_before="100s"), tmp_path) as (_, kept):
+        for step in range(1, 10):
+            clock.now += 10.0
+            if kept.due(step, total_steps=100):
+                stopped.append(clock.now)
+    assert stopped[0] == 80.0  # 80 + 30 is more than 100

@@ -1,0 +1,83 @@
+"""One run at a time in a folder: the second is told of the first, and a killed one stands in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.utils.checkpoints import run_lock
+from training.utils.checkpoints.run_lock import only_run
+from training.utils.run.errors import ThreestepError
+
+HOLD = """
+import sys, time
+from training.utils.checkpoints.run_lock import only_run
+with only_run(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch) -> None:
+    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.0)
+
+
+def holder(folder: Path) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_others_are_told_who_holds_the_folder_until_it_is_killed(tmp_path):
+    folder = tmp_path / "run"
+    first = holder(folder)
+    try:
+        about = json.loads((folder / ".running").read_text())
+        assert about["pid"] == first.pid
+        for _ in range(2):  # three on one folder
+            with pytest.raises(ThreestepError) as told, only_run(folder):
+                pass
+            assert str(told.value) == (
+                f"--output_dir {folder} is in use by a run: process {first.pid} on {about['host']}, since "
+                f"{about['since']}; wait for its end or give another --output_dir"
+            )
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    assert (folder / ".running").exists()
+    with only_run(folder):
+        assert json.loads((folder / ".running").read_text())["pid"] == os.getpid()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_folder_is_free_after_a_mistake(tmp_path):
+    with pytest.raises(ThreestepError, match="mine"), only_run(tmp_path):
+        raise ThreestepError("mine")
+    with only_run(tmp_path):
+        pass
+    with only_run(tmp_path / "new"):
+        assert (tmp_path / "new").is_dir()
+    assert not (tmp_path / "new").exists()  # nothing was left in it
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ThreestepError, match="--output_dir .*/file/run cannot be written to .Not a directory"):  # noqa: SIM117
+        with only_run(tmp_path / "file" / "run"):
+            pass
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+    def refused(path: str) -> int:
+        raise OSError(37, "No locks available", path)
+
+    monkeypatch.setattr(run_lock, "try_lock", refused)
+    with only_run(tmp_path), only_run(tmp_path):
+        pass

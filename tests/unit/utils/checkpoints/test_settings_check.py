@@ -1,0 +1,56 @@
+"""Which settings a resumed run may have otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.utils.checkpoints.settings_check import check_settings, describe_placement, placement
+from training.utils.run.errors import ThreestepError
+
+SFT = {
+    "ranks": 2, "zero_stage": 2, "offload": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+    "learning_rate": 0.5, "data": "rows",
+}  # fmt: skip
+PPO = {
+    "ranks": 2, "actor_zero_stage": 0, "critic_zero_stage": 3, "offload": True, "per_device_generation_batch_size": 4,
+    "generation_batches": 1, "per_device_training_batch_size": 2, "gradient_accumulation_steps": 1,
+}  # fmt: skip
+
+
+def told(saved: dict, **changes: object) -> str:
+    with pytest.raises(ThreestepError) as mistake:
+        check_settings(Path("c"), saved, {**saved, **changes})
+    return str(mistake.value)
+
+
+def test_ranks_and_stages_may_change_where_a_step_takes_as_much():
+    check_settings(Path("c"), SFT, {**SFT, "ranks": 1, "zero_stage": 3, "gradient_accumulation_steps": 2})
+    check_settings(Path("c"), SFT, {**SFT, "ranks": 4, "per_device_train_batch_size": 1, "offload": True})
+    four = {"per_device_generation_batch_size": 2, "per_device_training_batch_size": 1}
+    check_settings(Path("c"), PPO, {**PPO, "ranks": 4, "critic_zero_stage": 0, **four})
+    assert told(SFT, ranks=1, learning_rate=0.25) == (
+        "--resume: c was written with other settings: --learning_rate was 0.5 and is 0.25; the sequences of an "
+        "optimizer step (--per_device_train_batch_size x --gradient_accumulation_steps x ranks) were 4 on 2 ranks and "
+        "are 2 on 1 rank; restore them, or start again in another --output_dir"
+    )
+    both = told(PPO, ranks=1)
+    assert "the prompts of a rollout (--per_device_generation_batch_size x --generation_batches x ranks) were 8" in both
+    assert "the sequences of a minibatch (--per_device_training_batch_size x --gradient_accumulation_steps" in both
+
+
+def test_what_has_no_flag_is_named_in_words():
+    assert "the data's fingerprint was rows and is others" in told(SFT, data="others")
+    content = {"the content of --critic_model_name_or_path": "a"}
+    assert "the content of --critic_model_name_or_path was a and is b" in told(
+        {**SFT, **content}, **{name: "b" for name in content}
+    )
+
+
+def test_where_a_run_keeps_its_models():
+    assert placement(SFT) == {"offload": False, "ranks": 2, "zero_stage": 2}
+    assert describe_placement(SFT) == "2 ranks, --zero_stage 2"
+    assert (
+        describe_placement({**PPO, "ranks": 1}) == "1 rank, --actor_zero_stage 0, --critic_zero_stage 3, --offload True"
+    )

@@ -1,0 +1,47 @@
+"""What cannot be converted or loaded is told in a sentence. That nothing changes where it can is in
+tests/invariants/test_universal.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from training.utils.checkpoints import universal
+from training.utils.run.errors import ThreestepError
+
+
+def engine(stage: int = 0, loaded: Any = None) -> Any:
+    inner = SimpleNamespace(
+        _config=SimpleNamespace(load_universal_checkpoint=False), load_checkpoint=lambda folder, tag: (loaded, None)
+    )
+    return SimpleNamespace(engine=inner, settings=SimpleNamespace(zero_stage=stage), parameter_groups=[["a"]])
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ThreestepError,
+        match="cannot convert c for another number of ranks or ZeRO stage into .*/file/c: .*/file/c: Not a directory; "
+        "free disk space",
+    ):
+        universal.convert(Path("c"), tmp_path / "file" / "c", engine())
+
+
+def test_files_of_another_form(tmp_path):
+    torch.save({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
+    with pytest.raises(
+        ThreestepError,
+        match="cannot convert DeepSpeed's files in .* for another number of ranks .*KeyError: 'optimizer'",
+    ):
+        universal.convert(tmp_path, tmp_path / "c", engine())
+
+
+def test_an_engine_that_finds_nothing(tmp_path):
+    nothing = engine(stage=2)
+    with pytest.raises(ThreestepError, match="DeepSpeed finds no state of 'model' in"):
+        universal.load(nothing, tmp_path, "model")
+    assert nothing.engine._config.load_universal_checkpoint is False

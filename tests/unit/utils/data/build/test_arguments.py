@@ -1,0 +1,157 @@
+"""All mistakes in the data flags are found at once, before data is read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.run.arguments import parse_arguments
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flags import note_mistakes
+
+
+def sentences_of(arguments: DataArguments) -> list[str]:
+    mistakes = Mistakes()
+    note_mistakes(arguments, mistakes)
+    return mistakes.sentences
+
+
+def test_flags_by_deepspeed_chats_names():
+    (arguments,) = parse_arguments(
+        (DataArguments,),
+        "--data_path embedded Dahoas/rm-static --data_split 6,2,2 --sft_only_data_path stanfordnlp/SHP "
+        "--max_seq_len 99 --max_prompt_seq_len 33 --data_output_path out --unsupervised_dataset_name d "
+        "--unsupervised_dataset_config_name e --max_eval_rows 7 --rebuild_cache".split(),
+        "",
+    )
+    assert arguments.source.data_path == ["embedded", "Dahoas/rm-static"]
+    assert arguments.source.sft_only_data_path == ["stanfordnlp/SHP"]
+    assert arguments.split.data_split == "6,2,2"
+    assert (arguments.rows.max_seq_len, arguments.rows.max_prompt_seq_len) == (99, 33)
+    assert arguments.cache.rebuild_cache is True and arguments.split.max_eval_rows == 7
+    assert arguments.source.unsupervised_dataset_config_name == "e"
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("max_samples", "max_train_rows"),
+        ("train_max_samples", "max_train_rows"),
+        ("val_max_samples", "max_eval_rows"),
+    ],
+)
+def test_rows_by_verls_names(tmp_path, flag, name):
+    (by_flag,) = parse_arguments((DataArguments,), [f"--{flag}", "7"], "")
+    (tmp_path / "run.yaml").write_text(f"{flag}: 7\n")
+    (by_file,) = parse_arguments((DataArguments,), ["--config", str(tmp_path / "run.yaml")], "")
+    assert getattr(by_flag.split, name) == getattr(by_file.split, name) == 7
+
+
+def test_the_defaults_are_sound(flags):
+    assert sentences_of(flags()) == []
+    assert DataArguments().split.data_split == "2,4,4"
+    assert "~" not in DataArguments().cache.cache_dir and not DataArguments().cache.cache_dir.startswith("/tmp")
+
+
+def test_every_mistake_at_once(flags, tmp_path):
+    wrong = flags(
+        data_path=["jsonl:missing.jsonl", "embeded"],
+        data_split="1,2",
+        sft_only_data_path=["Dahoas/rm-statik"],
+        dataset_module=["no_such_file.py"],
+        dataset_dir=str(tmp_path / "nowhere"),
+        truncation="rigth",
+        prompt_truncation="none",
+        loss_on="prompt",
+        eval_fraction=1.0,
+        max_seq_len=1,
+        max_prompt_seq_len=0,
+        max_train_rows=0,
+        max_eval_rows=-1,
+        unsupervised_dataset_name="jsonl:missing.jsonl",
+        data_format="sharegtp",
+        pick_rows="frist",
+    )
+    found = sentences_of(wrong)
+    for fragment in (
+        "names a file that does not exist",
+        "no dataset is registered as 'embeded'; did you mean 'embedded'",
+        "did you mean 'Dahoas/rm-static'",
+        "--data_split expects three numbers",
+        "expects a Python file, got 'no_such_file.py'",
+        "--dataset_dir expects a folder, got",
+        "--truncation expects one of right, left, middle, error, drop, got 'rigth'; did you mean 'right'",
+        "--prompt_truncation expects one of",
+        "--loss_on expects one of response, conversation",
+        "--eval_fraction expects 0 or more and less than 1, got 1.0",
+        "--max_seq_len expects 2 or more, got 1",
+        "--max_prompt_seq_len expects 1 or more, got 0",
+        "--max_train_rows expects 1 or more, got 0",
+        "--max_eval_rows expects 1 or more, got -1",
+        "--unsupervised_dataset_name: 'missing.jsonl' names a file that does not exist",
+        "--data_format expects one of preference, ",
+        "got 'sharegtp'; did you mean 'sharegpt'",
+        "--pick_rows expects one of random, first, got 'frist'; did you mean 'first'",
+    ):
+        assert any(fragment in sentence for sentence in found), fragment
+    assert len(found) == 17
+
+
+def test_an_end_token_that_the_tokenizer_gains(flags):
+    added = flags(end_of_conversation_token="<end>", add_end_of_conversation_token=True)
+    assert added.chat.tokens_in_need == ["<end>"] and sentences_of(added) == []
+    assert flags(end_of_conversation_token="<end>").chat.tokens_in_need == []
+    assert sentences_of(flags(add_end_of_conversation_token=True)) == [
+        "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token"
+    ]
+
+
+def test_no_dataset_at_all(flags):
+    assert any("expects at least one dataset" in sentence for sentence in sentences_of(flags(data_path=[])))
+    with pytest.raises(ThreestepError, match="--data_path embedded"):
+        mistakes = Mistakes()
+        note_mistakes(flags(data_path=[]), mistakes)
+        mistakes.raise_if_any()
+
+
+def test_importing_the_flags_is_cheap():
+    program = (
+        "import sys; import training.utils.data.build.arguments, training.utils.data.sources.registry;"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow') if m in sys.modules])"
+    )
+    got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == "[]"
+
+
+def test_chat_flags():
+    words = ["--prompt_style", "chat_template", "--chat_template_kwargs", '{"a": 1}', "--enable_thinking", "false"]
+    (arguments,) = parse_arguments((DataArguments,), words, "")
+    assert arguments.chat.template_kwargs == {"a": 1, "enable_thinking": False}
+    assert DataArguments().chat.template_kwargs == {} and DataArguments().chat.prompt_style == "human_assistant"
+
+
+@pytest.mark.parametrize(
+    ("given", "fragment"),
+    [
+        ({"prompt_style": "chatml"}, "--prompt_style expects one of human_assistant, chat_template, got 'chatml'"),
+        ({"train_turns": "first"}, "--train_turns expects one of all, last, got 'first'"),
+        ({"bad_conversations": "skip"}, "--bad_conversations expects one of error, drop, got 'skip'"),
+        ({"enable_thinking": False}, "--enable_thinking needs --prompt_style chat_template, got human_assistant"),
+        ({"chat_template": "no.jinja"}, "--chat_template expects a file, got 'no.jinja', which does not exist"),
+        ({"chat_template_kwargs": "{a: 1}"}, "--chat_template_kwargs expects a JSON object .* got '{a: 1}'"),
+        ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs expects a JSON object"),
+        ({"chat_template_kwargs": '{"tools": []}'}, "--chat_template_kwargs: tools come from the data"),
+        (
+            {"chat_template_kwargs": '{"enable_thinking": true}', "enable_thinking": False},
+            "set enable_thinking to different values",
+        ),
+    ],
+)
+def test_mistakes_in_the_chat_flags(flags, given, fragment):
+    style = "human_assistant" if given == {"enable_thinking": False} else "chat_template"
+    (sentence,) = sentences_of(flags(**{"prompt_style": style, **given}))
+    assert re.search(fragment, sentence)

@@ -1,0 +1,217 @@
+"""From texts with tags to rows that are laid out in parallel: which rows, what becomes of malformed ones, and every
+mistake's sentence."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.data.rows.documents import responses_document, sentence_document
+from training.utils.models.loading import add_tokens
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flags import note_mistakes
+
+TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
+PROMPT = "Human: What is 2 + 3? Assistant:"
+BLOCK = "<Parallel><Path> two and three</Path><Path> one more than 4</Path></Parallel>"
+GOOD = {"prompt": PROMPT, "chosen": f" Let me see. {BLOCK} 5.", "rejected": " It is 4."}
+PLAIN = {"prompt": PROMPT, "chosen": " 2 + 3 is 5.", "rejected": " It is 4."}
+STRAY = {"prompt": PROMPT, "chosen": f" Let me see. {BLOCK}</Path> 5.", "rejected": " It is 4."}
+UNCLOSED = {"prompt": PROMPT, "chosen": " <Parallel><Path> two", "rejected": " It is 4."}
+
+
+@pytest.fixture
+def tagged(tiny_tokenizer):
+    """The tiny tokenizer with Parallel-R1's tags."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    assert add_tokens(tokenizer, TAGS) == 4
+    return tokenizer
+
+
+def built(phase, data, tokenizer):
+    data.chat.parallel_thinking = True
+    data.split.data_split = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}[phase]
+    return build_phase(phase, data, tokenizer, seed=1)
+
+
+def texts(document, tokenizer):
+    return [tokenizer.decode(part.tokens.input_ids) for part in document.segments]
+
+
+def test_a_sentence_keeps_flat_ids_and_is_laid_out_in_segments(flags, tagged):
+    phase = built(1, flags([GOOD] * 9), tagged)
+    row = phase.train[0]
+    assert row.parallel_tags == tuple(tagged.convert_tokens_to_ids(TAGS))
+    assert tagged.decode(row.input_ids) == PROMPT + GOOD["chosen"] + "<|endoftext|>"
+    document = sentence_document(row)
+    assert texts(document, tagged) == [
+        PROMPT + " Let me see. <Parallel>",
+        "<Path> two and three</Path>",
+        "<Path> one more than 4</Path>",
+        "</Parallel> 5.<|endoftext|>",
+    ]
+    assert sum(int(part.tokens.is_target.sum()) for part in document.segments) == int(row.loss_mask.sum())
+    report = phase.report
+    assert report.train.parallel == {"with blocks": 8} and "parallel thinking: 8 with blocks;" in report.sentence
+
+
+def test_off_the_tags_are_text(flags, tagged):
+    phase = build_phase(1, flags([GOOD, STRAY] * 9, data_split="1,0,0"), tagged, seed=1)
+    assert not any(row.parallel_tags for row in phase.train)
+    assert phase.report.train.parallel == {} and "parallel" not in phase.report.sentence
+    assert len(sentence_document(phase.train[0]).segments) == 1
+
+
+def test_rows_without_blocks_are_plain(flags, tagged):
+    phase = built(1, flags([PLAIN] * 9), tagged)
+    assert phase.report.train.parallel == {"with blocks": 0}
+    assert len(sentence_document(phase.train[0]).segments) == 1
+
+
+def test_a_prompt_may_quote_the_tags(flags, tagged):
+    """As Parallel-R1's own prompt does; there they are parsed, and positions go wrong."""
+    quoting = {**GOOD, "prompt": "Human: Think between <Parallel> and </Parallel>, <Path> by <Path>. Assistant:"}
+    phase = built(1, flags([quoting] * 9), tagged)
+    document = sentence_document(phase.train[0])
+    assert texts(document, tagged)[0] == quoting["prompt"] + " Let me see. <Parallel>"
+    assert len(document.segments) == 4
+
+
+def test_text_that_follows_no_prompt(flags, tagged):
+    """Its first token is no target, for nothing predicts it; it is a tag all the same."""
+    phase = built(1, flags([{"prompt": "", "chosen": f"{BLOCK} 5.", "rejected": " It is 4."}] * 9), tagged)
+    document = sentence_document(phase.train[0])
+    assert len(document.segments) == 4 and texts(document, tagged)[0] == "<Parallel>"
+
+
+@pytest.mark.parametrize("row", [STRAY, UNCLOSED], ids=["stray", "unclosed"])
+def test_a_malformed_row_is_named(flags, tagged, row):
+    reason = "a path closes that was not opened" if row is STRAY else "the text ends in an open path"
+    sentence = (
+        r"^dataset 'jsonl:.*rows.jsonl', row [37]: the tags of parallel thinking \(<Parallel> <Path> </Path> "
+        rf"</Parallel>\) do not match in the response: token \d+: {reason}; correct the row, or choose "
+        r"--malformed_parallel drop or causal$"
+    )
+    rows = [GOOD] * 10
+    rows[3] = rows[7] = row
+    with pytest.raises(ThreestepError, match=sentence):
+        built(1, flags(rows, eval_fraction=0.0), tagged)
+
+
+def test_malformed_rows_dropped(flags, tagged):
+    phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="drop"), tagged)
+    assert len(phase.train) == 3 and all(row.parallel_tags for row in phase.train)
+    assert phase.report.train.dropped == {"malformed_parallel": 6}
+    with pytest.raises(ThreestepError, match=r"all 4 rows .* dropped \(4 malformed_parallel\); the tags of parallel"):
+        built(1, flags([STRAY] * 4, eval_fraction=0.0, malformed_parallel="drop"), tagged)
+
+
+def test_malformed_rows_kept_causal(flags, tagged):
+    """Also the one that is never closed, which a cut row resembles."""
+    phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="causal"), tagged)
+    kinds = {True: 4, False: 1}
+    for row in phase.train:
+        assert len(sentence_document(row).segments) == kinds[row.parallel_tags is not None]
+    assert phase.report.train.parallel == {"with blocks": 3, "malformed and causal": 6}
+    assert sum(row.parallel_tags is not None for row in phase.train) == 3
+
+
+def test_a_sentence_cut_inside_a_path_is_the_beginning_of_the_whole(flags, tagged):
+    whole = built(1, flags([GOOD] * 9), tagged)
+    document = sentence_document(whole.train[0])
+    length = len(document.segments[0].tokens) + len(document.segments[1].tokens) + 3
+    cut = built(1, flags([GOOD] * 9, max_seq_len=length), tagged)
+    row = cut.train[0]
+    assert row.parallel_tags and cut.report.train.truncated == len(cut.train)
+    parts = sentence_document(row).segments
+    assert texts(document, tagged)[:2] == [tagged.decode(part.tokens.input_ids) for part in parts[:2]]
+    assert [part.first_position for part in parts] == [part.first_position for part in document.segments[:3]]
+    assert len(parts) == 3 and len(parts[2].tokens) == 3
+
+
+def test_responses_share_their_prompt(flags, tagged):
+    phase = built(2, flags([GOOD] * 9), tagged)
+    row = phase.train[0]
+    assert row.parallel_tags
+    for are_targets in (False, True):
+        document = responses_document(row, are_targets)
+        assert texts(document, tagged) == [
+            PROMPT,
+            " Let me see. <Parallel>",
+            "<Path> two and three</Path>",
+            "<Path> one more than 4</Path>",
+            "</Parallel> 5.<|endoftext|>",
+            " It is 4.<|endoftext|>",
+        ]
+        assert document.ends == (4, 5) and document.owners == (0, 0, 0, 0, 0, 1)
+        targets = sum(int(part.tokens.is_target.sum()) for part in document.segments)
+        assert targets == (document.tokens - len(row.prompt_ids) if are_targets else 0)
+
+
+def test_a_response_cut_inside_a_block_is_no_response(flags, tagged):
+    """The score would be read in one path, which the others do not reach."""
+    whole = built(2, flags([GOOD] * 9), tagged).train[0]
+    rows = [GOOD, {**GOOD, "chosen": " 5."}] * 8
+    data = flags(rows, max_seq_len=len(whole.prompt_ids) + len(whole.response_ids[0]) - 8, eval_fraction=0.0)
+    phase = built(2, data, tagged)
+    assert phase.report.train.dropped == {"cut_inside_a_block": 8} and len(phase.train) == 8
+    assert not any(row.parallel_tags for row in phase.train)
+
+
+def test_phase_3_says_why_not(flags, tagged):
+    sentence = (
+        "--parallel_thinking expects phase 1 or 2, got 3, which samples token by token: .*; use it in steps 1 and"
+    )
+    with pytest.raises(ThreestepError, match=sentence):
+        built(3, flags([GOOD] * 9), tagged)
+
+
+def test_a_tokenizer_without_the_tags(flags, tiny_tokenizer):
+    sentence = "expects every tag to be one token, got '<Parallel>', which is none; add it, as steps 1 and 2"
+    with pytest.raises(ThreestepError, match=sentence):
+        built(1, flags([GOOD] * 9), tiny_tokenizer)
+
+
+def test_tags_of_other_names(flags, tagged):
+    tags = ["<fork>", "<branch>", "</branch>", "</fork>"]
+    assert add_tokens(tagged, tags) == 4
+    named = GOOD["chosen"].replace("Parallel", "fork").replace("Path", "branch")
+    phase = built(1, flags([{**GOOD, "chosen": named}] * 9, parallel_tags=tags), tagged)
+    assert phase.train[0].parallel_tags == tuple(tagged.convert_tokens_to_ids(tags))
+    assert len(sentence_document(phase.train[0]).segments) == 4
+
+
+def test_the_cache_follows_the_flags(flags, tagged):
+    rows = [GOOD, STRAY] * 9
+    first = built(1, flags(rows, malformed_parallel="drop"), tagged)
+    again = built(1, flags(rows, malformed_parallel="drop"), tagged)
+    other = built(1, flags(rows, malformed_parallel="causal"), tagged)
+    off = build_phase(1, flags(rows, data_split="1,0,0"), tagged, seed=1)
+    assert [phase.report.resumed for phase in (first, again, other, off)] == [False, True, False, False]
+    assert again.train[0].parallel_tags and again.report.train == first.report.train
+    assert len(other.train) == len(off.train) > len(first.train)
+
+
+def test_off_there_are_no_tags(flags, tiny_tokenizer):
+    assert parallel_tags(flags().chat, tiny_tokenizer) is None and flags().chat.tokens_in_need == []
+    assert flags(parallel_thinking=True).chat.tokens_in_need == TAGS
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"parallel_tags": ["<a>", "<b>", "</b>"]}, "expects four different tags (a block opens, a path opens, a path "
+         "closes, the block closes), got 3: <a> <b> </b>"),
+        ({"parallel_tags": ["<a>", "<b>", "<b>", "</a>"]}, "got 4: <a> <b> <b> </a>"),
+        ({"parallel_tags": ["<a>", " ", "</b>", "</a>"]}, "expects four different tags"),
+        ({"loss_on": "conversation"}, "tags count only where the loss falls, because a prompt may quote them"),
+        ({"malformed_parallel": "casual"}, "expects one of error, drop, causal, got 'casual'; did you mean 'causal'"),
+    ],
+)  # fmt: skip
+def test_flags_that_cannot_be(flags, given, sentence):
+    mistakes = Mistakes()
+    note_mistakes(flags(parallel_thinking=True, **given), mistakes)
+    assert len(mistakes.sentences) == 1 and sentence in mistakes.sentences[0]

@@ -1,0 +1,396 @@
+"""From flags and files to the rows of each phase under a chat template; what is left out is counted or named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.data_flags import data_flags, with_flags
+from training.utils.data.build.build import build_phase
+from training.utils.data.rows.documents import responses_document, sentence_document
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.registry import register_dataset
+from training.utils.models.loading import add_tokens
+from training.utils.run.errors import ThreestepError
+
+TALK = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "2"},
+]
+PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 2 + 3 is 5.", "rejected": " It is 4."}
+PREFIX = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+
+
+class Talks(PromptRawDataset):
+    """Rows that are what the getters give: `messages`, or `prompt`, `chosen`, `rejected` messages; tools; kwargs."""
+
+    rows: tuple = ()
+
+    def load_raw_datasets(self, dataset_name):
+        return {"train": list(self.rows)}
+
+    def get_train_data(self):
+        return self.raw_datasets["train"]
+
+    def get_messages(self, sample):
+        return sample.get("messages") or [*sample["prompt"], *(sample.get("chosen") or [])]
+
+    def get_prompt_messages(self, sample):
+        return sample["prompt"] if "prompt" in sample else super().get_prompt_messages(sample)
+
+    def get_chosen_messages(self, sample):
+        return sample["chosen"] if "prompt" in sample else super().get_chosen_messages(sample)
+
+    def get_rejected_messages(self, sample):
+        return sample.get("rejected")
+
+    def get_tools(self, sample):
+        return sample.get("tools")
+
+    def get_chat_template_kwargs(self, sample):
+        return sample.get("kwargs")
+
+    def get_reference(self, sample):
+        return sample.get("reference")
+
+    def get_extra(self, sample):
+        return sample.get("extra")
+
+
+@pytest.fixture
+def talks(flags, own_registry, monkeypatch):
+    """Build a phase from all of the rows."""
+
+    register_dataset("talks")(Talks)
+
+    def make(phase, rows, template="chatml", eval_fraction=0.0, **given):
+        monkeypatch.setattr(Talks, "rows", tuple(rows))
+        data = flags(
+            data_path=["talks"],
+            data_split=",".join("1" if place == phase else "0" for place in (1, 2, 3)),
+            prompt_style="chat_template",
+            eval_fraction=eval_fraction,
+            **given,
+        )
+        tokenizer = chat_tokenizer(chat_template(template) if template in ("chatml", "llama3") else template)
+        return build_phase(phase, data, tokenizer, seed=1), tokenizer
+
+    return make
+
+
+def loss_text(tokenizer, row):
+    return tokenizer.decode(row.input_ids[row.loss_mask])
+
+
+# Phase 1.
+
+
+def test_every_turn_or_the_last(talks):
+    built, tokenizer = talks(1, [{"messages": TALK}])
+    (row,) = built.train
+    assert tokenizer.decode(row.input_ids) == tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert loss_text(tokenizer, row) == "1<|im_end|>2<|im_end|>"
+
+
+def test_the_last_turn(talks):
+    built, tokenizer = talks(1, [{"messages": TALK}], train_turns="last")
+    assert loss_text(tokenizer, built.train[0]) == "2<|im_end|>"
+
+
+def test_loss_on_the_whole_conversation(talks):
+    built, _ = talks(1, [{"messages": TALK}], loss_on="conversation")
+    assert built.train[0].loss_mask.tolist() == [False] + [True] * (len(built.train[0].input_ids) - 1)
+
+
+def test_plain_texts_become_messages(flags):
+    """Of the turns inside a plain prompt, only the response is learnt."""
+    hh = {**PAIR, "prompt": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"}
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    data = flags([PAIR, hh], prompt_style="chat_template", eval_fraction=0.0, data_split="1,0,0")
+    rows = {row.row_id: row for row in build_phase(1, data, tokenizer, seed=1).train}
+    assert tokenizer.decode(rows[0].input_ids) == PREFIX + "2 + 3 is 5.<|im_end|>\n"
+    assert loss_text(tokenizer, rows[0]) == loss_text(tokenizer, rows[1]) == "2 + 3 is 5.<|im_end|>"
+    assert "<|im_start|>assistant\nb<|im_end|>" in tokenizer.decode(rows[1].input_ids)
+
+
+def test_tools_and_kwargs_of_a_row(talks):
+    template = "{{ tools[0].name if tools else 'no tools' }} {{ tone }}" + chat_template("chatml")
+    rows = [
+        {"messages": TALK, "tools": '[{"name": "add"}]', "kwargs": {"tone": "kind"}},
+        {"messages": TALK, "tools": None},
+    ]
+    built, tokenizer = talks(1, rows, template, chat_template_kwargs='{"tone": "plain"}')
+    begins = {tokenizer.decode(row.input_ids).partition("<")[0] for row in built.train}
+    assert begins == {"add kind", "no tools plain"}
+
+
+def test_what_phase_1_leaves_out_is_counted(talks):
+    rows = [{"messages": talk} for talk in (TALK, TALK[:1], TALK * 9)]
+    built, _ = talks(1, rows, truncation="drop", max_seq_len=40)
+    assert built.report.train.dropped == {"no_assistant_turn": 1, "too_long": 1}
+
+
+def test_a_long_conversation_is_cut(talks):
+    built, tokenizer = talks(1, [{"messages": TALK * 9}], truncation="left", max_seq_len=40)
+    (row,) = built.train
+    assert len(row.input_ids) == 40 and built.report.train.truncated == 1
+    assert loss_text(tokenizer, row).endswith("2<|im_end|>") and row.loss_mask.sum() < 2 * 18
+
+
+def test_a_row_too_long_is_named(talks):
+    with pytest.raises(ThreestepError, match="'talks', row id 0: a sentence of .* tokens, and max_seq_len is 9"):
+        talks(1, [{"messages": TALK}], truncation="error", max_seq_len=9)
+
+
+def test_a_bad_row_is_named_or_dropped_and_counted(talks):
+    rows = [{"messages": TALK}, {"messages": [{"role": "narrator", "content": "x"}, *TALK]}]
+    with pytest.raises(ThreestepError, match="dataset 'talks', row 1, message 1: expected a role among .*'narrator'"):
+        talks(1, rows)
+    built, _ = talks(1, rows, bad_conversations="drop")
+    assert built.report.train.rows == 1 and built.report.train.dropped == {"bad_conversation": 1}
+
+
+def test_a_row_that_the_template_refuses_is_named(talks):
+    late = [*TALK, {"role": "system", "content": "s"}]
+    with pytest.raises(ThreestepError, match="row 0: the chat template refuses .*the system message comes first"):
+        talks(1, [{"messages": late}], "llama3")
+
+
+def test_a_turn_without_end_is_refused_where_it_is_learnt(talks):
+    template = chat_template("chatml").replace(
+        "message.content + '<|im_end|>' }}{% else", "message.content + ('<|im_end|>' if loop.last else '') }}{% else"
+    )
+    with pytest.raises(ThreestepError, match="row 0, message 2 .assistant.: the chat template writes no end-of-turn"):
+        talks(1, [{"messages": TALK}], template)
+    built, tokenizer = talks(1, [{"messages": TALK}], template, train_turns="last")
+    assert loss_text(tokenizer, built.train[0]) == "2<|im_end|>"
+
+
+# Phases 2 and 3.
+
+
+def test_a_pair_of_messages(talks):
+    pair = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{"role": "assistant", "content": "3"}]}
+    (row,), tokenizer = (lambda built, tokenizer: (built.train, tokenizer))(*talks(2, [pair]))
+    prompt = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(row.prompt_ids) == prompt
+    assert [tokenizer.decode(ids) for ids in row.response_ids] == ["2<|im_end|>", "3<|im_end|>"]
+
+
+def test_a_prompt_has_the_same_ids_in_all_phases(talks):
+    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "\n3"}], "reference": 7}
+    for template in ("chatml", "llama3"):
+        sentence, pair, prompt = (talks(phase, [row], template)[0].train[0] for phase in (1, 2, 3))
+        ids = prompt.flipped_prompt_ids[::-1].tolist()
+        assert ids == pair.prompt_ids.tolist() == sentence.input_ids[: len(ids)].tolist()
+        assert sentence.loss_mask[len(ids)] and not sentence.loss_mask[len(ids) - 1]
+        assert prompt.reference == 7
+        tokenizer = chat_tokenizer(chat_template(template))
+        assert prompt.prompt_text == tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
+
+
+def test_pairs_of_plain_texts(flags):
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    data = flags([PAIR], prompt_style="chat_template", eval_fraction=0.0, data_split="0,1,0")
+    (row,) = build_phase(2, data, tokenizer, seed=1).train
+    assert tokenizer.decode(row.prompt_ids) == PREFIX
+    assert [tokenizer.decode(ids) for ids in row.response_ids] == ["2 + 3 is 5.<|im_end|>", "It is 4.<|im_end|>"]
+    (prompt,) = build_phase(3, with_flags(data, data_split="0,0,1"), tokenizer, seed=1).train
+    assert np.array_equal(prompt.flipped_prompt_ids[::-1], row.prompt_ids)
+    assert prompt.prompt_text == PAIR["prompt"]  # what reward functions and checkers know it by
+
+
+def test_a_conversation_is_a_prompt_without_its_answer(talks):
+    built, tokenizer = talks(3, [{"messages": TALK}])
+    assert tokenizer.decode(built.train[0].flipped_prompt_ids[::-1]).endswith("two<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_what_phase_2_leaves_out_is_counted(talks):
+    good = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{"role": "assistant", "content": "3"}]}
+    rows = [
+        good,
+        {**good, "rejected": None},
+        {**good, "rejected": good["chosen"]},
+        {**good, "rejected": [{"role": "assistant", "content": " "}]},
+        {**good, "chosen": [*TALK[3:], *TALK]},
+        {**good, "prompt": [{"role": "user", "content": "long " * 50}]},
+    ]
+    built, _ = talks(2, rows, truncation="drop", max_seq_len=60)
+    assert built.report.train.rows == 1
+    assert built.report.train.dropped == {
+        "no_rejected": 1,
+        "identical_responses": 1,
+        "empty_response": 1,
+        "response_of_several_messages": 1,
+        "too_long": 1,
+    }
+
+
+def test_a_response_of_the_users_is_refused(talks):
+    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": TALK[:1]}
+    with pytest.raises(ThreestepError, match="row 0, rejected: expected a message of the assistant, got .*'user'"):
+        talks(2, [row])
+
+
+def test_a_prompt_that_is_no_prefix_is_counted(talks):
+    """A template that opens a thought for every answer and strips it from the answers themselves."""
+    template = chat_template("chatml").replace(
+        "<|im_start|>assistant\n{% endif -%}", "<|im_start|>assistant\n<think>{% endif -%}"
+    )
+    answers = {"chosen": [{"role": "assistant", "content": "3"}], "rejected": [{"role": "assistant", "content": "4"}]}
+    with pytest.raises(ThreestepError, match="all 1 rows of 'talks' were dropped .1 prompt_no_prefix_of_the_response."):
+        talks(2, [{"prompt": TALK[:1], **answers}], template)
+
+
+def test_prompts_too_long(talks):
+    built, _ = talks(3, [{"messages": TALK}, {"messages": TALK * 3}], max_prompt_seq_len=40)
+    assert built.report.train.dropped == {"prompt_too_long": 1}
+    with pytest.raises(ThreestepError, match="'talks', row id 0: a prompt of .* max_prompt_seq_len is 9"):
+        talks(3, [{"messages": TALK}], max_prompt_seq_len=9, prompt_truncation="error")
+
+
+# The cache.
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "part", "phases"),
+    [
+        ("prompt_style", "human_assistant", "prompt_style", (1, 2, 3)),
+        ("chat_template", "FILE", "chat template", (1, 2, 3)),
+        ("chat_template_kwargs", '{"x": 1}', "chat template kwargs", (1, 2, 3)),
+        ("enable_thinking", False, "chat template kwargs", (1, 2, 3)),
+        ("train_turns", "last", "train_turns", (1,)),
+        ("bad_conversations", "drop", "bad_conversations", (1, 2, 3)),
+    ],
+)
+def test_what_changes_rows_rebuilds(flags, tmp_path, flag, value, part, phases):
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    data = flags(prompt_style="chat_template")
+    if flag == "chat_template":
+        value = str(tmp_path / "mine.jinja")
+        (tmp_path / "mine.jinja").write_text(chat_template("llama3"))
+    other = with_flags(data, **{flag: value})
+    for phase in (1, 2, 3):
+        build_phase(phase, data, tokenizer, 1)
+        log: list[str] = []
+        assert build_phase(phase, other, tokenizer, 1, True, log.append).report.resumed == (phase not in phases)
+        assert phase not in phases or any("changed since the last one" in line and part in line for line in log)
+
+
+# --- parallel thinking
+
+BLOCK = "<Parallel><Path>a</Path><Path>b</Path></Parallel>"
+TWO_TURNS = [
+    {"role": "user", "content": f"one, as in {BLOCK}<Path>"},
+    {"role": "assistant", "content": f"1 {BLOCK}"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": f"2 {BLOCK} end"},
+]
+
+
+def segments(tokenizer, document):
+    return [tokenizer.decode(part.tokens.input_ids) for part in document.segments]
+
+
+@pytest.fixture
+def thinks(talks, monkeypatch):
+    """Build with the tags in the tokenizer."""
+    make = chat_tokenizer
+
+    def with_tags(template):
+        tokenizer = make(template)
+        add_tokens(tokenizer, data_flags(parallel_thinking=True).chat.tokens_in_need)
+        return tokenizer
+
+    monkeypatch.setitem(talks.__globals__, "chat_tokenizer", with_tags)
+    return lambda phase, rows, **given: talks(phase, rows, parallel_thinking=True, **given)
+
+
+def test_blocks_of_every_turn_that_carries_loss_and_of_no_other(thinks):
+    """A user's tags are text; so is the history with --train_turns last, as when it is read before a rollout."""
+    row = [{"messages": TWO_TURNS}]
+    phase, tokenizer = thinks(1, row)
+    found = segments(tokenizer, sentence_document(phase.train[0]))
+    assert len(found) == 7 and found[0].endswith("1 <Parallel>") and found[1:3] == ["<Path>a</Path>", "<Path>b</Path>"]
+    assert found[3].startswith("</Parallel><|im_end|>") and found[3].endswith("2 <Parallel>")
+    assert found[6] == "</Parallel> end<|im_end|>" + "\n" * found[6].endswith("\n")
+    last, _ = thinks(1, row, train_turns="last")
+    assert len(segments(tokenizer, sentence_document(last.train[0]))) == 4
+    assert phase.report.train.parallel == last.report.train.parallel == {"with blocks": 1}
+
+
+@pytest.mark.parametrize("policy", ["drop", "causal", "error"])
+def test_a_block_that_goes_on_in_the_next_turn_is_malformed(thinks, policy):
+    first, second = "1 <Parallel><Path>a</Path>", "<Path>b</Path></Parallel>"
+    torn = [dict(message) for message in TWO_TURNS]
+    torn[1]["content"], torn[3]["content"] = first, second
+    rows = [{"messages": torn}, {"messages": TWO_TURNS}]
+    if policy == "error":
+        with pytest.raises(ThreestepError, match="row 0: the tags .* a block holds text that the model does not write"):
+            thinks(1, rows)
+        return
+    phase, tokenizer = thinks(1, rows, malformed_parallel=policy)
+    assert len(phase.train) == (1 if policy == "drop" else 2)
+    assert sorted(len(sentence_document(row).segments) for row in phase.train) == ([7] if policy == "drop" else [1, 7])
+
+
+def test_a_conversation_cut_inside_a_block(thinks):
+    """At its end: the beginning of the layout. At its beginning or in its middle: dropped and counted."""
+    whole, tokenizer = thinks(1, [{"messages": TWO_TURNS}])
+    ids = whole.train[0].input_ids.tolist()
+    path = tokenizer.convert_tokens_to_ids("<Path>")
+    second_block = [place for place, token in enumerate(ids) if token == path][-2:]
+    cut, _ = thinks(1, [{"messages": TWO_TURNS}], max_seq_len=second_block[1] + 2)
+    document = sentence_document(cut.train[0])
+    assert len(document.segments) == 6 and len(document.segments[-1].tokens) == 2
+    first_block = [place for place, token in enumerate(ids) if token == path][-4:-2]
+    rows = [{"messages": TWO_TURNS}, {"messages": TALK}]
+    left, _ = thinks(1, rows, max_seq_len=len(ids) - first_block[0] - 1, truncation="left")
+    assert left.report.train.dropped == {"cut_inside_a_block": 1} and len(left.train) == 1
+
+
+def test_ranked_responses_with_blocks(thinks):
+    prompt = [{"role": "user", "content": "one"}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in (f"1 {BLOCK}", "2"))
+    phase, tokenizer = thinks(2, [{"prompt": prompt, "chosen": chosen, "rejected": rejected}])
+    found = segments(tokenizer, responses_document(phase.train[0], are_targets=False))
+    assert found[1:4] == ["1 <Parallel>", "<Path>a</Path>", "<Path>b</Path>"] and len(found) == 6
+    length = phase.train[0].length_tokens
+    rows = [{"prompt": prompt, "chosen": chosen, "rejected": rejected}, {"prompt": prompt, "chosen": rejected,
+            "rejected": [{"role": "assistant", "content": "3"}]}]  # fmt: skip
+    cut, _ = thinks(2, rows, max_seq_len=length - 6)
+    assert cut.report.train.dropped == {"cut_inside_a_block": 1} and len(cut.train) == 1
+
+
+def test_what_a_prompt_of_messages_carries(talks):
+    asked = {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True}
+    rows = [{"messages": TALK, "reference": "2", "extra": {"data_source": "counting", "index": 5}}]
+    built, tokenizer = talks(3, rows, max_prompt_seq_len=10, prompt_truncation="left", **asked)
+    (row,) = built.train
+    assert row.reference == "2" and (row.columns["data_source"], row.columns["index"]) == ("counting", 5)
+    assert row.columns["raw_prompt"] == TALK[:3]
+    assert row.columns["raw_prompt_ids"] == row.flipped_prompt_ids[::-1].tolist() and row.length_tokens == 10
+    assert row.columns["full_prompts"] == row.prompt_text
+    assert row.prompt_text.startswith("<|im_start|>user\none<|im_end|>")
+    (plain,) = talks(3, rows[:1])[0].train
+    assert plain.columns == {"data_source": "counting", "index": 5}
+
+
+def test_the_full_prompt_of_a_text_is_what_the_template_makes_of_it(flags):
+    data = flags([PAIR], data_split="0,0,1", eval_fraction=0.0, prompt_style="chat_template", return_full_prompt=True)
+    (row,) = build_phase(3, data, chat_tokenizer(chat_template("chatml")), seed=1).train
+    assert row.prompt_text == PAIR["prompt"] and row.columns["full_prompts"] == PREFIX
+
+
+def test_a_response_without_end_is_refused(talks):
+    template = chat_template("chatml").replace(
+        "message.content + '<|im_end|>' }}{% else",
+        "message.content + ('' if message.content == 'two' else '<|im_end|>') }}{% else",
+    )
+    row = {"prompt": TALK[:1], "chosen": TALK[1:2], "rejected": [{"role": "assistant", "content": "two"}]}
+    said = "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"
+    with pytest.raises(ThreestepError, match=said):
+        talks(2, [row], template)

@@ -1,0 +1,314 @@
+"""Built once, published whole, found by content; whatever stands in the way of that is found out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.utils.data.cache import cache
+from training.utils.data.cache.cache import open_or_build
+from training.utils.data.rows.dataset import SplitWriter
+from training.utils.data.rows.phases import TextBlock
+from training.utils.run.errors import ThreestepError
+
+PARTS = {"datasets": "a", "seed": "1", "length": "2"}
+
+
+def blocks(count=3):
+    def build(folder):
+        with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
+            for row in range(count):
+                writer.append(TextBlock(row, np.array([row, row], np.int32)))
+        return {"splits": {"train": asdict(writer.written)}}
+
+    return build
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Ask for a folder; returns (opened folder, lines logged)."""
+
+    def call(parts=None, build=None, rebuild=False):
+        log: list[str] = []
+        parts = PARTS if parts is None else parts
+        return open_or_build(str(tmp_path), "phase1", parts, build or blocks(), rebuild, log.append), log
+
+    return call
+
+
+def never(folder):
+    raise AssertionError("built although the cache has it")
+
+
+def test_the_second_run_resumes(ask):
+    first, log = ask()
+    assert not first.resumed and any("phase1 built in" in line for line in log)
+    second, log = ask(build=never)
+    assert second.resumed and len(log) == 1 and "phase1 resumed in" in log[0]
+    assert second.path == first.path and [row.input_ids[0] for row in second.splits["train"]] == [0, 1, 2]
+
+
+def test_the_manifest_says_it_in_clear(ask):
+    folder, _ = ask()
+    manifest = json.loads(Path(folder.path, "manifest.json").read_text())
+    assert manifest["parts"]["seed"] == "1" and manifest["parts"]["cache format"] == "3"
+    assert manifest["splits"]["train"]["rows"] == 3 and manifest["splits"]["train"]["tokens"] == 6
+    assert len(manifest["splits"]["train"]["sha256"]) == 64
+    assert folder.splits["train"].manifest["fingerprint"] == manifest["fingerprint"]
+
+
+def test_nothing_is_pickled(ask):
+    folder, _ = ask()
+    assert sorted(os.listdir(folder.path)) == ["manifest.json", "train.arrow"]
+    assert Path(folder.path, "train.arrow").read_bytes()[:6] == b"ARROW1"
+
+
+def test_the_log_says_which_part_changed(ask):
+    ask()
+    _, log = ask({**PARTS, "seed": "2"})
+    assert "changed since the last one: seed" in log[-1] and "length" not in log[-1]
+    _, log = ask({**PARTS, "seed": "2", "length": "3"})
+    assert "changed since the last one: length" in log[-1]  # against the nearest, which has seed 2
+    _, log = ask({**PARTS, "datasets": "b"})
+    assert "none was built from these datasets before" in log[-1]
+
+
+def test_going_back_finds_the_first_one(ask):
+    ask()
+    ask({**PARTS, "seed": "2"})
+    assert ask(build=never)[0].resumed
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def grow_with_another_manifest(path):
+    manifest = json.loads(path.read_text())
+    manifest["parts"]["seed"] = "2"
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "fragment"),
+    [
+        ("train.arrow", truncate, "bytes, expected"),
+        ("train.arrow", flip_a_byte, "does not have the checksum"),
+        ("train.arrow", os.remove, "does not open"),
+        ("manifest.json", os.remove, "no readable manifest"),
+        ("manifest.json", truncate, "no readable manifest"),
+        ("manifest.json", lambda path: path.write_text("[]"), "no readable manifest"),
+        ("manifest.json", grow_with_another_manifest, "belongs to other data"),
+    ],
+    ids=[
+        "truncated",
+        "flipped",
+        "removed",
+        "no-manifest",
+        "half-manifest",
+        "list-manifest",
+        "wrong-manifest",
+    ],
+)
+def test_a_damaged_folder_is_found_out_and_built_again(ask, name, harm, fragment):
+    folder, _ = ask()
+    harm(Path(folder.path, name))
+    again, log = ask()
+    assert not again.resumed and any("was damaged" in line and fragment in line for line in log), log
+    assert len(again.splits["train"]) == 3
+    assert ask(build=never)[0].resumed
+    assert not [entry for entry in os.listdir(Path(folder.path).parent) if ".old" in entry or ".building" in entry]
+
+
+def test_a_byte_flipped_anywhere_in_the_manifest_is_found_out(ask):
+    folder, _ = ask()
+    path = Path(folder.path, "manifest.json")
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            cache._open(folder.path, json.loads(content)["fingerprint"])
+        except cache.Damaged:
+            continue
+        # A blank between two values may be another one, and a number's last digit may say the same.
+        assert json.loads(path.read_bytes()) == json.loads(content)
+
+
+def test_large_files_are_checked_by_size_and_footer(ask, monkeypatch):
+    monkeypatch.setattr(cache, "CHECKED_BYTES", 10)
+    folder, _ = ask()
+    path = Path(folder.path, "train.arrow")
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] + b"\0" * 20)  # the same size, no footer
+    again, log = ask()
+    assert not again.resumed and "does not open" in log[-1]
+
+
+def test_rebuild_builds_what_is_there(ask):
+    ask()
+    again, log = ask(build=blocks(5), rebuild=True)
+    assert not again.resumed and "rebuild_cache was asked for" in log[-1] and len(again.splits["train"]) == 5
+    assert len(ask(build=never)[0].splits["train"]) == 5
+
+
+def test_rows_stay_readable_while_their_folder_is_built_again(ask):
+    first, _ = ask()
+    ask(build=blocks(5), rebuild=True)
+    assert [row.input_ids[0] for row in first.splits["train"]] == [0, 1, 2]
+
+
+def test_a_build_that_fails_leaves_nothing(ask, tmp_path):
+    def fails(folder):
+        blocks()(folder)
+        raise ThreestepError("a wrong row")
+
+    with pytest.raises(ThreestepError, match="a wrong row"):
+        ask(build=fails)
+    assert [name for name in os.listdir(tmp_path) if not name.endswith(".lock")] == []
+    assert not ask()[0].resumed
+
+
+def test_a_folder_that_may_not_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ThreestepError, match="--data_output_path: the folder .* cannot be made or written to"):
+        open_or_build(str(tmp_path / "file" / "cache"), "phase1", PARTS, blocks(), False, print)
+
+
+@pytest.fixture
+def nobody():
+    """Permissions do not bind root: be somebody else for a while."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        yield
+        os.seteuid(0)
+    else:
+        yield
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_a_folder_that_may_not_be_written(open_folder, request):
+    os.chmod(open_folder, 0o555)
+    request.getfixturevalue("nobody")
+    with pytest.raises(ThreestepError) as mistake:
+        open_or_build(str(open_folder), "phase1", PARTS, blocks(), False, print)
+    assert str(mistake.value) == (
+        f"--data_output_path: the folder '{open_folder}' may not be written to (Permission denied); name one you may "
+        "write to"
+    )
+    assert os.listdir(open_folder) == []
+
+
+def test_what_is_there_needs_no_permission_to_write(open_folder, request):
+    open_or_build(str(open_folder), "phase1", PARTS, blocks(), False, print)
+    os.chmod(open_folder, 0o555)
+    request.getfixturevalue("nobody")
+    assert open_or_build(str(open_folder), "phase1", PARTS, never, False, print).resumed
+
+
+def test_this_process_began_before_its_imports_and_not_long_ago():
+    began = cache._process_started_at()
+    assert cache._IMPORTED_AT - 3600 < began <= cache._IMPORTED_AT + 0.1
+
+
+# Several processes. Each runs this program: it says when it is building, builds as slowly as it is told,
+# and prints what was logged.
+PROGRAM = """
+import os, sys, time
+from dataclasses import asdict
+import numpy as np
+from training.utils.data.cache.cache import open_or_build
+from training.utils.data.rows.dataset import SplitWriter
+from training.utils.data.rows.phases import TextBlock
+
+folder, seconds, rebuild = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "rebuild"
+
+def build(where):
+    with open(os.path.join(folder, f"built-{os.getpid()}"), "w"):
+        pass
+    with SplitWriter(os.path.join(where, "train.arrow"), TextBlock) as writer:
+        for row in range(5000):
+            writer.append(TextBlock(row, np.array([row], np.int32)))
+        time.sleep(seconds)
+    return {"splits": {"train": asdict(writer.written)}}
+
+opened = open_or_build(folder, "phase1", {"datasets": "a"}, build, rebuild, print)
+print("rows", len(opened.splits["train"]), opened.splits["train"][4999].input_ids[0])
+"""
+
+
+def start(folder, seconds, rebuild="no"):
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(seconds), rebuild]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "rows 5000 4999" in output, output
+    return output
+
+
+def builds(folder):
+    return [name for name in os.listdir(folder) if name.startswith("built-")]
+
+
+@pytest.mark.parametrize("rebuild", ["no", "rebuild"])
+def test_processes_at_once_build_once(tmp_path, rebuild):
+    if rebuild == "rebuild":
+        finish(start(tmp_path, 0))
+        os.remove(tmp_path / builds(tmp_path)[0])
+    outputs = [finish(process) for process in [start(tmp_path, 1.5, rebuild) for _ in range(3)]]
+    assert len(builds(tmp_path)) == 1
+    assert sum("built in" in output for output in outputs) == 1
+    assert sum("resumed in" in output for output in outputs) == 2
+    assert any("waiting for another process" in output for output in outputs)
+
+
+def test_a_build_killed_half_way_leaves_nothing_that_looks_finished(tmp_path):
+    process = start(tmp_path, 60)
+    deadline = time.time() + 30
+    while not builds(tmp_path) and time.time() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)  # into its sleep: 4096 of 5000 rows are on disk
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    folders = [name for name in os.listdir(tmp_path) if (tmp_path / name).is_dir()]
+    assert len(folders) == 1 and folders[0].endswith(".building")  # what is left has not the name of a finished one
+    output = finish(start(tmp_path, 0))
+    assert "phase1 built in" in output and "resumed" not in output and "damaged" not in output
+    assert not any(".building" in name for name in os.listdir(tmp_path))
+    assert "resumed in" in finish(start(tmp_path, 0))
+
+
+def test_a_half_built_folder_under_the_finished_name_is_found_out(ask, tmp_path):
+    # Were it not for the rename, a killed build would leave this: the right name, no manifest.
+    folder, _ = ask()
+    shutil.copy(Path(folder.path, "train.arrow"), tmp_path / "kept")
+    shutil.rmtree(folder.path)
+    os.mkdir(folder.path)
+    shutil.copy(tmp_path / "kept", Path(folder.path, "train.arrow"))
+    assert not ask()[0].resumed

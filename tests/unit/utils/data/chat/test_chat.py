@@ -1,0 +1,451 @@
+"""Loss-carrying tokens decode to what the assistant wrote with its end-of-turn, all others carry none.
+
+What a template writes, and which of it the assistant writes, is said a second time here in plain Python, one
+function a template; hypothesis brings the conversations.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.unit.utils.data.rows.test_tokenize import with_a_space_of_its_own
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import (
+    ChatTokenizer,
+    EncodedConversation,
+    conversation_end,
+    fit_conversation,
+    joined,
+    use_chat_template,
+)
+from training.utils.data.rows.tokenize import TooLong
+from training.utils.data.sources.messages import Conversation, checked_messages
+from training.utils.run.errors import ThreestepError
+
+NAMES = ("chatml", "llama3", "strips_thinking", "merges_tools")
+
+# What a template looks for or writes, quoted by people; blanks; what takes several bytes or JSON escapes.
+FRAGMENTS = [
+    " ", "\n", "\n\n", "a", "2 + 3", "user", "assistant", "<|im_end|>", "<|im_start|>assistant\n", "<|eot_id|>",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n", "<think>", "</think>", "<think>\n\n</think>\n\n",
+    "<tool_call>\n", "<tool_response>", "{% generation %}", "{{ x }}", '"', "\\", "\t", "\u00e9", "\u4f60\u597d",
+    "\U0001f642", "\u2028", "\U000f0000", "\U000f0001", "<|endoftext|>",
+]  # fmt: skip
+TEXTS = st.one_of(st.lists(st.sampled_from(FRAGMENTS), max_size=5).map("".join), st.text(max_size=6))
+
+
+def message(role, **more):
+    return st.fixed_dictionaries({"role": st.just(role), "content": TEXTS, **more})
+
+
+def call(name, arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+ARGUMENTS = st.dictionaries(st.sampled_from(["x", "city"]), st.one_of(TEXTS, st.integers(), st.none(), st.lists(TEXTS)))
+CALLS = st.lists(st.builds(call, st.sampled_from(["add", "find"]), ARGUMENTS), max_size=2)
+MESSAGES = {
+    "chatml": st.one_of(message("user"), message("assistant"), message("system"), message("tool")),
+    "llama3": st.one_of(message("user"), message("assistant"), message("tool")),
+    "strips_thinking": st.one_of(
+        message("user"), message("system"), message("assistant"), message("assistant", reasoning_content=TEXTS)
+    ),
+    "merges_tools": st.one_of(
+        message("user"), message("tool"), message("assistant"), message("assistant", tool_calls=CALLS)
+    ),
+}
+
+# What each template writes, as (text, is it the assistant's).
+
+
+def chatml(messages, tools=None):
+    for each in messages:
+        yield f"<|im_start|>{each['role']}\n", False
+        yield each["content"] + "<|im_end|>", each["role"] == "assistant"
+        yield "\n", False
+
+
+def llama3(messages, tools=None):
+    yield "<|begin_of_text|>", False
+    for each in messages:
+        yield f"<|start_header_id|>{each['role']}<|end_header_id|>\n\n", False
+        yield each["content"].strip() + "<|eot_id|>", each["role"] == "assistant"
+
+
+def strips_thinking(messages, tools=None):
+    last_user = max((place for place, each in enumerate(messages) if each["role"] == "user"), default=-1)
+    for place, each in enumerate(messages):
+        yield f"<|im_start|>{each['role']}\n", False
+        if each["role"] != "assistant":
+            yield each["content"] + "<|im_end|>\n", False
+            continue
+        content, thought = each["content"], each.get("reasoning_content", "")
+        if not thought and "</think>" in content:
+            thought = content.split("</think>")[0].split("<think>")[-1].strip("\n")
+            content = content.split("</think>")[-1].lstrip("\n")
+        if place > last_user and (place == len(messages) - 1 or thought):
+            content = f"<think>\n{thought}\n</think>\n\n{content}"
+        yield content + "<|im_end|>", True
+        yield "\n", False
+
+
+def merges_tools(messages, tools=None):
+    if tools:
+        listed = "".join(json.dumps(tool) + "\n" for tool in tools)
+        yield f"<|im_start|>system\nTools:\n{listed}<|im_end|>\n", False
+    for is_tool, run in groupby(messages, lambda each: each["role"] == "tool"):
+        run = list(run)
+        if is_tool:
+            results = "".join(f"\n<tool_response>\n{each['content']}\n</tool_response>" for each in run)
+            yield f"<|im_start|>user{results}<|im_end|>\n", False
+            continue
+        for each in run:
+            yield f"<|im_start|>{each['role']}\n", False
+            if each["role"] != "assistant":
+                yield each["content"] + "<|im_end|>\n", False
+                continue
+            calls = [
+                f'<tool_call>\n{{"name": "{one["function"]["name"]}", "arguments": '
+                f"{json.dumps(one['function']['arguments'], ensure_ascii=False)}}}\n</tool_call>"
+                for one in each.get("tool_calls", [])
+            ]
+            yield "\n".join([each["content"]] * bool(each["content"]) + calls) + "<|im_end|>", True
+            yield "\n", False
+
+
+WRITERS = {"chatml": chatml, "llama3": llama3, "strips_thinking": strips_thinking, "merges_tools": merges_tools}
+
+
+@functools.cache
+def chat(name: str, marks: bool = False, **flags) -> ChatTokenizer:
+    template = chat_template(name, marks)
+    return ChatTokenizer(ChatArguments(prompt_style="chat_template", **flags), chat_tokenizer(template))
+
+
+def runs(segments) -> list[tuple[str, bool]]:
+    """Neighbours of one kind as one; empty texts left out."""
+    kept = [(text, kind) for text, kind in segments if text]
+    return [("".join(text for text, _ in run), kind) for kind, run in groupby(kept, lambda one: one[1])]
+
+
+def encoded(chat: ChatTokenizer, messages, tools=None, train_turns="all", **kwargs) -> EncodedConversation | None:
+    conversation = Conversation(checked_messages(messages, "row"), "row", tools, kwargs)
+    pieces = chat.sentence(conversation, train_turns)
+    if pieces is None:
+        return None
+    (ids,) = chat.encode([pieces], ["row"])
+    assert isinstance(ids, list), ids
+    return joined(pieces, ids)
+
+
+def decoded_runs(chat: ChatTokenizer, row: EncodedConversation) -> list[tuple[str, bool]]:
+    """What the row says, cut where loss begins or ends."""
+    cut = [list(run) for _, run in groupby(zip(row.ids, row.loss, strict=True), lambda one: one[1])]
+    return [(chat._decode([[token for token, _ in run]])[0], run[0][1]) for run in cut]
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["no marks", "marks"])
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_loss_is_what_the_assistant_writes(name, marks, data):
+    messages = data.draw(st.lists(MESSAGES[name], min_size=1, max_size=6))
+    tools = [{"name": "add"}] if name == "merges_tools" and data.draw(st.booleans()) else None
+    row = encoded(chat(name, marks), messages, tools)
+    written = list(WRITERS[name](messages, tools))
+    if all(each["role"] != "assistant" for each in messages):
+        assert row is None
+        return
+    assert decoded_runs(chat(name, marks), row) == runs(written)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_prompt_ids_are_a_prefix_of_every_sentence(name, data):
+    """Phases 2 and 3: the generation prompt's ids do not depend on the answer, and the answer ends its turn."""
+    own = chat(name)
+    messages = [*data.draw(st.lists(MESSAGES[name], max_size=3)), data.draw(message("user"))]
+    answers = [text + "." for text in data.draw(st.tuples(TEXTS, TEXTS))]
+    prompt = Conversation(checked_messages(messages, "row"), "row")
+    pieces, responses = own.responses(prompt, [{"role": "assistant", "content": text} for text in answers])
+    text = "".join(piece.text for piece in pieces)
+    tokenizer = own._tokenizer
+    assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = own.encode([[*pieces, *responses]], ["row"])[0]
+    assert ids[: len(pieces)] == own.encode([own.prompt(prompt)], ["row"])[0]
+    for answer, response, response_ids in zip(answers, responses, ids[len(pieces) :], strict=True):
+        whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": answer}], tokenize=False)
+        assert whole.startswith(text + response.text) and whole[len(text + response.text) :].strip() == ""
+        assert response_ids[-1] == own.texts.end_id
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_transformers_own_where_no_token_straddles(name):
+    messages = [{"role": "user", "content": "Sort pear apple."}, {"role": "assistant", "content": "apple pear"}] * 2
+    own = chat(name)
+    row = encoded(own, messages)
+    whole = own._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+    if name == "llama3":  # two line breaks alone are one token, and two of them before a text are not
+        assert row.ids != whole and own._decode([row.ids]) == own._decode([whole])
+        prompt = own._tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"]
+        assert row.ids[: len(prompt)] == prompt and whole[: len(prompt)] != prompt
+    else:
+        assert row.ids == whole
+
+
+def test_a_token_never_straddles_the_beginning_of_a_turn():
+    """Behind "assistant" and a line break, an answer beginning with two: two of the three are one token."""
+    own = chat("chatml")
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\n\nb"}]
+    row = encoded(own, messages)
+    text = own._tokenizer.apply_chat_template(messages, tokenize=False)
+    assert row.ids != own._tokenizer(text)["input_ids"]
+    assert decoded_runs(own, row)[1] == ("\n\nb<|im_end|>", True)
+    prompt = own._tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"]
+    assert row.ids[: len(prompt)] == prompt
+
+
+def test_last_turn_alone():
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "three"},
+    ]
+    for marks in (False, True):
+        own = chat("chatml", marks)
+        every, last = (encoded(own, messages, train_turns=which) for which in ("all", "last"))
+        assert every.ids == last.ids
+        assert [text for text, loss in decoded_runs(own, every) if loss] == ["1<|im_end|>", "2<|im_end|>"]
+        assert [text for text, loss in decoded_runs(own, last) if loss] == ["2<|im_end|>"]
+
+
+def test_a_conversation_that_ends_with_the_user_and_one_without_assistant():
+    own = chat("chatml")
+    row = encoded(own, [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "bye"}])
+    assert decoded_runs(own, row)[-1] == ("\n<|im_start|>user\nbye<|im_end|>\n", False)
+    assert encoded(own, [{"role": "user", "content": "bye"}]) is None
+
+
+def test_an_empty_turn_carries_its_end_alone():
+    for name in NAMES:
+        row = encoded(chat(name), [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}] * 2)
+        turns = [text for text, loss in decoded_runs(chat(name), row) if loss]
+        assert turns[0] == turns[1].removeprefix("<think>\n\n</think>\n\n") == chat(name).end_token
+
+
+def test_two_users_in_a_row_and_a_late_system_message_are_the_templates_business():
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "system", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    assert runs(chatml(messages)) == decoded_runs(chat("chatml"), encoded(chat("chatml"), messages))
+    with pytest.raises(ThreestepError, match="row: the chat template refuses .*the system message comes first"):
+        encoded(chat("llama3"), messages)
+
+
+def test_content_in_parts():
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
+    parts = [{"type": "text", "text": "one, "}, {"type": "text", "text": "two"}]
+    row = encoded(own, [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}])
+    assert decoded_runs(own, row)[-1] == ("one, two<|im_end|>", True)
+
+
+def test_a_template_without_headers():
+    """Llama 2's and Mistral's way: the turn begins where the prompt's closing mark ends."""
+    for marks in (False, True):
+        own = chat("inst", marks)
+        messages = [{"role": "user", "content": "a [/INST] "}, {"role": "assistant", "content": " b </s> c "}] * 2
+        segments = [("<s>", False), *[("[INST] a [/INST] [/INST]", False), (" b </s> c </s>", True)] * 2]
+        assert decoded_runs(own, encoded(own, messages)) == runs(segments)
+        assert own.end_token == "</s>"
+
+
+def test_a_template_that_ignores_the_generation_prompt():
+    template = chat_template("chatml").split("{%- if add_generation_prompt")[0]
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert decoded_runs(own, encoded(own, messages * 2)) == runs(chatml(messages * 2))
+    prompt = own.prompt(Conversation(messages * 2 + messages[:1], "row"))
+    assert prompt[-1].text.endswith("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_thought_that_the_generation_prompt_opens():
+    """enable_thinking off: the empty thought is the prompt's where the template writes it, and no part of the turn."""
+    thoughtless = chat("strips_thinking", enable_thinking=False)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    turns = [text for text, loss in decoded_runs(thoughtless, encoded(thoughtless, messages)) if loss]
+    assert turns == ["b<|im_end|>", "b<|im_end|>"]
+    thinking = chat("strips_thinking")
+    turns = [text for text, loss in decoded_runs(thinking, encoded(thinking, messages)) if loss]
+    assert turns == ["b<|im_end|>", "<think>\n\n</think>\n\nb<|im_end|>"]
+    by_row = [text for text, loss in decoded_runs(thinking, encoded(thinking, messages, enable_thinking=False)) if loss]
+    assert by_row == ["b<|im_end|>", "b<|im_end|>"]
+
+
+def test_a_response_that_does_not_follow_its_prompt():
+    """The prompt ends with an empty thought, the whole conversation holds another one."""
+    own = chat("strips_thinking", enable_thinking=False)
+    prompt = Conversation([{"role": "user", "content": "a"}], "row")
+    plain, thoughtful = {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "<think>c</think>b"}
+    assert own.responses(prompt, [plain, plain]) is not None
+    assert own.responses(prompt, [plain, thoughtful]) is None
+
+
+def test_kwargs_reach_the_template():
+    template = "{{ greeting }}" + chat_template("chatml")
+    own = ChatTokenizer(
+        ChatArguments(prompt_style="chat_template", chat_template_kwargs='{"greeting": "Hello!"}'),
+        chat_tokenizer(template),
+    )
+    row = encoded(own, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert decoded_runs(own, row)[0] == ("Hello!<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n", False)
+
+
+def test_a_tokenizer_with_a_template_for_tools():
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = {"default": chat_template("chatml"), "tool_use": chat_template("merges_tools")}
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert decoded_runs(own, encoded(own, messages)) == runs(chatml(messages))
+    tools = [{"name": "add"}]
+    assert decoded_runs(own, encoded(own, messages, tools)) == runs(merges_tools(messages, tools))
+
+
+def test_the_end_token_takes_blanks_along():
+    """Phi-3's way: the token swallows the line break behind it, in the sentence as in the next prompt."""
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    tokenizer.add_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    row = encoded(own, messages)
+    assert row.ids == tokenizer.apply_chat_template(messages)["input_ids"]
+    ends = [loss for token, loss in zip(row.ids, row.loss, strict=True) if token == own.texts.end_id]
+    assert ends == [False, True, False, True] and sum(row.loss) == 4
+
+
+def test_a_tokenizer_that_adds_a_space_of_its_own():
+    """Llama 2's: a turn tokenized alone would begin with a space that nobody wrote."""
+    tokenizer = with_a_space_of_its_own()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = chat_template("chatml")
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a b"}]
+    row = encoded(own, messages)
+    assert row.ids == tokenizer.apply_chat_template(messages)["input_ids"]
+    assert [token for token, loss in zip(row.ids, row.loss, strict=True) if loss][-1] == own.texts.end_id
+    assert 3 <= sum(row.loss) < len(row.ids) - 3
+
+
+def test_a_lossless_tokenizer_must_give_the_texts_back(monkeypatch):
+    own = chat("chatml")
+    pieces = own.sentence(Conversation([{"role": "assistant", "content": "b"}], "row"), "all")
+    monkeypatch.setattr(ChatTokenizer, "_decode", lambda self, ids: ["something else" for _ in ids])
+    (error,) = own.encode([pieces], ["dataset 'x', row 7"])
+    assert re.search(r"dataset 'x', row 7: the assistant's tokens decode to 'something else'", str(error))
+
+
+# Which token ends a conversation.
+
+
+def test_the_end_of_a_conversation():
+    tokenizer = chat_tokenizer(chat_template("llama3"))
+    assert conversation_end(ChatArguments(), tokenizer) is None
+    assert conversation_end(ChatArguments(prompt_style="chat_template"), tokenizer) == "<|eot_id|>"
+    assert conversation_end(ChatArguments(end_of_conversation_token="<|pad|>"), tokenizer) == "<|pad|>"
+
+
+def test_templates_that_cannot_be_trained_on():
+    def made(template, **flags):
+        return ChatTokenizer(ChatArguments(prompt_style="chat_template", **flags), chat_tokenizer(template))
+
+    with pytest.raises(ThreestepError, match="no chat template of its own.*--chat_template FILE"):
+        made(None)
+    with pytest.raises(ThreestepError, match="not valid Jinja: line 1: .*endfor"):
+        made("{% for message in messages %}")
+    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    with pytest.raises(ThreestepError, match=r"writes '\\n' after the assistant's last text.*never learn to stop"):
+        made(endless)
+    with pytest.raises(ThreestepError, match=r"writes '\\n' after .* and not '<\|im_end\|>'"):
+        made(endless, end_of_conversation_token="<|im_end|>")
+    with pytest.raises(ThreestepError, match="does not write each message of a conversation"):
+        made("{{ messages[-1].content }}<|im_end|>")
+    with pytest.raises(ThreestepError, match="refuses a conversation of user and assistant.*--end_of_conversation"):
+        made("{{ raise_exception('tools first') }}")
+
+
+def test_an_end_token_of_ones_own():
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }} STOP\n{% endfor %}"
+    tokenizer = chat_tokenizer(template)
+    tokenizer.add_tokens(["STOP"])  # not a special token
+    data = ChatArguments(prompt_style="chat_template", end_of_conversation_token="STOP")
+    own = ChatTokenizer(data, tokenizer)
+    row = encoded(own, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert decoded_runs(own, row)[1] == ("b STOP", True)
+
+
+def test_a_template_file_is_saved_with_the_tokenizer(tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text(chat_template("chatml"))
+    data = ChatArguments(prompt_style="chat_template", chat_template=str(path))
+    tokenizer = use_chat_template(chat_tokenizer("{{ raise_exception('not this one') }}"), data)
+    tokenizer.save_pretrained(tmp_path)
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == chat_template("chatml")
+    assert use_chat_template(chat_tokenizer("own"), ChatArguments()).chat_template == "own"
+    assert ChatTokenizer(data, chat_tokenizer()).end_token == "<|im_end|>"
+
+
+# Cuts. Ten tokens; the turns that carry loss are 2, 3, 4 and 7, 8; the last begins at 7.
+LOSS = [False, False, True, True, True, False, False, True, True, False]
+ROW = EncodedConversation(list(range(10)), LOSS, 7)
+
+
+def fit(most, truncation):
+    fitted = fit_conversation(ROW, most, truncation)
+    return fitted if isinstance(fitted, str) else (fitted[0].ids, [i for i in fitted[0].ids if LOSS[i]], fitted[1])
+
+
+def test_what_fits_is_left_alone():
+    for truncation in ("right", "left", "middle", "drop", "error"):
+        assert fit_conversation(ROW, 10, truncation) == (ROW, False)
+
+
+def test_cuts():
+    assert fit(8, "right") == ([0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 7], True)
+    assert fit(3, "right") == ([0, 1, 2], [2], True)
+    assert fit(2, "right") == "response_cut_to_nothing"
+    assert fit(6, "left") == ([4, 5, 6, 7, 8, 9], [4, 7, 8], True)
+    assert fit(6, "middle") == ([0, 5, 6, 7, 8, 9], [7, 8], True)
+    assert fit(3, "left") == fit(3, "middle") == "no_room_for_the_prompt"
+    assert fit(9, "drop") == "too_long"
+    with pytest.raises(TooLong) as caught:
+        fit(9, "error")
+    assert caught.value.length_tokens == 10
+
+
+def test_the_mask_is_cut_with_the_ids():
+    rng = random.Random(0)
+    for _ in range(50):
+        fitted = fit_conversation(ROW, rng.randint(4, 9), rng.choice(["right", "left", "middle"]))
+        assert [LOSS[i] for i in fitted[0].ids] == fitted[0].loss
+        assert fitted[0].ids[fitted[0].last_turn :][:2] in ([7, 8], [7], [])

@@ -1,0 +1,88 @@
+"""Masked texts show what a template wrote itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.chat_templates import chat_template
+from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
+from training.utils.data.sources.messages import BadConversation
+from training.utils.run.errors import ThreestepError
+
+TALK = [{"role": "user", "content": 'a "b"\n'}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
+
+
+def test_blanks_and_what_json_escapes_stay():
+    masks = mask_messages(TALK, "row")
+    assert masks.messages[0]["content"] == '\U000f0000 "\U000f0001"\n'
+    assert masks.messages[1] == {
+        "role": "assistant",
+        "content": "\U000f0002",  # another b than the user's
+        "reasoning_content": "\U000f0003",
+    }
+    assert [(text.message, text.kind, text.masked) for text in masks.texts] == [
+        (0, "content", True), (1, "content", True), (1, "reasoning", True)
+    ]  # fmt: skip
+    assert not mask_messages([{"role": "user", "content": " \n"}], "row").texts[0].masked
+
+
+def test_literals_that_are_kept():
+    (message,) = mask_messages([{"role": "user", "content": "x</think>y"}], "row", ["</think>"]).messages
+    assert message["content"] == "\U000f0008</think>\U000f0009"  # of / < > h i k n t x y, x and y
+
+
+def test_tool_arguments():
+    call = {"function": {"name": "add", "arguments": {"x": ["a", 1], "y": "b"}}, "id": "c"}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    (masked,) = mask_messages([message], "row").messages
+    function = {"name": "add", "arguments": {"x": ["\U000f0000", 1], "y": "\U000f0001"}}
+    assert masked["tool_calls"] == [{"function": function, "id": "c"}]
+    assert mask_messages([message], "row", arguments=False).messages == [message]
+
+
+def test_provenance():
+    masks = mask_messages(TALK, "row")
+    origin = masks.provenance('<\U000f0002>\U000f0000 "', '<b>a "')
+    assert origin.positions_M.tolist() == [1, 3]
+    assert origin.texts_M.tolist() == [1, 0] and origin.messages_M.tolist() == [1, 0]
+    assert masks.provenance("<\U000f0002>", "<a>") is None
+    assert masks.provenance("<\U000f0002>", "<b> ") is None
+    assert masks.provenance("\U000f0009", "\U000f0009") is None  # no mask of these messages
+    assert len(mask_messages([], "row").provenance("x", "x").positions_M) == 0
+
+
+def test_too_many_different_characters():
+    text = "".join(map(chr, range(0x20000, 0x2A000)))
+    with pytest.raises(BadConversation, match="row 5: the conversation is too long to mask: more than"):
+        mask_messages([{"role": "user", "content": text}] * 5, "row 5")
+
+
+def test_what_a_template_asks_for():
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m['role'] == 'user' and m.role in ['tool'] and 'aa' in m.content %}"
+        "{{ m.content.split('bb')[0] | replace('cc', 'dd') }}{{ '<|im_end|>' + m.content.strip() }}"
+        "{% elif m.content == 'ee' %}{% generation %}{% break %}{% endgeneration %}{% endif %}{% endfor %}",
+        {},
+    )
+    assert template.literals == {"aa", "bb", "cc", "dd", "ee"}
+    assert template.has_marks
+
+
+def test_rendering_is_transformers_own():
+    template = ChatTemplate(chat_template("chatml", marks=True), {})
+    rendered = template.render(TALK, marks=True)
+    begin, end = rendered.marks[0]
+    assert len(rendered.marks) == 1 and rendered.text[begin:end] == "b<|im_end|>"
+    assert template.render(TALK).text == rendered.text and template.render(TALK).marks == []
+    with_prompt = template.render(TALK, generation_prompt=True).text
+    assert with_prompt == rendered.text + "<|im_start|>assistant\n"
+    assert ChatTemplate("{{ bos_token }}{{ tools[0].x }}", {"bos_token": "<s>"}).render([], [{"x": 1}]).text == "<s>1"
+
+
+def test_a_template_that_raises():
+    with pytest.raises(TemplateRefused, match="no such role"):
+        ChatTemplate("{{ raise_exception('no such role') }}", {}).render(TALK)
+    with pytest.raises(TemplateRefused, match="concatenate"):
+        ChatTemplate("{{ 'a' + none }}", {}).render(TALK)
+    with pytest.raises(ThreestepError, match="the chat template is not valid Jinja: line 2"):
+        ChatTemplate("\n{% if %}", {})

@@ -1,0 +1,197 @@
+"""Rows written to Arrow come back the same, by memory map, whatever the batch they are in."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.utils.data.rows import dataset
+from training.utils.data.rows.dataset import CachedSplit, SplitWriter, join_files, token_runs
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
+from training.utils.run.storage import try_to_own
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def sentence(row: int) -> SentenceRow:
+    mask = np.array([False, row % 2 == 1, False, True, True])
+    tags = (3, 4, 5, 6) if row % 2 else None
+    return SentenceRow(row, ids(row, 1, 2, 3, 0)[: 3 + row % 3], mask[: 3 + row % 3], tags)
+
+
+MAKERS = {
+    SentenceRow: sentence,
+    ResponsesRow: lambda row: ResponsesRow(
+        row,
+        ids(*range(row % 4 + 1)),
+        tuple(ids(*range(n + 1)) for n in range(2 + row % 3)),
+        np.arange(1 + row % 3, dtype=np.float32) / 7 if row % 4 else None,
+        None if row % 3 else (6, 5, 4, 3),
+    ),
+    PromptRow: lambda row: PromptRow(
+        row,
+        ids(*range(row % 4 + 1)),
+        f"é{row}",
+        [None, "18", {"a": [1, 2.5]}, "", 0][row % 5],
+        [{}, {"é": None}, {"info": {"index": row, "kinds": ["a", 1.5]}}][row % 3],
+    ),
+    TextBlock: lambda row: TextBlock(row, ids(row, row)),
+}
+
+
+def write(path, rows):
+    with SplitWriter(str(path), type(rows[0]) if rows else TextBlock) as writer:
+        for row in rows:
+            writer.append(row)
+    return CachedSplit(str(path), writer.rows, {"some": "manifest"})
+
+
+def same(left, right):
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.tolist() == right.tolist()
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right and type(left) is type(right)
+
+
+@pytest.mark.parametrize("row_type", MAKERS, ids=lambda row_type: row_type.__name__)
+@pytest.mark.parametrize("count", [1, 4, 5, 13])
+def test_rows_come_back_the_same(tmp_path, monkeypatch, row_type, count):
+    monkeypatch.setattr(dataset, "ROWS_PER_BATCH", 4)
+    rows = [MAKERS[row_type](row) for row in range(count)]
+    split = write(tmp_path / "split.arrow", rows)
+    assert len(split) == count and split.manifest == {"some": "manifest"}
+    for index in [*range(count), -1]:
+        for name, value in vars(rows[index]).items():
+            assert same(value, getattr(split[index], name)), (index, name)
+    assert split.lengths.dtype == np.int64
+    assert split.lengths.tolist() == [row.length_tokens for row in rows]
+    assert [row.row_id for row in split] == list(range(count))
+    assert [row.row_id for row in split[1:3]] == list(range(count))[1:3]
+
+
+def test_beyond_the_end(tmp_path):
+    split = write(tmp_path / "split.arrow", [TextBlock(0, ids(1))])
+    for index in (1, -2):
+        with pytest.raises(IndexError, match="of 1"):
+            split[index]
+
+
+def test_no_rows_at_all(tmp_path):
+    split = write(tmp_path / "split.arrow", [])
+    assert len(split) == 0 and list(split) == [] and split.lengths.tolist() == []
+
+
+def test_opening_reads_no_row(tmp_path, monkeypatch):
+    rows = [TextBlock(row, ids(row)) for row in range(10)]
+    path = tmp_path / "split.arrow"
+    write(path, rows)
+    read = []
+    monkeypatch.setattr(dataset, "_Batch", lambda batch: read.append(batch))
+    split = CachedSplit(str(path), 10, {})
+    split.lengths  # noqa: B018 (a property that reads lengths alone)
+    assert read == []
+
+
+def test_arrays_are_views_of_the_file(tmp_path):
+    split = write(tmp_path / "split.arrow", [TextBlock(0, ids(1, 2))])
+    assert not split[0].input_ids.flags.owndata and not split[0].input_ids.flags.writeable
+
+
+def test_a_split_opens_again_in_another_process(tmp_path):
+    split = write(tmp_path / "split.arrow", [TextBlock(7, ids(1, 2))])
+    again = pickle.loads(pickle.dumps(split))
+    assert again[0].row_id == 7 and again.manifest == split.manifest
+
+
+def test_ids_are_ragged_and_four_bytes_each(tmp_path):
+    # DeepSpeed-Chat's cache takes 23 kB a row at length 512, whatever the row's own length.
+    path = tmp_path / "split.arrow"
+    count, tokens = 4000, 20
+    write(
+        path,
+        [SentenceRow(row, np.arange(tokens, dtype=np.int32), np.ones(tokens, bool)) for row in range(count)],
+    )
+    assert path.stat().st_size < count * (tokens * 4 + 40)
+
+
+def test_a_file_with_fewer_rows_than_said(tmp_path):
+    path = tmp_path / "split.arrow"
+    write(path, [TextBlock(0, ids(1))])
+    with pytest.raises(ValueError, match="1 batches where 5000 rows need 3"):
+        CachedSplit(str(path), 5000, {})
+
+
+@pytest.mark.parametrize("row_type", MAKERS, ids=lambda row_type: row_type.__name__)
+def test_joined_files_have_the_same_bytes_however_the_rows_were_cut(tmp_path, monkeypatch, row_type):
+    monkeypatch.setattr(dataset, "ROWS_PER_BATCH", 4)
+    rows = [MAKERS[row_type](row) for row in range(23)]
+    found = []
+    for cuts in ([0, 23], [0, 4, 8, 23], [0, 1, 1, 7, 19, 23], [*range(24)]):
+        paths = [str(tmp_path / f"{begin}-{end}") for begin, end in zip(cuts, cuts[1:], strict=False)]
+        for path, begin, end in zip(paths, cuts, cuts[1:], strict=False):
+            with SplitWriter(path, row_type) as writer:
+                for row in rows[begin:end]:
+                    writer.append(row)
+            assert writer.written.bytes == Path(path).stat().st_size
+        written = join_files(paths, str(tmp_path / "joined"), row_type)
+        found.append((tmp_path / "joined").read_bytes())
+        assert (written.rows, written.bytes) == (23, len(found[-1]))
+        assert written.tokens == sum(row.length_tokens for row in rows)
+        assert written.sha256 == hashlib.sha256(found[-1]).hexdigest()
+    assert len(set(found)) == 1
+    split = CachedSplit(str(tmp_path / "joined"), 23, {})
+    for index, row in enumerate(rows):
+        assert all(same(value, getattr(split[index], name)) for name, value in vars(row).items())
+
+
+def test_no_files_and_no_rows_are_joined_to_none(tmp_path):
+    assert join_files([], str(tmp_path / "joined"), TextBlock).rows == 0
+    assert len(CachedSplit(str(tmp_path / "joined"), 0, {})) == 0
+
+
+def test_the_ids_of_several_files_in_a_row(tmp_path):
+    for name, rows in (("a", [ids(1, 2), ids(3)]), ("b", []), ("c", [ids(4)])):
+        write(tmp_path / name, [TextBlock(0, each) for each in rows])
+    runs = list(token_runs([str(tmp_path / name) for name in "abc"]))
+    assert np.concatenate(runs).tolist() == [1, 2, 3, 4] and runs[0].dtype == np.int32
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.booleans()), min_size=1, max_size=6))
+def test_spans_are_the_runs_of_true(masks):
+    spans = dataset._spans([np.array(mask, bool) for mask in masks]).to_pylist()
+    for mask, flat in zip(masks, spans, strict=True):
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        assert [any(begin <= place < end for begin, end in pairs) for place in range(len(mask))] == mask
+        # each as long as it can be: two runs do not touch
+        assert all(begin < end for begin, end in pairs)
+        assert all(left[1] < right[0] for left, right in zip(pairs, pairs[1:], strict=False))
+
+
+def test_an_open_split_is_not_another_ones_own(tmp_path):
+    path = str(tmp_path / "split")
+    opened = write(path, [TextBlock(0, ids(1))])
+    with ExitStack() as held:
+        assert not try_to_own(path, held)
+    del opened
+    with ExitStack() as held:
+        assert try_to_own(path, held) and try_to_own(str(tmp_path / "missing"), held)
+
+
+def test_what_fails_half_way_is_closed_and_no_split(tmp_path):
+    path = tmp_path / "split"
+    with pytest.raises(KeyError), SplitWriter(str(path), TextBlock) as writer:
+        writer.append(TextBlock(0, ids(1)))
+        raise KeyError
+    with pytest.raises((OSError, ValueError)):
+        CachedSplit(str(path), 1, {})

@@ -1,0 +1,244 @@
+"""Prompt ids are a prefix of every sentence, one end token ends every response, cuts are explicit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from training.utils.data.rows.tokenize import (
+    TextTokenizer,
+    TooLong,
+    cut_prompt,
+    end_of_conversation_id,
+    fit_sentences,
+    require_pad_token,
+)
+from training.utils.run.errors import ThreestepError
+
+PROMPT, RESPONSE = "Human: What is 2 + 3? Assistant:", " 2 + 3 is 5."
+
+
+def with_bos_and_eos() -> PreTrainedTokenizerFast:
+    """Puts <s> before and </s> behind every text, as some Llama and Gemma tokenizers are set up to."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([PROMPT + RESPONSE], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def with_a_space_of_its_own() -> PreTrainedTokenizerFast:
+    """Puts a space before any text, as Llama 2's does: a response alone gets one too many."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"])
+    tokenizer.train_from_iterator([PROMPT + RESPONSE, "Human: a Assistant: a b"], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+def encode(texts: TextTokenizer, prompt: str, response: str) -> tuple[list[int], list[int]]:
+    prompts = texts.encode_prompts([prompt])
+    return prompts[0], texts.encode_responses([prompt], prompts, [response])[0]
+
+
+def test_a_sentence_is_what_the_tokenizer_makes_of_it(tiny_tokenizer):
+    prompt_ids, response_ids = encode(TextTokenizer(tiny_tokenizer, None), PROMPT, RESPONSE)
+    together = tiny_tokenizer(PROMPT + RESPONSE)["input_ids"]
+    assert prompt_ids + response_ids == [*together, tiny_tokenizer.eos_token_id]
+
+
+def test_special_tokens_go_before_a_prompt_once_and_never_behind_it():
+    tokenizer = with_bos_and_eos()
+    texts = TextTokenizer(tokenizer, None)
+    prompt_ids, response_ids = encode(texts, PROMPT, RESPONSE)
+    assert texts.prefix_ids == [0]
+    assert prompt_ids[0] == 0 and 0 not in prompt_ids[1:] and 1 not in prompt_ids
+    assert 0 not in response_ids and response_ids.count(1) == 1 and response_ids[-1] == 1
+    assert tokenizer.decode((prompt_ids + response_ids)[1:-1]) == PROMPT + RESPONSE
+
+
+def test_a_tokenizer_that_adds_a_space_of_its_own():
+    tokenizer = with_a_space_of_its_own()
+    prompt_ids, response_ids = encode(TextTokenizer(tokenizer, None), PROMPT, RESPONSE)
+    together, alone = tokenizer([PROMPT + RESPONSE, RESPONSE], add_special_tokens=False)["input_ids"]
+    assert response_ids[:-1] != alone  # alone it begins with two spaces
+    assert prompt_ids + response_ids[:-1] == together
+    assert tokenizer.decode(prompt_ids + response_ids[:-1]) == PROMPT + RESPONSE  # one space, not two
+    assert prompt_ids == TextTokenizer(tokenizer, None).encode_prompts([PROMPT])[0]
+
+
+def test_a_token_across_the_seam_does_not_change_the_prompt():
+    # With no split at spaces, BPE merges "x:" + "y" into one token; the prompt's ids must win.
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    trainer = trainers.BpeTrainer(vocab_size=40, special_tokens=["<unk>", "</s>"])
+    tokenizer.train_from_iterator(["x:y x:y x:y Human: a Assistant: a b"], trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+    texts = TextTokenizer(wrapped, None)
+    alone = texts.encode_prompts(["x:"])[0]
+    assert wrapped("x:y", add_special_tokens=False)["input_ids"][: len(alone)] != alone  # they do merge
+    prompt_ids, response_ids = encode(texts, "x:", "y")
+    assert prompt_ids == alone and response_ids[-1] == wrapped.eos_token_id and len(response_ids) >= 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(min_size=1, max_size=30), st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=3))
+def test_prompt_ids_never_depend_on_the_response(tiny_tokenizer, prompt, responses):
+    texts = TextTokenizer(tiny_tokenizer, None)
+    prompts = texts.encode_prompts([prompt] * len(responses))
+    encoded = texts.encode_responses([prompt] * len(responses), prompts, responses)
+    assert len({tuple(ids) for ids in prompts}) == 1
+    assert all(ids[-1] == texts.end_id for ids in encoded)
+    assert [tiny_tokenizer.decode(ids[:-1]) for ids in encoded] == responses
+
+
+def test_the_end_token_is_appended_once(tiny_tokenizer):
+    _, response_ids = encode(TextTokenizer(tiny_tokenizer, None), PROMPT, RESPONSE + "<|endoftext|>")
+    assert response_ids.count(tiny_tokenizer.eos_token_id) == 1
+
+
+def test_an_end_token_of_ones_own(tiny_tokenizer):
+    assert end_of_conversation_id(tiny_tokenizer, "<|pad|>") == tiny_tokenizer.pad_token_id
+    assert TextTokenizer(tiny_tokenizer, None).end_id == tiny_tokenizer.eos_token_id
+
+
+def test_an_end_token_that_is_several_tokens(tiny_tokenizer):
+    # DeepSpeed-Chat appends the literal "<|endoftext|>", ten ordinary tokens on tokenizers that do not know
+    # it.
+    with pytest.raises(ThreestepError, match=r"got '<\|im_end\|>', which is \d+ tokens"):
+        end_of_conversation_id(tiny_tokenizer, "<|im_end|>")
+
+
+def test_an_end_token_that_is_unknown():
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    assert end_of_conversation_id(tokenizer, "</s>") == 1
+    with pytest.raises(ThreestepError, match="got '<end>', which is unknown to it"):
+        end_of_conversation_id(tokenizer, "<end>")
+
+
+def test_a_tokenizer_without_eos(tiny_tokenizer):
+    bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
+    with pytest.raises(ThreestepError, match="no eos token.*--end_of_conversation_token"):
+        TextTokenizer(bare, None)
+    with pytest.raises(ThreestepError, match="no pad token, which phase 3 needs"):
+        require_pad_token(bare.pad_token_id, "phase 3")
+    require_pad_token(tiny_tokenizer.pad_token_id, "phase 3")
+
+
+def test_padding_asked_for_by_an_earlier_call_does_not_leak(tiny_tokenizer):
+    tiny_tokenizer(["a", "a longer text"], padding="max_length", max_length=20, truncation=True)
+    (ids,) = TextTokenizer(tiny_tokenizer, None).encode_prompts(["a"])
+    assert tiny_tokenizer.pad_token_id not in ids and len(ids) < 20
+
+
+# Cuts. Prompt 1 2 3 4, responses 5 6 9 and 7 8 8 8 9, where 9 ends a conversation.
+P, A, B = [1, 2, 3, 4], [5, 6, 9], [7, 8, 8, 8, 9]
+
+
+def fit(most, how, responses=(A, B), end_id=9):
+    fitted = fit_sentences(P, responses, most, how, end_id)
+    return fitted.dropped or (fitted.prompt_ids, list(fitted.response_ids), fitted.truncated)
+
+
+def test_what_fits_is_left_alone():
+    for how in ("right", "left", "middle", "drop", "error"):
+        assert fit(9, how) == (P, [A, B], False)
+
+
+def test_right_cuts_responses_that_still_end():
+    assert fit(7, "right") == (P, [A, [7, 8, 9]], True)
+    assert fit(6, "right") == (P, [[5, 9], [7, 9]], True)
+    assert fit(5, "right") == "response_cut_to_nothing"
+
+
+def test_right_without_an_end_stops_where_it_is_cut():
+    assert fit(6, "right", (B,), None) == (P, [[7, 8]], True)
+    assert fit(5, "right", (B,), None) == (P, [[7]], True)
+    assert fit(4, "right", (B,), None) == "response_cut_to_nothing"
+
+
+def test_left_and_middle_keep_responses_whole():
+    assert fit(8, "left") == ([2, 3, 4], [A, B], True)
+    assert fit(6, "left") == ([4], [A, B], True)
+    assert fit(5, "left") == "no_room_for_the_prompt"
+    assert fit(8, "middle") == ([1, 3, 4], [A, B], True)
+    assert fit(6, "middle") == ([4], [A, B], True)
+    assert fit(5, "middle") == "no_room_for_the_prompt"
+
+
+def test_drop_and_error():
+    assert fit(8, "drop") == "too_long"
+    with pytest.raises(TooLong) as caught:
+        fit(8, "error")
+    assert caught.value.length_tokens == 9
+
+
+def test_cut_prompt():
+    assert cut_prompt(P, 3, "left") == [2, 3, 4]
+    assert cut_prompt(P, 3, "right") == [1, 2, 3]
+    assert cut_prompt(P, 3, "middle") == [1, 3, 4]
+    assert cut_prompt(P, 4, "middle") == P
+
+
+# --- the short way to the Rust tokenizer
+
+
+def by_transformers(tokenizer, texts):
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("split_special_tokens", [False, True])
+@pytest.mark.parametrize("make", [with_bos_and_eos, with_a_space_of_its_own])
+def test_the_short_way_gives_what_transformers_gives(make, split_special_tokens):
+    tokenizer = make()
+    tokenizer.split_special_tokens = split_special_tokens
+    texts = TextTokenizer(tokenizer, None)
+    assert texts._backend is not None
+    given = [PROMPT, RESPONSE, "", "</s>", "a </s> b\n\n", "\u00e9\u4e2d\U0001f600", " " * 50]
+    expected = by_transformers(tokenizer, given)
+    # what an earlier call asked for stays in the Rust tokenizer, and must not count
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer(given, truncation=True, max_length=2, padding="max_length")
+    assert texts._encode(given) == expected
+
+
+class Shouting(PreTrainedTokenizerFast):
+    """Does something of its own with a text."""
+
+    def _encode_plus(self, text, *args, **kwargs):
+        texts = [text.upper()] if isinstance(text, str) else [each.upper() for each in text]
+        return super()._encode_plus(texts[0] if isinstance(text, str) else texts, *args, **kwargs)
+
+
+class WithoutBackend:
+    """As a tokenizer that is written in Python."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_token_id
+
+    def __call__(self, *given, **named):
+        return self._tokenizer(*given, **named)
+
+
+def test_a_tokenizer_with_ways_of_its_own_is_asked_itself():
+    plain = with_bos_and_eos()
+    shouting = Shouting(tokenizer_object=plain.backend_tokenizer, bos_token="<s>", eos_token="</s>")
+    for tokenizer in (shouting, WithoutBackend(plain)):
+        texts = TextTokenizer(tokenizer, None)
+        assert texts._backend is None
+        assert texts._encode([PROMPT, RESPONSE]) == by_transformers(tokenizer, [PROMPT, RESPONSE])
+    assert by_transformers(shouting, [PROMPT]) != by_transformers(plain, [PROMPT])

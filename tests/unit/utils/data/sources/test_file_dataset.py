@@ -1,0 +1,311 @@
+"""Files as raw datasets: what each phase gets of them, what they carry, and what their phases lack."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.data_flags import raw_dataset_of, with_flags
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.unsupervised import build_unsupervised
+from training.utils.data.sources.file_dataset import FileDataset
+from training.utils.run.errors import ThreestepError
+
+SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", Path(__file__).parents[6] / "shared" / "data"))
+
+GOOD = {"prompt": "Human: hé? Assistant:", "chosen": " yes", "rejected": " no"}
+HI, HO, NO = (
+    {"role": role, "content": said} for role, said in (("user", "Hi"), ("assistant", "Ho"), ("assistant", "No"))
+)
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [HI],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"split": "train", "index": 3},
+}
+
+
+@pytest.fixture
+def dataset(write_rows: Callable[..., str], flags: Callable[..., DataArguments]) -> Callable[..., FileDataset]:
+    """The dataset behind rows, written as JSON lines, or behind an address."""
+
+    def make(rows: list[dict[str, Any]] | str, **given: Any) -> FileDataset:
+        name = rows if isinstance(rows, str) else f"jsonl:{write_rows(rows)}"
+        return raw_dataset_of(name, flags(data_path=[name], **given), seed=1)
+
+    return make
+
+
+def test_texts_are_taken_as_stored(dataset):
+    raw = dataset([GOOD])
+    sample = raw.get_train_data()[0]
+    assert (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample)) == tuple(GOOD.values())
+    assert raw.get_prompt_and_chosen(sample) == GOOD["prompt"] + GOOD["chosen"]
+    assert raw.get_messages(sample) is None and raw.get_prompt_messages(sample) is None
+    assert raw.get_eval_data() is None and raw.dataset_clean_name.startswith("jsonl_")
+
+
+def test_messages_are_texts_as_well(dataset):
+    tools = [{"name": "sing", "parameters": {}}]
+    raw = dataset([{"messages": [HI, HO, HI, NO], "tools": json.dumps(tools)}])
+    sample = raw.get_train_data()[0]
+    whole = [{"type": "function", "function": tools[0]}]
+    assert raw.get_messages(sample) == [HI, HO, HI, NO] and raw.get_tools(sample) == whole
+    assert raw.get_prompt_messages(sample) == [HI, HO, HI] and raw.get_chosen_messages(sample) == [NO]
+    assert raw.get_prompt(sample) == f"Tools: {json.dumps(whole)} Human: Hi Assistant: Ho Human: Hi Assistant:"
+    assert raw.get_prompt_and_chosen(sample) == raw.get_prompt(sample) + " No"
+
+
+def test_pairs_of_messages(dataset):
+    raw = dataset([{"prompt": [HI], "chosen": [HO], "rejected": [NO]}])
+    sample = raw.get_train_data()[0]
+    assert raw.get_messages(sample) == [HI, HO] and raw.get_rejected_messages(sample) == [NO]
+    assert raw.get_prompt_and_rejected(sample) == "Human: Hi Assistant: No"
+
+
+def test_a_conversation_that_the_assistant_begins_has_no_prompt(dataset):
+    raw = dataset([{"messages": [HO]}, {"messages": []}, {"messages": None}])
+    samples = list(raw.get_train_data())
+    assert [raw.get_prompt(sample) for sample in samples] == [None, None, None]
+    assert [raw.get_messages(sample) for sample in samples] == [[HO], [], None]
+
+
+def test_what_verl_carries(dataset):
+    raw = dataset([VERL])
+    sample = raw.get_train_data()[0]
+    assert raw.get_prompt(sample) == "Human: Hi Assistant:" and raw.get_prompt_messages(sample) == [HI]
+    assert raw.get_reference(sample) == "72"
+    assert raw.get_extra(sample) == {
+        "data_source": "openai/gsm8k",
+        "ability": "math",
+        "reward_model": {"style": "rule"},
+        "extra_info": {"split": "train", "index": 3},
+        "index": 3,
+    }
+    named = dataset([VERL], reference_column="extra_info.index")
+    sample = named.get_train_data()[0]
+    assert named.get_reference(sample) == 3 and named.get_extra(sample)["reward_model"]["ground_truth"] == "72"
+
+
+def test_what_rewards_ask_for_by_name_is_taken_out_of_verls_extra_info(dataset):
+    info = {"index": 3, "tools_kwargs": {"search": {"k": 2}}, "interaction_kwargs": {"name": "x"}, "need": True}
+    raw = dataset([{"prompt": "a", "extra_info": info}, {"prompt": "b", "index": 9, "extra_info": info}])
+    first, second = (raw.get_extra(sample) for sample in raw.get_train_data())
+    assert first == {"extra_info": info, **{name: info[name] for name in info if name != "need"}}
+    assert second["index"] == 9 and second["tools_kwargs"] == {"search": {"k": 2}}
+
+
+def test_what_else_a_row_carries_is_json(tmp_path, dataset):
+    import datetime
+    import decimal
+
+    import pyarrow
+    import pyarrow.parquet
+
+    row = {
+        **{"prompt": "a", "when": datetime.date(2024, 1, 2), "cost": decimal.Decimal("1.5"), "none": None},
+        "picture": {"bytes": b"\x89", "path": "a.png"},
+        "list": [1, 2.5, True],
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    raw = dataset(f"parquet:{tmp_path}/rows.parquet")
+    extra = raw.get_extra(raw.get_train_data()[0])
+    assert extra == {"when": "2024-01-02", "cost": "1.5", "picture": {"path": "a.png"}, "list": [1, 2.5, True]}
+    assert json.loads(json.dumps(extra)) == extra
+    assert dataset([GOOD]).get_extra(GOOD) is None
+
+
+def test_what_a_row_tells_the_template(dataset):
+    rows = [
+        {"messages": [HI], "enable_thinking": False},
+        {"messages": [HI], "chat_template_kwargs": {"enable_thinking": True, "style": "x"}, "enable_thinking": False},
+        {"messages": [HI], "chat_template_kwargs": '{"style": "y"}'},
+        {"messages": [HI], "chat_template_kwargs": [1]},
+        {"messages": [HI]},
+    ]
+    raw = dataset(rows)
+    samples = raw.get_train_data()
+    assert raw.get_chat_template_kwargs(samples[0]) == {"enable_thinking": False}
+    assert raw.get_chat_template_kwargs(samples[1]) == {"enable_thinking": True, "style": "x"}
+    assert raw.get_chat_template_kwargs(samples[2]) == {"style": "y"}
+    assert raw.get_chat_template_kwargs(samples[4]) is None
+    assert raw.get_extra(samples[1]) is None
+    with pytest.raises(
+        ThreestepError, match="rows.jsonl, line 4: column 'chat_template_kwargs': expected an object, g"
+    ):
+        raw.get_chat_template_kwargs(samples[3])
+
+
+def test_ranked_responses(dataset):
+    raw = dataset([{"prompt": "a", "k": [" b", " c", " d"]}, {"prompt": "a", "k": [" b"]}], responses_column="k")
+    first, second = raw.get_train_data()
+    assert raw.get_responses(first) == [" b", " c", " d"] and raw.get_chosen(first) == " b"
+    assert raw.get_responses(second) is None and raw.get_rejected(second) is None
+
+
+def test_a_margin_column_is_read_where_it_is_named(dataset):
+    rows = [{**GOOD, "margin": 0.5}, {**GOOD, "margin": None}]
+    raw, named = dataset(rows), dataset(rows, margin_column="margin")
+    assert [raw.get_margin(sample) for sample in raw.get_train_data()] == [None, None]
+    assert [named.get_margin(sample) for sample in named.get_train_data()] == [0.5, None]
+    assert raw.get_extra(raw.get_train_data()[0]) == {"margin": 0.5}
+    assert named.get_extra(named.get_train_data()[0]) is None
+
+
+def test_a_folder_with_files_for_evaluation(tmp_path, dataset):
+    for name, count in (("train-0.jsonl", 3), ("train-1.jsonl", 2), ("test.jsonl", 1)):
+        (tmp_path / name).write_text((json.dumps(GOOD) + "\n") * count)
+    raw = dataset(f"jsonl:{tmp_path}")
+    assert len(raw.get_train_data()) == 5 and len(raw.get_eval_data()) == 1
+    (tmp_path / "test.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
+    with pytest.raises(ThreestepError, match="--data_format preference expects the columns prompt, chosen, rejected"):
+        dataset(f"jsonl:{tmp_path}").check_phase(1)
+
+
+def test_the_fingerprint_is_the_files_content(write_rows, dataset):
+    first, same = write_rows([GOOD], "first.jsonl"), write_rows([GOOD], "moved.jsonl")
+    other = write_rows([{**GOOD, "chosen": " yas"}], "other.jsonl")
+    found = [dataset(f"jsonl:{path}").get_fingerprint() for path in (first, same, other)]
+    assert found[0] == found[1] != found[2]
+
+
+# --- what a phase needs
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "phase", "fragment"),
+    [
+        (VERL, {}, 1, "phase 1 needs responses and the columns are 'ability', 'data_source', .*read as prompt_only"),
+        (VERL, {}, 2, "phase 2 needs responses .*; name the column of the responses with --chosen_column"),
+        ({"text": "a"}, {}, 2, "phase 2 needs prompts and this is plain text; give it as --sft_only_data_path"),
+        ({"text": "a"}, {}, 3, "phase 3 needs prompts and this is plain text; .* --unsupervised_dataset_name"),
+        (GOOD, {"rejected_column": "worse"}, 2, "no column 'worse'; .*'rejected'; name the .* with --rejected_column"),
+        (GOOD, {"chosen_column": "good"}, 1, "no column 'good'; .*name the right one with --chosen_column"),
+        (GOOD, {"margin_column": "sure"}, 2, "no column 'sure'; .*name the right one with --margin_column"),
+        (GOOD, {"reference_column": "truth"}, 3, "no column 'truth'; .*name the right one with --reference_column"),
+    ],
+)
+def test_what_a_phase_lacks(dataset, row, columns, phase, fragment):
+    raw = dataset([row], **columns)
+    with pytest.raises(ThreestepError, match=f"rows.jsonl: {fragment}"):
+        raw.check_phase(phase)
+
+
+def test_what_a_phase_does_not_need_may_be_missing(dataset):
+    dataset([VERL]).check_phase(3)
+    dataset([{"text": "a"}]).check_phase(1)
+    dataset([{"prompt": "a", "chosen": " b"}]).check_phase(2)  # its rows are dropped and counted
+    dataset([GOOD], rejected_column="worse").check_phase(1)
+    dataset([GOOD], reference_column="truth").check_phase(2)
+    dataset([GOOD], margin_column="sure").check_phase(1)
+
+
+# --- through the build: each format in each phase, every row kept or counted
+
+CHAT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
+# format's rows, and how many of four each phase keeps (None: it says that it cannot)
+SERVED: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
+    "preference": (GOOD, (4, 4, 4)),
+    "prompt_completion": ({"prompt": "Human: a Assistant:", "completion": " b"}, (4, 0, 4)),
+    "prompt_only": (VERL, (None, None, 4)),
+    "messages": ({"messages": [HI, HO]}, (4, 0, 4)),
+    "sharegpt": (CHAT, (4, 0, 4)),
+    "pairs of messages": ({"prompt": [HI], "chosen": [HO], "rejected": [NO]}, (4, 4, 4)),
+    "alpaca": ({"instruction": "Hi", "input": "", "output": "Ho"}, (4, 0, 4)),
+    "question_answer": ({"question": "Hi", "answer": "Ho"}, (4, 0, 4)),
+    "text": ({"text": "once upon a time"}, (4, None, None)),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_each_phase_gets(flags, tiny_tokenizer, name):
+    row, kept = SERVED[name]
+    for phase, expected in zip((1, 2, 3), kept, strict=True):
+        split = ["1,0,0", "0,1,0", "0,0,1"][phase - 1]
+        data = flags([row] * 4, data_split=split, eval_fraction=0.0)
+        if expected:
+            built = build_phase(phase, data, tiny_tokenizer, seed=1)
+            assert len(built.train) == expected and built.report.train.dropped == {}
+        else:
+            wanted = "phase . needs" if expected is None else "all 4 rows .* were dropped .4 no_rejected"
+            with pytest.raises(ThreestepError, match=wanted):
+                build_phase(phase, data, tiny_tokenizer, seed=1)
+
+
+def test_plain_text_trains_from_its_second_token(flags, tiny_tokenizer):
+    (row,) = build_phase(1, flags([{"text": "2 + 3"}], data_split="1,0,0", eval_fraction=0.0), tiny_tokenizer, 1).train
+    assert tiny_tokenizer.decode(row.input_ids) == "2 + 3<|endoftext|>"
+    assert row.loss_mask.tolist() == [False] + [True] * (len(row.input_ids) - 1)
+
+
+def test_other_columns_are_another_build(flags, tiny_tokenizer, write_rows):
+    path = write_rows([{"prompt": "a", "chosen": " b", "other": " c"}] * 4)
+    data = flags(data_path=[f"jsonl:{path}"], data_split="1,0,0", eval_fraction=0.0)
+    built = build_phase(1, data, tiny_tokenizer, seed=1)
+    other = build_phase(1, with_flags(data, chosen_column="other"), tiny_tokenizer, seed=1)
+    texts = [tiny_tokenizer.decode(rows.train[0].input_ids) for rows in (built, other)]
+    assert texts == ["a b<|endoftext|>", "a c<|endoftext|>"] and not other.report.resumed
+
+
+def test_a_wrong_message_is_named_by_file_and_line(flags, tiny_tokenizer):
+    rows = [CHAT, CHAT, {"conversations": [{"from": "alien", "value": "a"}]}]
+    with pytest.raises(ThreestepError, match="rows.jsonl, line 3, message 1: 'from': expected one of .*, got 'alien'"):
+        build_phase(1, flags(rows, data_split="1,0,0", eval_fraction=0.0), tiny_tokenizer, seed=1)
+
+
+def test_unsupervised_text_from_every_reader(tmp_path, flags, tiny_tokenizer, write_rows):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"text": "a b c d e f g h" * 3}, {"text": None}, {"text": "i j k" * 9}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    blocks = []
+    for name in (f"jsonl:{write_rows(rows, 'texts.jsonl')}", f"parquet:{tmp_path}/rows.parquet"):
+        built = build_unsupervised(flags(unsupervised_dataset_name=name), tiny_tokenizer, 8, seed=1)
+        blocks.append([row.input_ids.tolist() for row in built])
+        assert built.manifest["splits"]["train"]["dropped"] == {"no_text": 1}
+    assert blocks[0] == blocks[1] and len(blocks[0]) > 3
+
+
+# --- the data of the field
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the published files are not at {SHARED}")
+@pytest.mark.parametrize(
+    ("address", "phases", "rows"),
+    [
+        ("json:chat/glaive_toolcall_en_demo.json", (1, 3), 300),
+        ("json:preference/dpo_en_demo.json", (1, 2, 3), 300),
+        ("json:preference/dpo_zh_demo.json", (1, 2, 3), 300),
+        ("jsonl:unsupervised/c4_demo.jsonl", (1,), 300),
+        ("jsonl:gsm8k/train.jsonl", (1, 3), 7473),
+    ],
+)
+def test_the_published_files_need_no_flag(flags, tiny_tokenizer, address, phases, rows):
+    reader, _, path = address.partition(":")
+    name = f"{reader}:{SHARED / path}"
+    for phase in phases:
+        split = ["1,0,0", "0,1,0", "0,0,1"][phase - 1]
+        data = flags(data_path=[name], data_split=split, max_seq_len=4096, max_prompt_seq_len=4096, eval_fraction=0.0)
+        if rows > 300 and phase != 1:
+            data = with_flags(data, max_train_rows=100)
+        report = build_phase(phase, data, tiny_tokenizer, seed=1).report.train
+        assert report.rows + sum(report.dropped.values()) == min(rows, data.split.max_train_rows or rows)
+        assert set(report.dropped) <= {"response_cut_to_nothing", "prompt_too_long"}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the published files are not at {SHARED}")
+def test_tool_calls_of_the_published_conversations(dataset):
+    raw = dataset(f"json:{SHARED}/chat/glaive_toolcall_en_demo.json")
+    found = [raw.get_messages(sample) for sample in raw.get_train_data()]
+    calls = [call for said in found for message in said for call in message.get("tool_calls", ())]
+    assert len(calls) > 100 and all(isinstance(call["function"]["arguments"], dict) for call in calls)
+    assert {message["role"] for said in found for message in said} == {"user", "assistant", "tool"}
+    assert sum(raw.get_tools(sample) is not None for sample in raw.get_train_data()) > 100

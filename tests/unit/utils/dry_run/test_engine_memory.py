@@ -1,0 +1,54 @@
+"""The formulas of memory, against the figures of the ZeRO paper and by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.utils.dry_run.engine_memory import frozen_memory, trained_memory
+
+BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300}
+
+
+def held(weights: int, dtype: str, zero: dict, ranks: int, trainable=None) -> tuple[int, int]:
+    memory = trained_memory(weights, trainable or [weights], 100, dtype, {**BUCKETS, **zero}, ranks)
+    return sum(line.device_bytes for line in memory.held), sum(line.host_bytes for line in memory.held)
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_it_is_figure_1_of_the_zero_paper(stage, gigabytes):
+    """Rajbhandari et al. 2020, figure 1: 7.5 billion weights in float16 on 64 GPUs."""
+    device, host = held(7_500_000_000, "fp16", {"stage": stage}, 64)
+    assert device / 1e9 == pytest.approx(gigabytes, abs=0.05) and host == 0
+
+
+def test_bf16_adds_gradients_up_in_float32():
+    # 2 weights + 4 gradients / 2 ranks + 12 / 2 = 2 + 2 + 6
+    assert held(1000, "bf16", {"stage": 2}, 2) == (10_000, 0)
+    # stage 1 keeps the float32 sums whole, beside the bf16 gradients: 2 + 6 + 12 / 2
+    assert held(1000, "bf16", {"stage": 1}, 2) == (14_000, 0)
+
+
+def test_offload_moves_the_optimizer_and_at_stage_3_everything():
+    cpu = {"device": "cpu"}
+    # device: 2 weights + 4 / 2 gradients; host: 12 / 2 and the optimizer's float32 gradients, 4 / 2
+    assert held(1000, "bf16", {"stage": 2, "offload_optimizer": cpu}, 2) == (4000, 8000)
+    # host: (2 + 4 + 12 + 4) / 2
+    assert held(1000, "bf16", {"stage": 3, "offload_optimizer": cpu, "offload_param": cpu}, 2) == (0, 11_000)
+
+
+def test_only_what_trains_has_gradients():
+    assert held(1000, "fp32", {"stage": 0}, 1, trainable=[10, 6]) == (4 * 1000 + 12 * 16, 0)
+
+
+def test_stage_3_gathers_what_may_live():
+    memory = trained_memory(1000, [1000], 100, "bf16", {**BUCKETS, "stage": 3}, 2)
+    assert memory.buffers.device_bytes == (500 + 300) * 2
+    one_large = trained_memory(1000, [1000], 900, "bf16", {**BUCKETS, "stage": 3}, 2)
+    assert one_large.buffers.device_bytes == (500 + 900) * 2
+
+
+def test_a_frozen_model_has_weights_alone():
+    line, gathered = frozen_memory(1000, 100, "bf16", {"stage": 0}, 4)
+    assert (line.device_bytes, line.host_bytes, gathered) == (2000, 0, 0)
+    line, gathered = frozen_memory(1000, 100, "bf16", {**BUCKETS, "stage": 3, "offload_param": {"device": "cpu"}}, 4)
+    assert (line.device_bytes, line.host_bytes, gathered) == (0, 500, 600)

@@ -1,0 +1,66 @@
+"""The settings of a loop are the flags; whole runs are opened and finished in tests/end_to_end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.data_flags import data_flags
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.engine.arguments import EngineArguments
+from training.utils.engine.loop import LoopSettings
+from training.utils.engine.startup import Ranks
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
+from training.utils.models.flops import model_shape
+from training.utils.opening.opened_model import loop_settings
+from training.utils.run.run_arguments import RunArguments
+
+
+def ranks(world_size: int = 1) -> Ranks:
+    return Ranks(0, 0, world_size, torch.device("cpu"))
+
+
+class OfHiddenSize64:
+    """A model in all that `loop_settings` asks of one."""
+
+    hidden_size = 64
+    _attn_implementation = "sdpa"
+
+    @property
+    def config(self):
+        return self
+
+    def get_text_config(self):
+        return self
+
+    def parameters(self):
+        return [torch.zeros(1000), torch.zeros(500)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_loop_is_the_flags(packed):
+    engine = EngineArguments(
+        per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4,
+        report_mfu=False,
+    )  # fmt: skip
+    run = RunArguments(seed=2, profile_steps=[3])
+    flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200))
+    loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks(3), 1)
+    each = forward_overhead_tokens(1500, on_gpu=False)
+    train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
+    evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
+    assert loop == LoopSettings(10, 15, train, evaluation, eval_interval=4, pad_token_id=1, seed=2, traces=run.traces())
+
+
+def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
+    model = tiny_causal_lm("llama")
+    flags = SimpleNamespace(run=RunArguments(seed=2), engine=EngineArguments(), data=data_flags(max_seq_len=20))
+    loop = loop_settings(flags, (1, 16), model, True, ranks(), 1)
+    assert loop.meter is not None and loop.meter.shape == model_shape(model)
+    rate = loop.meter.peak_flops_per_second
+    assert 1e8 < rate < 1e15
+    assert capsys.readouterr().out == (
+        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is the share of it\n"
+    )

@@ -1,0 +1,159 @@
+"""Micro-batches of ranked responses know the row and response of each sequence, and the margin of each pair."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.engine.loop import LoopSettings
+from training.utils.engine.startup import Ranks
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.flops import ComputeMeter, ModelShape
+from training.utils.opening.training_run import TrainingRun
+from training.utils.preference.batches import (
+    all_preference_batches,
+    check_margins,
+    computed_tokens,
+    margin_levels,
+    preference_batches,
+    speed_figures,
+)
+from training.utils.run.errors import ThreestepError
+
+
+def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
+    return Ranks(rank, rank, world_size, torch.device("cpu"))
+
+
+def row(row_id: int, responses: int, margins: list[float] | None = None) -> ResponsesRow:
+    """`row_id` + 1 prompt tokens; responses of 1, 2, ... tokens; every response has an id of its own."""
+    ids = tuple(np.full(length + 1, 10 * row_id + length, np.int32) for length in range(responses))
+    given = None if margins is None else np.array(margins, np.float32)
+    return ResponsesRow(row_id, np.full(row_id + 1, 5, np.int32), ids, given)
+
+
+def test_a_pairs_margin_is_the_sum_of_those_between():
+    assert margin_levels(row(0, 3, [0.5, 2.0])).tolist() == [2.5, 2.0, 0.0]  # the docstring's example
+    assert margin_levels(row(0, 2, [0.75])).tolist() == [0.75, 0.0]
+    assert margin_levels(row(0, 3)).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_margins_stay_with_their_pairs(packed, micro):
+    """The responses' own ids tell which pair a margin stands at, however rows are laid out."""
+    rows = [row(0, 2, [0.25]), row(1, 3, [1.0, 4.0]), row(2, 2)]
+    expected = {(0, 1): 0.25, (10, 11): 1.0, (10, 12): 5.0, (11, 12): 4.0, (20, 21): 0.0}
+    plan = PlanSettings(1, max_rows_per_micro_batch=micro, packed=packed, max_row_tokens=12)
+    found = {}
+    for batch in preference_batches(rows, range(3), plan, ranks(), 0, are_targets=False):
+        last_ids_B = batch.ranked.rows.input_ids_NT.flatten()[batch.ranked.rows.end_B]
+        for better, worse, margin in zip(
+            batch.ranked.better_Q, batch.ranked.worse_Q, batch.margin_Q.tolist(), strict=True
+        ):
+            found[int(last_ids_B[better]), int(last_ids_B[worse])] = margin
+    assert found == expected
+
+
+def test_a_rank_without_rows_has_a_batch_without_pairs():
+    batches = preference_batches([row(0, 2, [1.0])], [0], PlanSettings(2), ranks(2, 1), 0, are_targets=False)
+    assert [batch.margin_Q.tolist() for batch in batches] == [[]]
+
+
+def test_tokens_are_counted_as_they_are_computed():
+    assert computed_tokens(row(3, 2), PlanSettings(1, packed=True)) == 4 + 1 + 2
+    assert computed_tokens(row(3, 2), PlanSettings(1)) == 2 * 4 + 1 + 2
+
+
+def test_margins_that_are_asked_for_must_be_there():
+    check_margins([row(0, 2)], 0.0)
+    check_margins([row(0, 2), row(1, 2, [0.0])], 0.5)
+    with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins and no training row.*--margin_col"):
+        check_margins([row(0, 2), row(1, 3)], 0.5)
+
+
+def made(lengths: list[list[int]]) -> list[ResponsesRow]:
+    """Row i has the prompt (i), and responses of these lengths whose tokens are 100 i + place."""
+    return [
+        ResponsesRow(
+            i, np.array([i], np.int32), tuple(np.full(n, 100 * i + k, np.int32) for k, n in enumerate(responses))
+        )
+        for i, responses in enumerate(lengths)
+    ]
+
+
+ROWS = made([[3, 1], [2, 2, 4], [1, 5], [2, 1], [6, 1]])
+
+
+def plan(packed: bool, ranks: int = 1) -> PlanSettings:
+    return PlanSettings(
+        ranks=ranks, max_tokens_per_micro_batch=16, max_rows_per_micro_batch=2, packed=packed, max_row_tokens=16
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("taken", [[4, 1, 0], [2, 2, 3, 1], [0, 1, 2, 3, 4]])
+def test_each_sequence_is_the_response_it_says(packed, taken):
+    seen = []
+    for batch in preference_batches(ROWS, taken, plan(packed), ranks(), pad_token_id=9, are_targets=True):
+        rows = batch.ranked.rows
+        assert len(batch.row_B) == len(batch.place_B) == len(batch.tokens_B) == rows.end_B.numel()
+        for sequence, (row, place) in enumerate(zip(batch.row_B, batch.place_B, strict=True)):
+            of_it = rows.target_ids_M[rows.sequence_M == sequence]
+            assert of_it.tolist() == ROWS[row].response_ids[place].tolist()
+            assert batch.tokens_B[sequence] == len(of_it)
+            seen.append((int(row), int(place)))
+        # best first: a pair's better sequence has the lower place of the same row
+        better, worse = batch.ranked.better_Q.numpy(), batch.ranked.worse_Q.numpy()
+        assert (batch.row_B[better] == batch.row_B[worse]).all()
+        assert (batch.place_B[better] < batch.place_B[worse]).all()
+    assert sorted(seen) == sorted((row, place) for row in taken for place in range(len(ROWS[row].response_ids)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rank_with_nothing_to_do_has_an_empty_batch(packed):
+    mine, none = (
+        preference_batches(ROWS, [3], plan(packed, 2), ranks(2, rank), pad_token_id=9, are_targets=True)
+        for rank in (0, 1)
+    )
+    assert len(mine) == len(none) == 1
+    assert none[0].row_B.shape == none[0].place_B.shape == (0,) and none[0].ranked.better_Q.numel() == 0
+    assert none[0].ranked.rows.input_ids_NT.tolist() == [[9]]
+
+
+def test_any_number_of_rows_some_at_a_time():
+    rows = made([[1, 2]] * 70)
+    batches = list(all_preference_batches(rows, range(70), plan(False), ranks(), pad_token_id=9, are_targets=True))
+    assert sorted(np.concatenate([batch.row_B for batch in batches]).tolist()) == sorted([*range(70), *range(70)])
+    assert max(batch.row_B.max() for batch in batches[:16]) == 31  # 16 forwards of 2 rows are laid out first
+    assert list(all_preference_batches(rows, [], plan(False), ranks(), pad_token_id=9, are_targets=True)) == []
+
+
+# Ten weights a token, a head of 2, attention of width 1: 60 FLOPs a token, 12 an output, 12 a pair of tokens.
+METER = ComputeMeter(ModelShape(10, 0, 2, 0, attention_width=1), peak_flops_per_second=1000.0)
+
+
+def figures(packed: bool, meter: ComputeMeter | None, are_targets: bool) -> dict[str, float]:
+    plan = PlanSettings(ranks=1, packed=packed)
+    settings = LoopSettings(1, 1, plan, plan, eval_interval=0, pad_token_id=0, seed=0, meter=meter)
+    row = ResponsesRow(0, np.array([5, 6, 7]), (np.array([8, 9]), np.array([4])))
+    nothing: Any = SimpleNamespace(ranks=None)
+    run = TrainingRun("test", nothing, [row], [], settings, nothing)
+    return speed_figures(run, [0], 2.0, are_targets)
+
+
+def test_the_share_of_the_peak_counts_a_shared_prompt_once():
+    # A prompt of 3 with responses of 2 and 1: 6 tokens, and 6 + (2 x 3 + 3) + (3 + 1) = 19 pairs; unshared 5 + 4
+    # tokens and 15 + 10 pairs. Two scores, or three predicted tokens. In two seconds at a peak of 1,000.
+    shared = {"train/tokens_per_second": 3.0, "train/mfu": pytest.approx((60 * 6 + 12 * 19 + 12 * 2) / 2000)}
+    assert figures(packed=True, meter=METER, are_targets=False) == shared
+    alone = {"train/tokens_per_second": 4.5, "train/mfu": pytest.approx((60 * 9 + 12 * 25 + 12 * 2) / 2000)}
+    assert figures(packed=False, meter=METER, are_targets=False) == alone
+    policy = {"train/tokens_per_second": 3.0, "train/mfu": pytest.approx((60 * 6 + 12 * 19 + 12 * 3) / 2000)}
+    assert figures(packed=True, meter=METER, are_targets=True) == policy
+    assert figures(packed=True, meter=None, are_targets=False) == {"train/tokens_per_second": 3.0}

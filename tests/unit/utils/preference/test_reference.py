@@ -1,0 +1,150 @@
+"""Reading the reference: the right numbers for the right responses, once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.engine.loop import LoopSettings
+from training.utils.engine.startup import Ranks
+from training.utils.layout.order import ShuffledStream
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.lora import add_lora
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import PolicyModel
+from training.utils.opening.training_run import TrainingRun
+from training.utils.preference.batches import preference_batches
+from training.utils.preference.reference import adapter_off_references, known_references, read_rows, taken_rows
+from training.utils.preference.reference_file import ReferenceFile
+from training.utils.run.errors import ThreestepError
+from training.utils.run.metrics import MetricsWriter
+
+
+class OneRank:
+    """An engine of one rank, in all that reading asks of one; counts the rows it reads."""
+
+    ranks = Ranks(0, 0, 1, torch.device("cpu"))
+
+    def __init__(self, model) -> None:
+        self.model = PolicyModel(model)
+        self.sequences = 0
+
+    def eval(self) -> None:
+        self.model.eval()
+
+    def __call__(self, rows):
+        assert not self.model.training and not torch.is_grad_enabled()
+        self.sequences += rows.end_B.numel()
+        return self.model(rows)
+
+
+def made(count: int, seed: int) -> list[ResponsesRow]:
+    random = np.random.default_rng(seed)
+
+    def ids(most: int) -> np.ndarray:
+        return random.integers(3, 64, random.integers(1, most + 1)).astype(np.int32)
+
+    return [ResponsesRow(i, ids(6), tuple(ids(7) for _ in range(2 + (i % 3 == 1)))) for i in range(count)]
+
+
+def plan(packed: bool) -> PlanSettings:
+    return PlanSettings(
+        ranks=1, max_tokens_per_micro_batch=64, max_rows_per_micro_batch=3, packed=packed, max_row_tokens=32
+    )
+
+
+def settings(packed: bool = True, steps: int = 2, per_step: int = 3, seed: int = 7) -> LoopSettings:
+    return LoopSettings(steps, per_step, plan(packed), plan(packed), 0, 0, seed)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_numbers_are_those_of_each_sequence_alone(packed):
+    model, rows = tiny_causal_lm("llama"), made(9, seed=1)
+    model.train()  # reading puts it into eval mode
+    known = read_rows(OneRank(model), rows, [0, 1, 4, 8], plan(packed), 0, "test")
+    assert known.rows_R.tolist() == [0, 1, 4, 8] and known.logprobs_RK.shape == (4, 3)
+    for number, row in ((0, 0), (1, 1), (2, 4), (3, 8)):
+        for place, response in enumerate(rows[row].response_ids):
+            ids = torch.tensor([[*rows[row].prompt_ids, *response]], dtype=torch.int64)
+            with torch.no_grad():
+                logprobs = torch.log_softmax(model(ids).logits[0, :-1].double(), -1)
+            wanted = logprobs.gather(-1, ids[0, 1:, None])[-len(response) :].sum()
+            assert known.logprobs_RK[number, place] == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(2, 40), (4, 12), (9, 12), (1, 3)])
+def test_the_rows_read_are_those_that_training_takes(steps, rows):
+    loop = settings(steps=steps)
+    taken = ShuffledStream(rows, loop.seed).take(0, steps * loop.items_per_step)
+    assert taken_rows(rows, loop) == sorted(set(taken))
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """run(model, ...) -> (references, sequences read, what was said, the metric)."""
+
+    def read(model, loop=None, name="m", eval_rows=4):
+        engine = OneRank(model)
+        train, evaluation = made(20, seed=1), made(eval_rows, seed=2)
+        file = ReferenceFile(str(tmp_path), {"model": name, "data": "d"})
+        with MetricsWriter(tmp_path / "run", True) as metrics:
+            run = TrainingRun("test", engine, train, evaluation, loop or settings(), metrics)
+            found = known_references(run, file)
+        return found, engine.sequences, capsys.readouterr().out, (tmp_path / "run" / "metrics.jsonl").read_text()
+
+    return read
+
+
+def values(found, split: str, rows: list[ResponsesRow], indices: list[int]) -> list[float]:
+    batches = preference_batches(rows, indices, plan(True), OneRank.ranks, 0, are_targets=True)
+    return torch.cat([getattr(found, split)(batch) for batch in batches]).tolist()
+
+
+def test_a_second_run_reads_nothing_and_another_model_everything(run):
+    model = tiny_causal_lm("llama")
+    train, evaluation = made(20, seed=1), made(4, seed=2)
+    first, sequences, said, metric = run(model)
+    indices = taken_rows(20, settings())
+    everything = sum(len(row.response_ids) for row in [*(train[index] for index in indices), *evaluation])
+    assert sequences == everything and said.startswith("reference: read 10 rows in ")
+    assert "(none was read before with this model or data)" in said and '"reference/pairs_per_second"' in metric
+
+    again, sequences, said, metric = run(model)
+    assert sequences == 0 and said.startswith("reference: resumed 10 rows; ") and metric == ""
+    for split, rows, picked in (("train", train, indices), ("eval", evaluation, [0, 1, 2, 3])):
+        assert values(again, split, rows, picked) == values(first, split, rows, picked)
+
+    other, sequences, said, _ = run(tiny_causal_lm("llama", seed=1), name="another")
+    assert sequences == everything and "(changed since the last one: model)" in said
+    assert values(other, "train", train, indices) != values(first, "train", train, indices)
+
+
+def test_a_longer_run_reads_what_it_lacks(run):
+    model, train = tiny_causal_lm("llama"), made(20, seed=1)
+    short, _, _, _ = run(model)
+    longer = settings(steps=5)
+    found, sequences, said, _ = run(model, longer)
+    new = sorted(set(taken_rows(20, longer)) - set(taken_rows(20, settings())))
+    assert len(new) == 9 and sequences == sum(len(train[index].response_ids) for index in new)
+    assert said.startswith("reference: read 9 rows in ") and "(these rows were not read before)" in said
+    both = taken_rows(20, settings())
+    assert values(found, "train", train, both) == values(short, "train", train, both)
+    assert run(model, settings(steps=3))[1] == 0
+
+
+def test_no_evaluation_rows(run):
+    found, sequences, _, _ = run(tiny_causal_lm("llama"), eval_rows=0)
+    assert sequences > 0 and values(found, "train", made(20, seed=1), [taken_rows(20, settings())[0]])
+
+
+def test_embeddings_that_train_are_no_reference():
+    """Step 2 from a model whose tokenizer has just gained tokens."""
+    model = add_lora(tiny_causal_lm("llama"), ModelSettings("unused", lora_dim=2))
+    adapter_off_references(OneRank(model), model)
+    model.get_input_embeddings().requires_grad_(True)
+    sentence = "only the adapters train, and model.embed_tokens.weight trains for the tokens that the tokenizer"
+    with pytest.raises(ThreestepError, match=sentence):
+        adapter_off_references(OneRank(model), model)

@@ -1,0 +1,57 @@
+"""--report_to names trackers that exist and are installed, before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from training.utils.report import arguments as report_arguments
+from training.utils.report.arguments import PACKAGES, ReportArguments, trackers_in
+from training.utils.report.trackers import TRACKERS
+from training.utils.run.arguments import parse_arguments
+from training.utils.run.errors import ThreestepError
+
+
+def parsed(*words: str) -> ReportArguments:
+    return parse_arguments([ReportArguments], words, "")[0]
+
+
+def only_lacking(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    """As if all trackers were installed but this one."""
+    found = {name: name for name in PACKAGES if name != missing}
+    plain = importlib.util.find_spec
+
+    def find(name: str) -> object:
+        return found.get(name) if name in PACKAGES else plain(name)
+
+    monkeypatch.setattr(report_arguments.importlib.util, "find_spec", find)
+
+
+def test_no_service_is_told_unless_asked():
+    assert trackers_in(vars(parsed())) == trackers_in({}) == ("tensorboard",) and parsed().report
+    assert parsed("--report_to", "none", "--report", "false") == ReportArguments("none", False)
+    assert trackers_in(vars(parsed("--report_to", "none"))) == ()
+
+
+def test_several_with_commas(monkeypatch):
+    only_lacking(monkeypatch, None)
+    told = parsed("--report_to", "tensorboard, wandb,mlflow,wandb")
+    assert trackers_in(vars(told)) == ("tensorboard", "wandb", "mlflow")
+
+
+def test_every_name_has_a_tracker():
+    assert set(PACKAGES) == TRACKERS.keys()
+
+
+def test_mistakes(monkeypatch):
+    only_lacking(monkeypatch, "wandb")
+    with pytest.raises(ThreestepError, match="--report_to wandb needs the package wandb: pip install wandb"):
+        parsed("--report_to", "wandb")
+    wanted = "--report_to expects tensorboard, wandb, trackio, mlflow, separated by commas, or none alone, got "
+    with pytest.raises(ThreestepError, match=wanted + r"'tensorbord'; did you mean 'tensorboard'\?"):
+        parsed("--report_to", "tensorbord")
+    with pytest.raises(ThreestepError, match=wanted + "'none'"):
+        parsed("--report_to", "none,mlflow")
+    with pytest.raises(ThreestepError, match=wanted + "''"):
+        parsed("--report_to", "")

@@ -1,0 +1,109 @@
+"""What a reward function is given, and what it may answer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from training.utils.data.rows.phases import PromptRow
+from training.utils.rewards.calling import RuleBatch, call_rule, raised, reward_columns, rule_batch
+from training.utils.run.errors import ThreestepError
+
+
+def row(reference, **columns):
+    return PromptRow(0, np.zeros(1, np.int32), "p", reference, columns)
+
+
+def test_one_value_a_row_and_none_where_it_has_none():
+    rows = [row("1", data_source="a", level=3), row(None, data_source="b", info={"index": 2})]
+    assert reward_columns(rows) == {
+        "ground_truth": ["1", None],
+        "data_source": ["a", "b"],
+        "level": [3, None],
+        "info": [None, {"index": 2}],
+    }
+
+
+def test_the_columns_do_not_depend_on_the_batch():
+    names = ["data_source", "info", "level"]
+    assert reward_columns([row("1", data_source="a", level=3)], names).keys() == {"ground_truth", *names}
+    assert reward_columns([row("1")]) == {"ground_truth": ["1"], "data_source": [None]}
+
+
+def batch(columns=None, prompts=("p", "q"), responses=("yes", "no")) -> RuleBatch:
+    return RuleBatch(["u0", "u1"], list(prompts), list(responses), columns or {})
+
+
+def test_a_batch_is_made_of_the_rows():
+    rows = [row("1", level=3), row("2")]
+    made = rule_batch(rows, ["a", "b"], ["data_source"])
+    assert (made.uids, made.prompts, made.responses) == ([each.uid for each in rows], ["p", "p"], ["a", "b"])
+    assert made.columns == {"ground_truth": ["1", "2"], "data_source": [None] * 2, "level": [3, None]}
+    assert made.only(1) == rule_batch(rows[1:], ["b"], ["data_source", "level"]) and len(made) == 2
+
+
+def test_scores_alone_or_with_values_to_log():
+    def lengths(prompts, responses, *, bonus, **columns):
+        scores = [len(response) + more for response, more in zip(responses, bonus, strict=True)]
+        return (scores, {"bonus": bonus}) if prompts[0] else np.array(scores)
+
+    columns = {"bonus": [1, 0.5], "ground_truth": [None, None]}
+    told = call_rule("lengths", lengths, batch(columns, responses=("ab", "")))
+    assert told == ([3.0, 0.5], {"bonus": [1.0, 0.5]})
+    told = call_rule("lengths", lengths, batch(columns, prompts=("", ""), responses=("ab", "")))
+    assert told == ([3.0, 0.5], {})
+
+
+SAMPLE = "uid u1, prompt 'q', response 'no'"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([1.0], "reward function 'answers': expected 2 numbers, one per response, got 1"),
+        (None, "reward function 'answers': expected a list of 2 numbers, got NoneType"),
+        ({"score": 1}, "reward function 'answers': expected a list of 2 numbers, got dict"),
+        ([1.0, math.nan], f"reward function 'answers': expected a finite number, got nan for {SAMPLE}"),
+        ([True, "1"], f"reward function 'answers': expected a finite number, got '1' for {SAMPLE}"),
+        (([1, 2], {"n": [1]}), "reward function 'answers', value 'n': expected 2 numbers, one per response, got 1"),
+    ],
+)
+def test_other_answers(answer, said):
+    def answers(prompts, responses, **columns):
+        return answer
+
+    with pytest.raises(ThreestepError) as caught:
+        call_rule("answers", answers, batch())
+    assert str(caught.value) == said
+
+
+def fails_on_no(prompts, responses, **columns):
+    return [{"yes": 1.0}[response] for response in responses]
+
+
+def fails_on_two(prompts, responses, **columns):
+    if len(responses) > 1:
+        raise RuntimeError("too many")
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "what", "where"),
+    [
+        (fails_on_no, "KeyError: 'no'", SAMPLE),
+        (fails_on_two, "RuntimeError: too many", "2 samples at once, the first of them uid u0, prompt 'p', response"),
+    ],
+)
+def test_the_sample_for_which_a_rule_raises_is_looked_for(rule, what, where):
+    with pytest.raises((KeyError, RuntimeError)) as caught:
+        call_rule("own", rule, batch())
+    said = str(raised("own", rule, batch(), caught.value))
+    line = caught.traceback[-1].lineno + 1
+    assert said.startswith(f"reward function 'own' raised {what} ({__file__}, line {line}) for {where}")
+
+
+def test_long_texts_are_cut_in_errors():
+    said = batch(prompts=("p", "q" * 200), responses=("yes", "n" * 200)).sample(1)
+    assert said == f"uid u1, prompt '{'q' * 80}', response '{'n' * 80}'"

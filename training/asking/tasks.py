@@ -1,0 +1,206 @@
+"""The tasks of `python -m training.evaluate`: draw and score answers, or read perplexity; write what was found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from training.asking.answers import answers_to, scores_of
+from training.asking.arguments import AskedArguments
+from training.asking.figures import Figure, mean, ratio, share
+from training.asking.model import Answer, AskedModel, engine_maker, load_asked_model, start_alone
+from training.asking.pairs_page import page
+from training.asking.perplexity import row_losses
+from training.asking.scorer import load_answer_scorer
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.unsupervised import build_unsupervised
+from training.utils.data.rows.documents import sentence_document
+from training.utils.data.rows.phases import PromptRow, SentenceRow
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.layout.documents import Document
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.weighted import Reward, named_rewards, reads_model
+from training.utils.run.console import note
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A parsed command line."""
+
+    task: str
+    run: RunArguments
+    data: DataArguments
+    asked: AskedArguments
+    sampling: SamplingArguments
+    reward: ScoringArguments
+    vllm: VllmArguments
+
+
+def run_task(flags: Evaluated) -> list[str]:
+    """Evaluate, write files, and return the lines to print."""
+    if flags.task == "gsm8k":
+        flags = replace(flags, reward=replace(flags.reward, reward="gsm8k"))
+    rewards = checked_rewards(flags)
+    return evaluate_perplexity(flags) if flags.task == "perplexity" else evaluate_answers(flags, rewards)
+
+
+def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
+    """Return the rewards of --reward; ThreestepError, before a model loads, for flags that exclude each other."""
+    mistakes = Mistakes()
+    if flags.task == "perplexity":
+        mistakes.require(
+            flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
+            "--rollout_engine draws answers, and perplexity draws none; leave it out",
+        )
+        mistakes.raise_if_any()
+        return ()
+    rewards = named_rewards(flags.reward, mistakes)
+    mistakes.require(
+        flags.asked.reward_model is not None or not reads_model(rewards),
+        "--reward contains the reward model, which expects --reward_model, got none; give it, or a rule (--reward "
+        "gsm8k)",
+    )
+    mistakes.require(
+        (flags.asked.baseline is not None) == (flags.task == "win_rate"),
+        "win_rate expects the other model as --baseline, got none"
+        if flags.task == "win_rate"
+        else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
+    )
+    mistakes.raise_if_any()
+    return rewards
+
+
+def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...]) -> list[str]:
+    """Let each model answer the same prompts, score the answers, write figures and samples."""
+    asked = flags.asked
+    paths = [asked.model_name_or_path, *([asked.baseline] if asked.baseline else [])]
+    models = [load(flags, path) for path in paths]
+    prompts = shared_prompts([_rows(flags, 3, model) for model in models])
+    scorer = None
+    if asked.reward_model is not None and reads_model(rewards):
+        scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone())
+    answers: list[list[Answer]] = []
+    scores: list[list[float]] = []
+    for model, rows in zip(models, prompts, strict=True):
+        found = answers_to(model, rows, flags.sampling, flags.run.seed, asked.per_device_eval_batch_size)
+        answers.append(found)
+        scores.append(scores_of(model, rows, found, rewards, scorer, flags.reward.reward_timeout))
+    figures = answer_figures(scores, answers, flags.run.seed)
+    samples = [
+        {
+            "prompt": rows[0].prompt_text,
+            "ground_truth": rows[0].reference,
+            "answers": [own[place].text for own in answers],
+            "scores": [own[place] for own in scores],
+            "ended": [own[place].ended for own in answers],
+            "uid": rows[0].uid,
+        }
+        for place, rows in enumerate(zip(*prompts, strict=True))
+    ]
+    return write(flags, paths, figures, samples)
+
+
+def answer_figures(scores: list[list[float]], answers: list[list[Answer]], seed: int) -> dict[str, Any]:
+    """The figures of one model's answers, or of two models' to the same prompts. Rewards of 0 and 1 are shares."""
+    figures: dict[str, Any] = {"prompts": len(scores[0])}
+    if len(scores) == 2:
+        gains = [own - other for own, other in zip(*scores, strict=True)]
+        wins, losses = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+        ties = len(gains) - wins - losses
+        figures |= {"win_rate": share(wins + 0.5 * ties, len(gains)), "wins": wins, "ties": ties, "losses": losses}
+        figures["reward_gain"] = mean(gains, seed)
+    for name, own, its_answers in zip(("", "baseline_"), scores, answers, strict=False):
+        is_share = set(own) <= {0.0, 1.0}
+        figures[f"{name}reward"] = share(sum(own), len(own)) if is_share else mean(own, seed)
+        figures[f"{name}answer_tokens"] = sum(len(answer.token_ids) for answer in its_answers) / len(its_answers)
+        figures[f"{name}ended_share"] = sum(answer.ended for answer in its_answers) / len(its_answers)
+    return figures
+
+
+def load(flags: Evaluated, path: str) -> AskedModel:
+    """Load a model that answers in the prompt style of the data flags."""
+    longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
+    start_engine = engine_maker(flags.sampling, flags.vllm, longest_tokens)
+    return load_asked_model(path, flags.sampling.dtype, flags.data, start_alone().device, start_engine)
+
+
+def _rows(flags: Evaluated, phase: int, model: AskedModel) -> Any:
+    built = build_phase(phase, flags.data, model.tokenizer, flags.run.seed, log=note)
+    return _checked_rows(getattr(built, flags.asked.split), flags)
+
+
+def _checked_rows(rows: Any, flags: Evaluated) -> Any:
+    if len(rows) == 0:
+        raise ThreestepError(
+            f"--split {flags.asked.split} has no rows; raise --eval_fraction (now {flags.data.split.eval_fraction:g}), "
+            "or evaluate --split train"
+        )
+    return rows
+
+
+def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]]:
+    """The prompts that every model has, in one order: some may be too long in one tokenizer."""
+    by_id = [{row.row_id: row for row in rows} for rows in sides]
+    both = [row_id for row_id in by_id[0] if all(row_id in own for own in by_id)]
+    left_out = max(len(own) for own in by_id) - len(both)
+    if left_out:
+        note(f"{left_out} prompts are left out: in one of the tokenizers they exceed --max_prompt_seq_len")
+    if not both:
+        raise ThreestepError("the two models share no prompt; raise --max_prompt_seq_len")
+    return [[own[row_id] for row_id in both] for own in by_id]
+
+
+def evaluate_perplexity(flags: Evaluated) -> list[str]:
+    """The exponential of the mean loss per token, of responses or of text."""
+    model, longest, seed = load(flags, flags.asked.model_name_or_path), flags.data.rows.max_seq_len, flags.run.seed
+    documents = _documents(flags, model, longest)
+    losses, targets, accuracy = row_losses(
+        model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len"
+    )
+    loss = ratio(losses, targets, seed)  # nats per token, resampled by rows
+    perplexity = Figure(*(math.exp(end) for end in (loss.value, loss.low, loss.high)))
+    figures = {"rows": len(losses), "tokens": sum(targets), "perplexity": perplexity, "loss": loss}
+    return write(flags, [model.name], {**figures, "token_accuracy": accuracy}, None)
+
+
+def _documents(flags: Evaluated, model: AskedModel, longest: int) -> list[Document]:
+    """Step 1's sentences, or blocks of text if --unsupervised_dataset_name is given."""
+    if flags.data.source.unsupervised_dataset_name is None:
+        return [sentence_document(row) for row in _rows(flags, 1, model)]
+    blocks = build_unsupervised(flags.data, model.tokenizer, longest, flags.run.seed, log=note)
+    targets = np.arange(longest) > 0
+    rows = [SentenceRow(block.row_id, block.input_ids, targets) for block in blocks]
+    return [sentence_document(row) for row in _checked_rows(rows, flags)]
+
+
+def write(
+    flags: Evaluated, paths: Sequence[str], figures: dict[str, Any], samples: list[dict[str, Any]] | None
+) -> list[str]:
+    """Write TASK.json and, for samples, TASK.jsonl and TASK.html; return the lines to print."""
+    task, folder = flags.task, RunFolder(flags.run.output_dir, is_main_rank=True)
+    plain = {name: asdict(value) if isinstance(value, Figure) else value for name, value in figures.items()}
+    data_path = flags.data.source.data_path
+    setting: dict[str, Any] = {"models": list(paths), "data_path": data_path, "split": flags.asked.split}
+    shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
+    files = {}
+    if samples is not None:
+        setting |= {**asdict(flags.sampling), "seed": flags.run.seed, "reward": flags.reward.reward}
+        setting["reward_model"] = flags.asked.reward_model
+        lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples)
+        files = {f"{task}.jsonl": lines, f"{task}.html": html}
+    folder.write_json(f"{task}.json", {"task": task, **setting, **plain})
+    for name, text in files.items():
+        (folder.path / name).write_text(text, encoding="utf-8")
+    written = ", ".join([f"{task}.json", *files])
+    return [*(f"{name:<24} {value}" for name, value in shown.items()), f"written to {folder.path}: {written}"]

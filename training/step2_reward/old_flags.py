@@ -1,0 +1,23 @@
+"""DeepSpeed-Chat's flags of the reward model that have no namesake here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PADDING, OldFlag, Renamed, whole_number
+
+
+def _eval_rows(value: str, given: Mapping[str, str]) -> list[str]:
+    batch = whole_number("--per_device_eval_batch_size", given.get("--per_device_eval_batch_size", "16"))
+    rows = whole_number("--eval_iters", value) * batch * int(os.environ.get("WORLD_SIZE", "1"))
+    return ["--max_eval_rows", str(rows)]
+
+
+REWARD_OLD_FLAGS: dict[str, OldFlag] = {
+    **ONE_MODEL_OLD_FLAGS,
+    "--num_padding_at_beginning": PADDING,
+    "--eval_iters": Renamed(
+        "--max_eval_rows ROWS", "ROWS is eval_iters x per_device_eval_batch_size x ranks", words=_eval_rows
+    ),
+}

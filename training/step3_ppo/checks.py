@@ -1,0 +1,144 @@
+"""Checks of step 3's configuration, before a model loads: what its names select, and whether its flags agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from training.step3_ppo.advantages import WITH_CRITIC
+from training.step3_ppo.algorithm import Algorithm, selected_algorithm
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.flags import PpoFlags
+from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.generation.base import RolloutEngine
+from training.utils.generation.engines import checked_engine
+from training.utils.models.loading import check_positions
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.calling import Rule
+from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.fault_arguments import FaultArguments
+
+
+class Components(NamedTuple):
+    """What the names in the flags select."""
+
+    rollout_engine: type[RolloutEngine]
+    checker: Rule | None
+    algorithm: Algorithm
+    rewards: tuple[Reward, ...]
+    share_trunk: bool = False
+
+    @property
+    def with_reward_model(self) -> bool:
+        return reads_model(self.rewards)
+
+    @property
+    def with_critic_tokenizer(self) -> bool:
+        """Whether anything is loaded from --critic_model_name_or_path."""
+        return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
+
+
+def checked_components(flags: PpoFlags) -> Components:
+    """Run every check that needs no model, and return what the names select; ThreestepError for what is wrong."""
+    components = selected_components(flags.roles, flags.ppo, flags.algorithm, flags.reward)
+    check_timeouts(flags.faults, flags.reward)
+    check_rollout_dump(flags.saving, flags.ppo)
+    return components
+
+
+def selected_components(
+    roles: RolesArguments, ppo: PpoArguments, algorithm_flags: AlgorithmArguments, reward_flags: ScoringArguments
+) -> Components:
+    """Look every name up; ThreestepError, with suggestions, for unknown names and for flags that do not go together."""
+    mistakes = Mistakes()
+    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
+    engine = checked_engine(ppo.rollout_engine, wanted, mistakes)
+    checker = None
+    if ppo.checker:
+        checker = mistakes.note(found_rule, ppo.checker, reward_flags, "--checker")
+    rewards = named_rewards(reward_flags, mistakes)
+    algorithm = selected_algorithm(algorithm_flags, ppo, mistakes)
+    if algorithm is not None:
+        _check_critic(roles, ppo, algorithm, rewards, mistakes)
+        _check_reuse(roles, ppo, algorithm, mistakes)
+    mistakes.raise_if_any()
+    assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk)
+
+
+def _check_critic(
+    roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
+) -> None:
+    advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
+    wanted_by = "the reward 'model'" if reads_model(rewards) else ""
+    if needs_critic and not roles.share_trunk:
+        wanted_by = f"the critic of --advantage {advantage}"
+    mistakes.require(
+        bool(roles.critic_model_name_or_path) or not wanted_by,
+        f"--critic_model_name_or_path expects a model folder or hub name for {wanted_by}, got nothing; give step 2's "
+        "model, or take --reward without model and an --advantage without critic",
+    )
+    mistakes.require(
+        reads_model(rewards) or not ppo.normalize_reward_scores,
+        "--normalize_reward_scores needs the reward model's scores, and --reward has no model; leave it out",
+    )
+    mistakes.require(
+        needs_critic or not roles.share_trunk,
+        f"--share_trunk puts actor and critic on one trunk, and --advantage {advantage} has no critic; leave it out or "
+        f"use {WITH_CRITIC}",
+    )
+
+
+def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, mistakes: Mistakes) -> None:
+    """Note what keeps forwards that read from learning too."""
+    if not ppo.reuse_forwards:
+        return
+    for flag in ("actor_dropout", "critic_dropout", "lora_dropout"):
+        rate = getattr(roles, flag)
+        mistakes.require(
+            rate == 0,
+            f"--reuse_forwards reads and learns in one forward, and --{flag} {rate} would change the log-probabilities "
+            "and values that are read; give 0",
+        )
+    for flag in ("actor_zero_stage", "critic_zero_stage"):
+        # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
+        mistakes.require(
+            getattr(roles, flag) < 3,
+            f"--reuse_forwards keeps forwards whose weights ZeRO-3 has released, and --{flag} is 3; give 2 or less, or "
+            "leave --reuse_forwards out",
+        )
+    mistakes.require(
+        not (algorithm.flags.kl_in == "loss" and algorithm.kl_estimator.of_logits),
+        f"--reuse_forwards would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the "
+        "loss; leave one of them out, or give --kl_in reward",
+    )
+
+
+def check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
+    """ThreestepError if a new run would write its rollouts among those of another."""
+    folder = ppo.rollout_dump
+    if folder is not None and saving.resume is None and any(Path(folder).glob("rollout_*")):
+        raise ThreestepError(
+            f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the "
+            "run that wrote them by --resume"
+        )
+
+
+def check_timeouts(faults: FaultArguments, reward: ScoringArguments) -> None:
+    """ThreestepError if ranks would give up on another before its reward function times out."""
+    if reward.reward_timeout >= faults.rank_timeout:
+        raise ThreestepError(
+            f"--reward_timeout {reward.reward_timeout:g} expects less than --rank_timeout {faults.rank_timeout:g}, the "
+            "seconds that ranks wait for one whose reward function is running; lower the first or raise the second"
+        )
+
+
+def check_lengths(flags: PpoFlags, with_critic: bool) -> None:
+    """ThreestepError if a prompt with its response may exceed a model's positions; nothing is loaded."""
+    for role in ("actor", "critic") if with_critic else ("actor",):
+        check_positions(
+            flags.roles.model(role), flags.longest_tokens, "--max_prompt_seq_len and --max_answer_seq_len together"
+        )

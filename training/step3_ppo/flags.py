@@ -1,0 +1,36 @@
+"""All flags of step 3, as its programs receive them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.data.build.arguments import DataArguments
+from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.report.arguments import ReportArguments
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.run.fault_arguments import FaultArguments
+from training.utils.run.run_arguments import RunArguments
+
+
+class PpoFlags(NamedTuple):
+    """The groups of flags, in the order of `--help`."""
+
+    run: RunArguments
+    saving: CheckpointArguments
+    faults: FaultArguments
+    reporting: ReportArguments
+    data: DataArguments
+    roles: RolesArguments
+    ppo: PpoArguments
+    algorithm: AlgorithmArguments
+    reward: ScoringArguments
+    vllm: VllmArguments
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of a prompt with its response."""
+        return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len

@@ -1,0 +1,122 @@
+"""What a run of step 3 reads: tokenizers, prompts and unsupervised text, and how many rollouts they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from training.step3_ppo.flags import PpoFlags
+from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
+from training.step3_ppo.roles import Tokenizers
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.unsupervised import build_unsupervised
+from training.utils.data.cache.reports import BuildReport
+from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.rows.phases import PromptRow, TextBlock
+from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.startup import Ranks
+from training.utils.layout.order import steps_in
+from training.utils.models.loading import load_tokenizer, same_tokenizer
+from training.utils.run.errors import ThreestepError
+
+
+def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
+    """Load both; ThreestepError if actor and reward model would read different texts from the same ids. with_critic:
+    whether anything is loaded from the critic's path."""
+    roles = flags.roles
+
+    def load(path: str) -> PreTrainedTokenizerBase:
+        tokenizer = load_tokenizer(path, roles.pad_token, trust_remote_code=roles.trust_remote_code)
+        return use_chat_template(tokenizer, flags.data.chat)
+
+    actor = load(roles.actor_model_name_or_path)
+    if not with_critic:
+        return Tokenizers(actor, None)
+    critic = load(roles.critic_model_name_or_path)
+    if not same_tokenizer(actor, critic):
+        raise ThreestepError(
+            f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
+            f"and --critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the "
+            "reward model would read other words than the actor wrote; train step 2 from a model with the actor's "
+            "tokenizer"
+        )
+    return Tokenizers(actor, critic)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the trainer reads, and for how long.
+
+    train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
+    total_rollouts, optimizer_steps: of the run. warmup_steps: those of the optimizer_steps that train the critic alone.
+    end_token_id: of a conversation.
+    data_fingerprint, data_report: of the build.
+    """
+
+    train: PromptSource
+    eval: Sequence[PromptRow]
+    columns: Sequence[str]
+    texts: Sequence[TextBlock] | None
+    total_rollouts: int
+    optimizer_steps: int
+    warmup_steps: int
+    end_token_id: int
+    data_fingerprint: str
+    data_report: BuildReport
+
+
+def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, log: Callable[..., None]) -> Inputs:
+    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make."""
+    run, data, ppo = flags.run, flags.data, flags.ppo
+    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log)
+    texts = None
+    if data.source.unsupervised_dataset_name is not None:
+        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)
+    rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
+    end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
+    source = open_prompt_source(
+        phase.train,
+        ppo.prompt_sampler,
+        ppo.prompt_dataset,
+        lambda: PromptMaker(data, tokenizer),
+        lambda rollout: rollout.texts(tokenizer.decode, end_token_id),
+        run.seed,
+        ranks,
+    )
+    return Inputs(
+        train=source,
+        eval=phase.eval,
+        columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
+        texts=texts,
+        total_rollouts=rollouts,
+        optimizer_steps=rollouts * ppo.steps_per_rollout,
+        warmup_steps=flags.algorithm.critic_warmup * ppo.steps_per_rollout,
+        end_token_id=end_token_id,
+        data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
+        data_report=phase.report,
+    )
+
+
+def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
+    ppo, critic_warmup = flags.ppo, flags.algorithm.critic_warmup
+    prompts_per_rollout = ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+    rollouts = steps_in(prompts, ppo.num_train_epochs, prompts_per_rollout)
+    if ppo.val_only:
+        rollouts = 0
+    elif rollouts == 0:
+        raise ThreestepError(
+            f"one rollout takes {prompts_per_rollout} prompts (--per_device_generation_batch_size x "
+            f"--generation_batches x {world_size} ranks) and {ppo.num_train_epochs:g} epochs of {prompts} prompts do "
+            "not fill one; lower the batch or add prompts or epochs"
+        )
+    if ppo.max_train_steps is not None:
+        rollouts = min(rollouts, ppo.max_train_steps)
+    if critic_warmup >= max(rollouts, 1):
+        raise ThreestepError(
+            f"--critic_warmup {critic_warmup} leaves none of the run's {rollouts} rollouts to train the actor; lower "
+            "it or add prompts or epochs"
+        )
+    return rollouts

@@ -1,0 +1,33 @@
+"""Control of the KL's coefficient. Pure numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+_LARGEST_ERROR = 0.2  # Ziegler et al. 2019, section 2.2: the relative error is cut to +- this
+
+
+@dataclass
+class KlControl:
+    """Constant without a target; with one, moves the coefficient to hold the KL of a response near it.
+
+    beta <- beta (1 + clip(KL / target - 1, +- 0.2) n / horizon) after n responses whose mean KL, summed over their
+    tokens, is KL nats (Ziegler et al. 2019, section 2.2; n / horizon is their K_beta as lm-human-preferences has it).
+    """
+
+    coefficient: float
+    target: float | None = None
+    horizon: float = math.inf
+
+    def update(self, kl: float, sequences: int) -> None:
+        if self.target is not None:
+            error = min(max(kl / self.target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
+            self.coefficient *= 1.0 + error * sequences / self.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.coefficient = float(state["coefficient"])

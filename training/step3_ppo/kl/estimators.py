@@ -1,0 +1,59 @@
+"""Estimators of the KL divergence to the reference, from log-probabilities of the drawn tokens, and its exact sum over
+the vocabulary. Pure tensors.
+
+M tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+_MOST = 20.0  # bound of an exponent, as verl's: exp(20) is 5e8, far outside any trust region, and finite
+
+
+def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return log p - log p_ref for each drawn token: unbiased for KL(p || p_ref), sometimes negative.
+
+    Schulman 2020, "Approximating KL divergence", estimator k1. As a loss it has no effect: its gradient, that of
+    log p, is 0 on average whatever the reference is.
+    """
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return 1/2 (log p - log p_ref)^2. Schulman 2020, estimator k2: slightly biased; its gradient is the KL's."""
+    return 0.5 * (logprobs - ref_logprobs).square()
+
+
+def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return exp(d) - d - 1 with d = log p_ref - log p, at most 20 in the exponent: unbiased and never negative.
+
+    Schulman 2020, estimator k3; the KL of GRPO's loss (Shao et al. 2024, equation 4).
+    """
+    difference = ref_logprobs - logprobs
+    return torch.exp(difference.clamp(max=_MOST)) - difference - 1.0
+
+
+def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return |log p - log p_ref|: a distance with the same gradient at any size, not a divergence (verl's `abs`)."""
+    return (logprobs - ref_logprobs).abs()
+
+
+def full_kl(logits_MV: torch.Tensor, ref_logits_MV: torch.Tensor, chunk_tokens: int = 512) -> torch.Tensor:
+    """Return float KL_M = sum over the vocabulary of p (log p - log p_ref), in nats, exact; logits of any scale.
+
+    Computed in chunks of tokens, again in the backward, so that memory holds only their float32 copies besides the
+    logits of both models.
+    """
+    wide = torch.promote_types(logits_MV.dtype, torch.float32)
+
+    def of_chunk(logits_CV: torch.Tensor, ref_logits_CV: torch.Tensor) -> torch.Tensor:
+        log_p_CV = logits_CV.to(wide).log_softmax(-1)
+        return (log_p_CV.exp() * (log_p_CV - ref_logits_CV.to(wide).log_softmax(-1))).sum(-1)
+
+    parts = [logits_MV.new_zeros(0, dtype=wide)]
+    for begin in range(0, len(logits_MV), chunk_tokens):
+        here = slice(begin, begin + chunk_tokens)
+        parts.append(checkpoint(of_chunk, logits_MV[here], ref_logits_MV[here], use_reentrant=False))
+    return torch.cat(parts)

@@ -1,0 +1,148 @@
+"""Rollouts written to a folder, and read from it in place of generation.
+
+One safetensors file per rollout and rank, numbered in the order in which a run asks for them, evaluations included:
+`rollout_000003_rank0.safetensors` holds the Rollout's tensors and the seeds, and in its metadata, as JSON, how they
+were drawn. A run with the same settings asks for the same rollouts in the same order, so it gets them back. A resumed
+run continues with its checkpoint's number, and overwrites what a killed run wrote after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest
+from training.utils.generation.records import Rollout
+from training.utils.run.errors import ThreestepError
+
+_FORMAT = "threestep rollout 1"
+_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name != "seconds")
+
+
+def make_engine(
+    kind: Callable[[Decode | None], RolloutEngine], decode: Decode, dump: str | None, replay: str | None, rank: int
+) -> RolloutEngine:
+    """Return an engine of `kind` whose rollouts are written to `dump`, if given; or the engine that reads `replay`."""
+    if replay is not None:
+        return ReplayRollout(replay, rank)
+    engine = kind(decode)
+    return engine if dump is None else DumpingRollout(engine, dump, rank)
+
+
+def file_of(folder: str | Path, index: int, rank: int) -> Path:
+    return Path(folder) / f"rollout_{index:06d}_rank{rank}.safetensors"
+
+
+class _NumberedRollouts(RolloutEngine):
+    def __init__(self, folder: str | Path, rank: int) -> None:
+        self._folder = Path(folder)
+        self._rank = rank
+        self._count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rollouts": self._count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._count = state["rollouts"]
+
+
+class DumpingRollout(_NumberedRollouts):
+    """Another engine, whose rollouts are also written to `folder`."""
+
+    def __init__(self, engine: RolloutEngine, folder: str | Path, rank: int) -> None:
+        super().__init__(folder, rank)
+        self._engine = engine
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        rollout = self._engine.roll_out(model, request)
+        tensors = {name: getattr(rollout, name).cpu().contiguous() for name in _TENSORS}
+        path = file_of(self._folder, self._count, self._rank)
+        unfinished = path.with_suffix(".unfinished")
+        save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, _metadata(request))
+        unfinished.replace(path)
+        self._count += 1
+        return rollout
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        with self._engine.lent(actor) as model:
+            yield model
+
+    def figures(self) -> dict[str, float]:
+        return self._engine.figures()
+
+
+class ReplayRollout(_NumberedRollouts):
+    """The rollouts of `folder`, one after the other; the model is not used."""
+
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        started = time.perf_counter()
+        path = file_of(self._folder, self._count, self._rank)
+        if not path.exists():
+            raise ThreestepError(
+                f"--rollout_replay expects rollout {self._count} of rank {self._rank} in {self._folder}, which has no "
+                f"{path.name}; replay with the steps, evaluations and number of ranks of the run that dumped"
+            )
+        tensors, metadata = _read(path)
+        ids_BP, mask_BP = request.repeated()
+        wanted = {"prompt_ids_BP": ids_BP, "prompt_mask_BP": mask_BP, "seeds": torch.tensor(list(request.seeds))}
+        _check_drawn_alike(path, metadata, _metadata(request))
+        _check_same_prompts(path, tensors, {name: tensor.cpu() for name, tensor in wanted.items()})
+        self._count += 1
+        fields = {name: tensors[name].to(request.prompt_ids_BP.device) for name in _TENSORS}
+        return Rollout(**fields, seconds=time.perf_counter() - started)
+
+
+def _metadata(request: RolloutRequest) -> dict[str, str]:
+    """JSON by name: safetensors keeps strings."""
+    settings = {
+        **dataclasses.asdict(request.sampling),
+        "samples_per_prompt": request.samples_per_prompt,
+        "format": _FORMAT,
+    }
+    return {name: json.dumps(value) for name, value in settings.items()}
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Raises ThreestepError for what DumpingRollout has not written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            metadata = dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise ThreestepError(f"--rollout_replay: {path} cannot be read ({error}); dump it again") from error
+    if metadata.get("format") != json.dumps(_FORMAT) or not {*_TENSORS, "seeds"} <= tensors.keys():
+        raise ThreestepError(
+            f"--rollout_replay expects files of --rollout_dump ('{_FORMAT}'), and {path} is none; dump it again"
+        )
+    return tensors, metadata
+
+
+def _check_drawn_alike(path: Path, got: dict[str, str], wanted: dict[str, str]) -> None:
+    for name, value in wanted.items():
+        if got.get(name) != value:
+            raise ThreestepError(
+                f"--rollout_replay: {path} was drawn with {name} = {got.get(name)}, and this run asks for {value}; "
+                "replay with the settings of the run that dumped, or dump again"
+            )
+
+
+def _check_same_prompts(path: Path, got: dict[str, Any], wanted: dict[str, torch.Tensor]) -> None:
+    for name, what in (("prompt_ids_BP", "prompts"), ("prompt_mask_BP", "prompts"), ("seeds", "seeds")):
+        if not torch.equal(got[name], wanted[name]):
+            raise ThreestepError(
+                f"--rollout_replay: {path} holds responses to other {what} than those that this run asks for; replay "
+                "with the data, seed, batch sizes, evaluations and ranks of the run that dumped, or dump again"
+            )

@@ -1,0 +1,1 @@
+"""Checkpoints: what is written, when, and how a run resumes from it."""

@@ -1,0 +1,75 @@
+"""The flags of checkpoints and interrupts, the same in every step. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import flag
+
+LATEST = "latest"
+# Settings that may differ in a resumed run: they do not affect an optimizer step, except for the run's two lengths,
+# which move the learning rate's schedule on purpose.
+MAY_CHANGE = frozenset(
+    {
+        "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "max_train_steps",
+        "num_train_epochs", "eval_interval", "profile_steps", "per_device_eval_batch_size", "report_mfu",
+        "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
+        "report", "report_to", "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
+    }
+)  # fmt: skip
+# Where a checkpoint is written and loaded. These may differ too; its files are then converted.
+PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
+# Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
+PER_STEP = {
+    "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),
+    "prompts of a rollout": ("per_device_generation_batch_size", "generation_batches"),
+    "sequences of a minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
+}
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+@dataclass
+class CheckpointArguments:
+    """Saving and resuming. Steps are optimizer steps; in step 3, rollouts with their updates."""
+
+    save_every: int = flag(0, "Steps between two checkpoints; 0: only if the run is interrupted.", least=0)
+    save_at_end: bool = flag(False, "Write a checkpoint after the last step too, so that the run can be extended.")
+    keep_last: int = flag(
+        2, "Number of checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", least=0
+    )
+    resume: str | None = field(
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": LATEST,
+            "help": "Resume from OUTPUT_DIR's latest checkpoint (or start from the beginning if it has none), or from "
+            "the one at this path in OUTPUT_DIR/checkpoints.",
+        },
+    )
+    stop_before: str | None = flag(
+        None,
+        "Write a checkpoint and stop before the program has run this long, e.g. before a job's time limit: "
+        "seconds, or 90m, 1h30m, 2d.",
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Collect mistakes in these settings."""
+        if self.stop_before is not None:
+            mistakes.require(
+                seconds_of(self.stop_before) is not None,
+                f"--stop_before expects a duration such as 5400, 90m or 1h30m, got '{self.stop_before}'",
+            )
+
+    def limit_seconds(self) -> float | None:
+        return None if self.stop_before is None else seconds_of(self.stop_before)
+
+
+def seconds_of(duration: str) -> float | None:
+    """Seconds in "5400", "90m", "1h30m", "2d"; None if it is not a duration."""
+    if re.fullmatch(r"\d+(\.\d+)?", duration):
+        return float(duration)
+    if not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", duration) or not duration:
+        return None
+    return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)([dhms])", duration))

@@ -1,0 +1,101 @@
+"""A checkpoint's weights as a model folder, on one process and without an engine.
+
+The model is rebuilt as it was trained, with its adapters, then saved as at the end of a run: by `full_tensors` and
+`save_model`. Whole weights (ZeRO 0, 1, 2) are read as plain tensors. ZeRO-3's shards are joined by DeepSpeed's
+zero_to_fp32, which unpickles: export only checkpoints of your own runs, after comparing every byte with the manifest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joined_shards
+from training.utils.engine.training_engine import TrainingEngine, full_tensors
+from training.utils.models.description import DescribedModel, read_description, write_description
+from training.utils.models.saving import save_adapter, save_model
+from training.utils.run.errors import ThreestepError
+
+_DESCRIPTIONS = "models"
+_INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
+
+
+def describe_engine(checkpoint: Path, name: str, engine: TrainingEngine, tokenizer: Any) -> None:
+    """Write what an export needs besides an engine's state. On rank 0 alone."""
+    model: Any = engine.module.model
+    write_description(checkpoint / _DESCRIPTIONS / name, model, tokenizer)
+
+
+def described_engines(checkpoint: Path) -> list[str]:
+    """The names of the engines of a checkpoint that can be exported."""
+    return sorted(path.name for path in (checkpoint / _DESCRIPTIONS).glob("*"))
+
+
+def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = False, keep_lora: bool = False) -> None:
+    """Write engine `name` of an undamaged checkpoint to the model folder `out`.
+
+    of_average: its weights' moving average instead
+    keep_lora: the model without its adapters, and PEFT's folder of them in `out`/adapter; otherwise they are merged
+
+    Raises ThreestepError if the checkpoint lacks any of it.
+    """
+    described = read_description(checkpoint / _DESCRIPTIONS / name)
+    if keep_lora and not described.has_lora:
+        raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
+    weights = engine_weights(checkpoint / name)
+    if of_average:
+        weights |= average_weights(checkpoint, weights, described.trained)
+    _fill(described, weights, checkpoint)
+    model = described.model
+    if keep_lora:
+        save_model(out, model, dict(full_tensors(model, 0, merged=False)), described.tokenizer)
+        save_adapter(out / "adapter", model, base=out)
+    else:
+        save_model(out, model, dict(full_tensors(model, 0)), described.tokenizer)
+
+
+def engine_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the model's names; from ZeRO-3 in float32."""
+    if (folder / WHOLE_FILE).is_file():
+        found = torch.load(folder / WHOLE_FILE, map_location="cpu", weights_only=True, mmap=True)["module"]
+    elif (folder / SHARD_FILE).is_file():
+        found = joined_shards(folder)
+    else:
+        raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
+    return {name.removeprefix(_INSIDE): tensor for name, tensor in found.items() if name.startswith(_INSIDE)}
+
+
+def average_weights(
+    checkpoint: Path, weights: dict[str, torch.Tensor], trained: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """The trained weights' moving averages, float32: the ranks' shares (see WeightAverage) joined."""
+    from safetensors.torch import load_file
+
+    ranks = len(list(checkpoint.glob("average_*.safetensors")))
+    if ranks == 0:
+        raise ThreestepError(f"--part average: {checkpoint} has none: the run had no --enable_ema; give another --part")
+    shares = [load_file(checkpoint / f"average_{rank}.safetensors") for rank in range(ranks)]
+    averages = {}
+    for index, name in enumerate(trained):
+        flat = torch.cat([share[str(index)] for share in shares])
+        averages[name] = flat[: weights[name].numel()].view(weights[name].shape)
+    return averages
+
+
+def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoint: Path) -> None:
+    """Replace the model's empty weights by `weights`, in the dtype that it trained in."""
+    model = described.model
+    typed = {
+        name: weight.to(described.dtype) if weight.is_floating_point() else weight for name, weight in weights.items()
+    }
+    # Buffers that are computed whenever the model is loaded are not part of a state, and stay empty.
+    missing = sorted(model.state_dict().keys() - typed.keys() - set(getattr(model, "_tied_weights_keys", None) or ()))
+    if missing:
+        raise ThreestepError(
+            f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed transformers "
+            "or peft has other names for them; export with the run's versions"
+        )
+    model.load_state_dict(typed, strict=False, assign=True)
+    model.tie_weights()

@@ -1,0 +1,162 @@
+"""Checkpoints on disk: written to a temporary folder, checksummed, then published.
+
+    OUTPUT_DIR/checkpoints/step_000100/           any files; manifest.json has each file's size and sha256, and its own
+    OUTPUT_DIR/checkpoints/step_000200.partial/   being written, or left by a killed run
+    OUTPUT_DIR/checkpoints/step_000200.universal/ converted for other ranks, while a run resumes from it
+    OUTPUT_DIR/checkpoints/latest                 a name, replaced atomically
+
+Every byte is hashed when written and when read: at half a gigabyte a second or more, that costs little compared with
+writing it. Knows nothing of engines and ranks: one process calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from training.utils.checkpoints.arguments import LATEST
+from training.utils.run.storage import flush_to_disk, sha256_of, sha256_of_object
+
+MANIFEST = "manifest.json"
+_PARTIAL = ".partial"
+_OLD = ".old"
+_UNIVERSAL = ".universal"
+
+
+class CheckpointFolder:
+    """OUTPUT_DIR/checkpoints."""
+
+    def __init__(self, output_dir: str | Path) -> None:
+        self.path = Path(output_dir) / "checkpoints"
+
+    def of(self, step: int) -> Path:
+        return self.path / f"step_{step:06d}"
+
+    def partial(self, step: int) -> Path:
+        """Where the checkpoint of `step` is written before it is published."""
+        return self.path / f"step_{step:06d}{_PARTIAL}"
+
+    def universal(self, step: int) -> Path:
+        """Where the checkpoint of `step` is converted for other ranks or ZeRO stages."""
+        return self.path / f"step_{step:06d}{_UNIVERSAL}"
+
+    def begin(self, step: int, parts: Iterable[str] = ()) -> None:
+        """Make an empty folder to write to, with folders `parts`, and remove what killed runs left."""
+        self.clear()
+        for part in ("", *parts):
+            (self.partial(step) / part).mkdir(parents=True)
+
+    def clear(self) -> None:
+        """Remove half-written, replaced and converted checkpoints."""
+        for path in self.path.glob("step_*"):
+            if path.name.endswith((_PARTIAL, _OLD, _UNIVERSAL)):
+                shutil.rmtree(path)
+
+    def give_up(self, step: int) -> None:
+        """Remove what was written for `step`; put back the checkpoint that it would have replaced."""
+        final = self.of(step)
+        old = final.with_name(final.name + _OLD)
+        if old.exists() and not final.exists():
+            os.rename(old, final)
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    def publish(self, step: int, description: dict[str, Any]) -> Path:
+        """Make what was written for `step` the latest checkpoint; its manifest records `description`."""
+        partial, final = self.partial(step), self.of(step)
+        _write_manifest(partial, {"step": step, **description})
+        old = final.with_name(final.name + _OLD)
+        if final.exists():  # abandoned by resuming from an earlier checkpoint
+            os.rename(final, old)
+        os.rename(partial, final)
+        flush_to_disk(self.path)
+        self.point_to(final)
+        if old.exists():
+            shutil.rmtree(old)
+        return final
+
+    def point_to(self, checkpoint: Path) -> None:
+        """Make `latest` name this checkpoint."""
+        temporary = self.path / f".{LATEST}.{os.getpid()}"
+        temporary.write_text(checkpoint.name + "\n", encoding="utf-8")
+        flush_to_disk(temporary)
+        os.replace(temporary, self.path / LATEST)
+        flush_to_disk(self.path)
+
+    def steps(self) -> list[int]:
+        """The steps of published checkpoints, damaged ones included, in ascending order."""
+        found = (re.fullmatch(r"step_(\d+)", path.name) for path in self.path.glob("step_*"))
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    def latest_first(self) -> list[Path]:
+        """The checkpoint that `latest` names and those before it, newest first; all of them if it names none."""
+        steps = self.steps()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            named = (self.path / LATEST).read_text(encoding="utf-8").strip()
+            match = re.fullmatch(r"step_(\d+)", named)
+            if match is not None:
+                steps = [step for step in steps if step <= int(match[1])]
+        return [self.of(step) for step in reversed(steps)]
+
+    def latest_undamaged(self) -> tuple[Path | None, list[str]]:
+        """The newest undamaged checkpoint, if any, and `NAME: problem` of each damaged one after it."""
+        problems: list[str] = []
+        for path in self.latest_first():
+            problem = damage(path)
+            if problem is None:
+                return path, problems
+            problems.append(f"{path.name}: {problem}")
+        return None, problems
+
+    def prune(self, newest: int, keep_last: int) -> None:
+        """Keep the last `keep_last` (0: all) up to step `newest`, and none after it: those were abandoned."""
+        steps = self.steps()
+        kept = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
+        for step in steps:
+            if step not in kept or step > newest:
+                shutil.rmtree(self.of(step))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a published checkpoint, every byte read; None if it is undamaged."""
+    try:
+        content = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        files, own = content["files"], content.pop("sha256")
+    except OSError as problem:
+        return f"{MANIFEST} cannot be read ({problem.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is damaged"
+    if own != sha256_of_object(content):
+        return f"{MANIFEST} is damaged"
+    for name, entry in files.items():
+        try:
+            if (checkpoint / name).stat().st_size != entry["size_bytes"]:
+                return f"{name} does not have the size that was written"
+            if sha256_of(checkpoint / name) != entry["sha256"]:
+                return f"{name} does not have the content that was written"
+        except OSError as problem:
+            return f"{name} cannot be read ({problem.strerror})"
+    return None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of an undamaged checkpoint."""
+    return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+
+
+def _write_manifest(folder: Path, description: dict[str, Any]) -> None:
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        flush_to_disk(path)
+        files[path.relative_to(folder).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    content = {**description, "files": files}
+    text = json.dumps({**content, "sha256": sha256_of_object(content)}, indent=1)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    flush_to_disk(folder / MANIFEST)
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        flush_to_disk(path)

@@ -1,0 +1,213 @@
+"""Checkpoints of a training loop on all ranks: when one is due, what is written, and what is loaded on resuming.
+
+DeepSpeed writes and loads its engines' files, which are pickles: they are loaded only from the run's own folder, and
+only after every byte was compared with the manifest. Everything else is JSON or safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.utils.checkpoints.folder import read_manifest
+from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
+from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
+from training.utils.checkpoints.plan import CheckpointPlan
+from training.utils.checkpoints.settings_check import check_settings, describe_placement, placement
+from training.utils.engine.collectives import largest, on_main
+from training.utils.report.arguments import trackers_in
+from training.utils.report.trackers import open_trackers
+from training.utils.run.console import log
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_folder import RunFolder
+from training.utils.run.seeds import derived_seed
+from training.utils.run.storage import flush_to_disk
+
+_TRAINER_FILE = "trainer.json"
+_OUT_OF_TIME = len(SIGNALS) + 1
+
+
+class Checkpoints:
+    """What a loop asks. This class saves nothing: for a loop by itself, as in tests."""
+
+    def restore(self) -> tuple[int, dict[str, Any]]:
+        """Load the checkpoint that the run resumes from. Return how many steps are done, and the state that the loop
+        gave to `save` then; 0 and nothing at the beginning of a run. A collective."""
+        return 0, {}
+
+    def due(self, step: int, total_steps: int) -> bool:
+        """Whether the loop must call `save` after `step`: the same answer on every rank. A collective."""
+        return False
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint after `step`; if the run was asked to stop, end the program with code 0. `state` is the
+        loop's own, as JSON holds it, the same on every rank. A collective."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run resumes; by default, its beginning. path: of the checkpoint; settings, step, seconds and log_sizes:
+    of the run that wrote it; state: what its loop gave to `save`."""
+
+    path: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
+    seconds: float = 0.0
+    log_sizes: dict[str, int] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def checkpointed_run(
+    plan: CheckpointPlan,
+    run: RunFolder,
+    parts: CheckpointParts,
+    data_fingerprint: str,
+    model_digests: Mapping[str, Callable[[], str]] | None = None,
+) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
+    """Give the metrics and checkpoints of a loop that trains `parts`. Inside, signals wait for the end of a step.
+
+    model_digests: digests of the models that a resumed run loads again, by flag; called on rank 0. ThreestepError if
+    the checkpoint belongs to other data or other such models.
+    """
+    digests = {f"the content of --{flag}": digest for flag, digest in (model_digests or {}).items()}
+    is_main = parts.ranks.is_main
+    contents = on_main(lambda: {name: digest()[:12] for name, digest in digests.items()}, is_main, patient=True)
+    settings = {**plan.settings, "data": data_fingerprint, **contents}
+    point = ResumePoint()
+    if plan.resume_from is not None:
+        saved_settings = read_manifest(plan.resume_from)["settings"]
+        check_settings(plan.resume_from, saved_settings, settings)
+        saved = json.loads((plan.resume_from / _TRAINER_FILE).read_text(encoding="utf-8"))
+        point = ResumePoint(plan.resume_from, saved_settings, **saved)
+    run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
+    trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
+    writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers)
+    with writer as metrics, Interrupts() as interrupts:
+        yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point)
+
+
+@dataclass
+class RunCheckpoints(Checkpoints):
+    """Those of a run in its folder. settings: all that the checkpoints' manifests record."""
+
+    plan: CheckpointPlan
+    run: RunFolder
+    parts: CheckpointParts
+    settings: dict[str, Any]
+    metrics: MetricsWriter
+    interrupts: Interrupts
+    point: ResumePoint
+
+    def __post_init__(self) -> None:
+        self._ranks = self.parts.ranks
+        self._stop = 0
+        self._step_began = time.monotonic()
+        self._longest_step_seconds = 0.0
+        self._save_seconds: float | None = None
+
+    def restore(self) -> tuple[int, dict[str, Any]]:
+        point = self.point
+        if point.path is None:
+            return 0, {}
+        if placement(point.settings) == placement(self.settings):
+            self.parts.load(point.path)
+        else:
+            self._load_converted(point.path)
+        log(f"resuming after step {point.step}, from {point.path}", self._ranks.is_main)
+        self._step_began = time.monotonic()
+        return point.step, point.state
+
+    def _load_converted(self, path: Path) -> None:
+        before, now = (describe_placement(settings) for settings in (self.point.settings, self.settings))
+        log(f"{path} was written on {before}, and is converted for {now}", self._ranks.is_main)
+        # With another number of ranks the generators start anew: not as at the run's beginning, but always the same.
+        step = self.point.step
+        seed = derived_seed(self.settings.get("seed", 0), "resumed", step, self._ranks.world_size)
+        self.parts.load_converted(path, self.plan.folder.universal(step), self.point.settings["ranks"], seed)
+
+    def due(self, step: int, total_steps: int) -> bool:
+        flags = self.plan.flags
+        self._stop = largest(self._stop_reason(), self._ranks.device)
+        if step >= total_steps:
+            self._stop = 0  # the run ends now anyway, with its model
+            return flags.save_at_end
+        return self._stop > 0 or (flags.save_every > 0 and step % flags.save_every == 0)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        started = time.monotonic()
+        error = self._write(step, state)
+        if error is not None:
+            log(self._save_failed_message(step, error), self._ranks.is_main)
+        self._step_began = time.monotonic()
+        self._save_seconds = self._step_began - started
+        if self._stop:
+            log(self._stop_message(step, was_saved=error is None), self._ranks.is_main)
+            raise SystemExit(0 if error is None else 1)
+
+    def _write(self, step: int, state: Mapping[str, Any]) -> str | None:
+        """Write and publish a checkpoint; on a disk error, restore what was there before and return the error."""
+        folder, is_main = self.plan.folder, self._ranks.is_main
+        error = (
+            disk_error_of(lambda: folder.begin(step, self.parts.engines), is_main)
+            or self.parts.write(folder.partial(step))
+            or disk_error_of(lambda: self._publish(step, state), is_main)
+        )
+        if error is not None and is_main:
+            folder.give_up(step)
+        return error
+
+    def _publish(self, step: int, state: Mapping[str, Any]) -> None:
+        self.metrics.flush()
+        sizes = self.run.log_sizes()
+        for name in sizes:
+            flush_to_disk(self.run.path / name)
+        saved = {"step": step, "seconds": self.metrics.seconds, "log_sizes": sizes, "state": dict(state)}
+        folder = self.plan.folder
+        self.parts.describe(folder.partial(step))
+        (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
+        folder.publish(step, {"settings": self.settings})
+        with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
+            folder.prune(step, self.plan.flags.keep_last)
+
+    def _stop_reason(self) -> int:
+        """Why this rank must stop: a signal's place in SIGNALS, from 1 on, or _OUT_OF_TIME; 0 if it need not."""
+        now = time.monotonic()
+        self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
+        self._step_began = now
+        for place, number in enumerate(SIGNALS, start=1):
+            if self.interrupts.reason == number.name:
+                return place
+        limit = self.plan.flags.limit_seconds()
+        if limit is None:
+            return 0
+        # Room for one more step and a checkpoint, each as long as the longest so far; the first checkpoint is a guess.
+        save_seconds = self._longest_step_seconds if self._save_seconds is None else self._save_seconds
+        needed = 1.5 * (self._longest_step_seconds + save_seconds)
+        return _OUT_OF_TIME if seconds_since_start() + needed > limit else 0
+
+    def _save_failed_message(self, step: int, error: str) -> str:
+        last = next(iter(self.plan.folder.latest_first()), None)
+        return (
+            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues, and "
+            f"{'there is no earlier checkpoint' if last is None else f'the last good one is {last}'}; free disk space, "
+            "or lower --keep_last"
+        )
+
+    def _stop_message(self, step: int, was_saved: bool) -> str:
+        reason = f"--stop_before {self.plan.flags.stop_before}"
+        if self._stop != _OUT_OF_TIME:
+            reason = SIGNALS[self._stop - 1].name
+        if not was_saved:
+            reason += ", without its checkpoint"
+        config = shlex.quote(str(self.run.path / "config.yaml"))
+        return (
+            f"stopped after step {step} ({reason}); to resume: THREESTEP_RANKS={self._ranks.world_size} python -m "
+            f"training.utils.run.launch {self.settings['program']} --config {config} --resume"
+        )

@@ -1,0 +1,164 @@
+"""What the ranks write into a checkpoint's folder and load from it: engines, moving average, generators.
+
+model/ (step 3: actor/, critic/)   DeepSpeed's own files
+models/model/, ...                 what an export needs besides: configuration, tokenizer
+average_0.safetensors, ...         each rank's share of the moving average
+random_0.json, ...                 each rank's generators
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.utils.checkpoints import universal
+from training.utils.checkpoints.export import describe_engine
+from training.utils.engine.checkpoint_files import load_engine
+from training.utils.engine.collectives import barrier, gathered, on_main, wait_for_main
+from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.weight_average import WeightAverage
+from training.utils.run.seeds import random_state, seed_everything, set_random_state
+
+
+@dataclass(frozen=True)
+class CheckpointParts:
+    """What a run trains and keeps. Every method but `describe` is a collective.
+
+    average: of the weights, if the run keeps one
+    tokenizers: by the engines' names, for `training.export`
+    """
+
+    engines: Mapping[str, TrainingEngine]
+    ranks: Ranks
+    average: WeightAverage | None = None
+    tokenizers: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> str | None:
+        """Write every rank's files to `folder`, which has a folder for each engine; return the first disk error."""
+        errors: list[str] = []
+        for name, engine in self.engines.items():
+            _save_engine(engine, folder, name, errors)
+        with collected_disk_errors(errors):
+            if self.average is not None:
+                _save_average(self.average, _average_file(folder, self.ranks.rank))
+            _random_file(folder, self.ranks.rank).write_text(json.dumps(random_state()), encoding="utf-8")
+        return _first_disk_error(errors)
+
+    def describe(self, folder: Path) -> None:
+        """Write what an export needs besides the engines' files. On rank 0 alone."""
+        for name in self.engines.keys() & self.tokenizers.keys():
+            describe_engine(folder, name, self.engines[name], self.tokenizers[name])
+
+    def load(self, folder: Path) -> None:
+        """Load what the same number of ranks wrote, with the same ZeRO stages."""
+        for name, engine in self.engines.items():
+            load_engine(engine, folder, name)
+        if self.average is not None:
+            self.average.load_state(_read_average(_average_file(folder, self.ranks.rank)))
+        self._load_random(folder)
+
+    def load_converted(self, folder: Path, converted: Path, saved_ranks: int, seed: int) -> None:
+        """Load what `saved_ranks` ranks wrote, with any ZeRO stages. converted: a folder to use meanwhile.
+
+        With the same number of ranks the generators continue; otherwise each starts anew from `seed` and its rank.
+        """
+        on_main(lambda: self._convert(folder, converted), self.ranks.is_main, patient=True)
+        for name, engine in self.engines.items():
+            universal.load(engine, converted, name)
+        if self.average is not None:
+            self.average.load_whole([_read_average(_average_file(folder, rank)) for rank in range(saved_ranks)])
+        if saved_ranks == self.ranks.world_size:
+            self._load_random(folder)
+        else:
+            seed_everything(seed, self.ranks.rank)
+        barrier()
+        if self.ranks.is_main:
+            shutil.rmtree(converted, ignore_errors=True)
+
+    def _convert(self, folder: Path, converted: Path) -> None:
+        shutil.rmtree(converted, ignore_errors=True)
+        for name, engine in self.engines.items():
+            universal.convert(folder / name, converted / name, engine)
+
+    def _load_random(self, folder: Path) -> None:
+        set_random_state(json.loads(_random_file(folder, self.ranks.rank).read_text(encoding="utf-8")))
+
+
+@contextlib.contextmanager
+def collected_disk_errors(errors: list[str]) -> Iterator[None]:
+    """Disk errors inside are collected, not raised: if one rank left, the others would wait for it."""
+    try:
+        yield
+    except OSError as problem:
+        errors.append(": ".join(str(part) for part in (problem.filename, problem.strerror or problem) if part))
+
+
+def disk_error_of(action: Callable[[], Any], is_main_rank: bool) -> str | None:
+    """Do something on rank 0; return its disk error, if any, on every rank. A collective."""
+    errors: list[str] = []
+    if is_main_rank:
+        with collected_disk_errors(errors):
+            action()
+    return _first_disk_error(errors)
+
+
+def _first_disk_error(errors: list[str]) -> str | None:
+    """The first error of any rank, on every rank. A collective, before which rank 0 may work on files for long."""
+    wait_for_main()
+    return next((error for own in gathered(errors) for error in own), None)
+
+
+def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[str]) -> None:
+    keeper = engine.engine.checkpoint_engine
+    save: Callable[..., Any] = keeper.save
+    commit: Callable[..., Any] = keeper.commit
+
+    def collecting_save(state_dict: Any, path: Any) -> None:
+        with collected_disk_errors(errors):
+            try:
+                save(state_dict, path)
+            except RuntimeError as problem:  # torch.save's error on a full disk
+                raise OSError(None, str(problem).splitlines()[0], str(path)) from problem
+
+    def waiting_commit(info: Any) -> Any:
+        wait_for_main()  # below stage 3 only the first rank writes the weights; DeepSpeed's barrier is next
+        return commit(info)
+
+    keeper.save, keeper.commit = collecting_save, waiting_commit
+    try:
+        engine.engine.save_checkpoint(str(folder), tag=name, save_latest=False)
+    finally:
+        del keeper.save, keeper.commit  # the class's methods are visible again
+
+
+def _random_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"random_{rank}.json"
+
+
+def _average_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"average_{rank}.safetensors"
+
+
+def _save_average(average: WeightAverage, path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file({str(index): share.contiguous() for index, share in enumerate(average.state())}, path)
+    except SafetensorError as problem:
+        raise OSError(None, str(problem), str(path)) from problem
+
+
+def _read_average(path: Path) -> list[torch.Tensor]:
+    from safetensors.torch import load_file
+
+    shares = load_file(path)
+    return [shares[str(index)] for index in range(len(shares))]

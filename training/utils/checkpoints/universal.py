@@ -1,0 +1,151 @@
+"""Converts one engine's state for another number of ranks or ZeRO stage, by DeepSpeed's universal checkpoint.
+
+A universal checkpoint has whole float32 tensors, `zero/NAME/{fp32,exp_avg,exp_avg_sq}.pt` for each trained weight.
+DeepSpeed's own converter (deepspeed.checkpoint.ds_to_universal) and loaders support stages 1 to 3, to the same stage on
+another number of ranks. What they lack is done here (deepspeed 0.19):
+
+- stage 0: neither side handles its optimizer (engine.load_checkpoint ends in optimizer.update_lp_params);
+- stages 1 and 2 to 3 and back: tensors, `optimizer_state.pt` and file names differ in form;
+- stage 3 loads the first parameter group's learning rate and weight decay into all groups, and one step counter, which
+  all of them then count up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.utils.engine.checkpoint_files import (
+    SHARD_FILE,
+    WHOLE_FILE,
+    convert_shards,
+    deepspeed_version,
+    load_engine,
+    read_file,
+)
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.models.sharding import whole_shape
+from training.utils.run.errors import ThreestepError
+
+_STATES = ("exp_avg", "exp_avg_sq")
+_MODEL_FILES = (WHOLE_FILE, SHARD_FILE)
+
+
+def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
+    """Write the universal checkpoint of `source`, DeepSpeed's folder of the same model from any number of ranks and any
+    stage, into the new folder `target`, on one rank. The files are pickles: only for a run's own folder."""
+    try:
+        target.mkdir(parents=True)
+        if list(source.glob("*_optim_states.pt")):
+            convert_shards(source, target)
+        else:
+            _convert_whole(source, target, engine)
+        _write_common(source, target, engine)
+    except OSError as problem:
+        raise ThreestepError(
+            f"--resume: cannot convert {source} for another number of ranks or ZeRO stage into {target}: "
+            f"{problem.filename or 'the disk'}: {problem.strerror}; free disk space, or resume with those that the "
+            "checkpoint was written with"
+        ) from problem
+    except (KeyError, IndexError, RuntimeError, AssertionError, ValueError, NotImplementedError) as problem:
+        raise ThreestepError(
+            f"--resume: cannot convert DeepSpeed's files in {source} for another number of ranks or ZeRO stage "
+            f"({type(problem).__name__}: {problem}); resume with those that the checkpoint was written with"
+        ) from problem
+
+
+def load(engine: TrainingEngine, folder: Path, name: str) -> None:
+    """Load what `convert` wrote into folder/name. A collective."""
+    if engine.settings.zero_stage == 0:
+        _load_whole(engine, folder / name)
+    else:
+        engine.engine._config.load_universal_checkpoint = True  # in DeepSpeed a setting of the whole run
+        try:
+            load_engine(engine, folder, name)
+        finally:
+            engine.engine._config.load_universal_checkpoint = False
+    for weight, state in _adam(engine).state.items():  # stage 3 shares one tensor, which each would count up
+        state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(weight.device, copy=True)
+    # The loaders restore no learning rate, or the first group's for all groups.
+    for group, rate in zip(_adam(engine).param_groups, engine.scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+
+
+def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
+    """From stage 0, whose optimizer's state is numbered in the order of its groups."""
+    content = read_file(source / WHOLE_FILE)
+    optimizer, weights = content["optimizer"], content["module"]
+    names = [name for group in engine.parameter_groups for name in group]
+    masters = {name: weights[name].float() for name in names}
+    if "fp32_groups" in optimizer:  # half precision
+        masters = dict(zip(names, (part for group in optimizer["fp32_groups"] for part in group), strict=True))
+        optimizer = optimizer["optimizer_state_dict"]
+    for number, name in enumerate(names):
+        state = optimizer["state"].get(number, {})  # none before the first step
+        folder = target / "zero" / name
+        folder.mkdir(parents=True)
+        torch.save({"param": masters[name].detach()}, folder / "fp32.pt")
+        for key in _STATES:
+            torch.save({"param": state.get(key, torch.zeros_like(masters[name]))}, folder / f"{key}.pt")
+        torch.save(state.get("step", torch.tensor(0.0)), folder / "step.pt")
+
+
+def _write_common(source: Path, target: Path, engine: TrainingEngine) -> None:
+    """Write what the loaders of all stages read besides the tensors. The groups stay empty: an engine keeps its own."""
+    path = target / "zero" / "optimizer_state.pt"
+    saved = read_file(path) if path.exists() else {}
+    inner = saved.get("optimizer_state_dict", {}).get("state") or {0: {}}
+    steps = [*target.glob("zero/**/step.pt")]
+    step = read_file(steps[0]) if steps else inner[0].get("step", torch.tensor(0.0))
+    weights: dict[str, Any] = dict(engine.module.named_parameters())
+    for name in (name for group in engine.parameter_groups for name in group):
+        folder = target / "zero" / name
+        torch.save(step, folder / "step.pt")
+        for key in ("fp32", *_STATES):
+            _complete(folder, key, whole_shape(weights[name]))
+    scaling = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
+    common = {
+        **{key: saved[key] for key in scaling if key in saved},
+        "ds_version": deepspeed_version(),
+        "param_groups": [{} for _ in engine.parameter_groups],
+        "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": [{"params": []}]},
+    }
+    torch.save(common, path)
+    (file,) = [source / name for name in _MODEL_FILES if (source / name).exists()]
+    content = {key: value for key, value in read_file(file).items() if key not in ("module", "optimizer")}
+    for name in _MODEL_FILES:
+        torch.save({**content, "module": {}}, target / name)
+
+
+def _complete(folder: Path, key: str, shape: torch.Size) -> None:
+    """Bring a weight's file into the form that stages 1 and 2 read: stage 3 writes a bare flat tensor, or none before
+    the optimizer's first step."""
+    path = folder / f"{key}.pt"
+    if key == "fp32" and not path.exists():
+        raise KeyError(folder.name)
+    content = read_file(path) if path.exists() else torch.zeros(shape)
+    if isinstance(content, torch.Tensor):
+        torch.save({"param": content.detach().float().reshape(shape)}, path)
+
+
+def _load_whole(engine: TrainingEngine, folder: Path) -> None:
+    inner, adam = engine.engine, _adam(engine)
+    weights = dict(engine.module.named_parameters())
+    for names, group in zip(engine.parameter_groups, adam.param_groups, strict=True):
+        for name, master in zip(names, group["params"], strict=True):
+            tensors = {key: read_file(folder / "zero" / name / f"{key}.pt")["param"] for key in ("fp32", *_STATES)}
+            master.data.copy_(tensors["fp32"].view_as(master))
+            weights[name].data.copy_(master.data)
+            adam.state[master] = {key: tensors[key].view_as(master).to(master.device) for key in _STATES}
+            adam.state[master]["step"] = read_file(folder / "zero" / name / "step.pt")
+    content = read_file(folder / WHOLE_FILE)
+    engine.scheduler.load_state_dict(content["lr_scheduler"])
+    inner.global_steps, inner.skipped_steps = content["global_steps"], content["skipped_steps"]
+    inner.global_samples = content.get("global_samples", 0)
+
+
+def _adam(engine: TrainingEngine) -> torch.optim.Optimizer:
+    """The optimizer itself, inside DeepSpeed's wrapper if it has one."""
+    return getattr(engine.engine.optimizer, "optimizer", engine.engine.optimizer)

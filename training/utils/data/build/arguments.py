@@ -1,0 +1,70 @@
+"""The data flags that all steps share, a group per room (here SplitArguments); cheap to import: `--help` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.utils.data.cache.arguments import CacheArguments
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import RowArguments
+from training.utils.data.sources.arguments import SourceArguments
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import flag
+
+ROW_PICKS = ("random", "first")
+
+
+@dataclass
+class SplitArguments:
+    """Which rows each phase gets, and which are held out."""
+
+    data_split: str = flag(
+        "2,4,4",
+        "Three weights: how each dataset's training rows are shared between phases 1 (SFT), 2 (reward "
+        "model or DPO) and 3 (PPO). Use the same value and the same seed in all three steps.",
+    )
+    eval_fraction: float = flag(
+        0.1,
+        "Share of a dataset held out from all phases for evaluation, where it has no evaluation rows of its own.",
+        least=0,
+        below=1,
+    )
+    max_train_rows: int | None = flag(
+        None,
+        "Maximum training rows of a phase, picked before any is dropped for its length.",
+        aliases=["--max_samples", "--train_max_samples"],
+        least=1,
+    )
+    max_eval_rows: int | None = flag(
+        None, "Maximum evaluation rows of a phase.", aliases=["--val_max_samples"], least=1
+    )
+    pick_rows: str = flag(
+        "random",
+        "Which rows --max_train_rows and --max_eval_rows keep: 'random' by the seed, or 'first'.",
+        choices=ROW_PICKS,
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        from training.utils.data.build.splits import parse_data_split  # numpy, which --help does without
+
+        mistakes.note(parse_data_split, self.data_split)
+
+
+@dataclass
+class DataArguments:
+    """Which data, how the phases share it, and how it becomes tokens."""
+
+    source: SourceArguments = field(default_factory=SourceArguments)
+    chat: ChatArguments = field(default_factory=ChatArguments)
+    rows: RowArguments = field(default_factory=RowArguments)
+    split: SplitArguments = field(default_factory=SplitArguments)
+    cache: CacheArguments = field(default_factory=CacheArguments)
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note flags that exclude each other."""
+        mistakes.require(
+            not self.chat.parallel_thinking or self.rows.loss_on != "conversation",
+            "--parallel_thinking expects --loss_on response, got conversation: tags count only where the loss falls, "
+            "because a prompt may quote them; change one of them",
+        )

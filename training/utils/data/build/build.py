@@ -1,0 +1,166 @@
+"""From the flags to the rows of a phase: raw datasets, splits, tokens, cache.
+
+Every rank calls the same function with the same arguments: the first builds, the others wait for its lock and open the
+published folder. There are no collectives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.parallel_thinking import parallel_tags, parts_of_parallel_thinking
+from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources, part_of
+from training.utils.data.build.row_code import code_of_rows
+from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.build.splits import parse_data_split
+from training.utils.data.cache.cache import Log, open_or_build, silent
+from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
+from training.utils.data.cache.shards import SplitPlan, build_shards
+from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.rows.dataset import CachedSplit
+from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
+from training.utils.data.sources import fingerprint
+from training.utils.data.sources.create import columns_for
+from training.utils.run.errors import ThreestepError
+
+_ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """The rows that one phase trains on and those it is evaluated on."""
+
+    train: CachedSplit
+    eval: CachedSplit
+    report: BuildReport
+
+
+def build_phase(
+    phase: int, data: DataArguments, tokenizer: Any, seed: int, is_main_rank: bool = True, log: Log | None = None
+) -> PhaseData:
+    """The tokenized rows of phase 1, 2 or 3, from the cache or built now; `log` gets lines on the main rank only.
+
+    Raises ThreestepError for mistakes in the data or the flags.
+    """
+    log = log if log is not None and is_main_rank else silent
+    parse_data_split(data.split.data_split)
+    if phase in (2, 3):
+        require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})")
+    if phase == 3 and data.chat.parallel_thinking:
+        raise ThreestepError(
+            "--parallel_thinking expects phase 1 or 2, got 3, which samples token by token: every path sees those "
+            "before it; use it in steps 1 and 2"
+        )
+    tags = parallel_tags(data.chat, tokenizer)
+    texts = text_maker(data.chat, tokenizer, tags)
+    sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+
+    def build(folder: str) -> dict[str, Any]:
+        return _build_splits(folder, phase, data, texts, sources, seed, log)
+
+    plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
+    parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
+    cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    reports = {
+        key: SplitReport(**{field.name: entry[field.name] for field in fields(SplitReport)})
+        for key, entry in cached.manifest["splits"].items()
+    }
+    report = BuildReport(reports["train"], reports["eval"], cached.resumed)
+    log(f"data: phase {phase}: {report.sentence}")
+    return PhaseData(cached.splits["train"], cached.splits["eval"], report)
+
+
+def _parts_of_phase(
+    phase: int, data: DataArguments, tokenizer: Any, texts: TextTokenizer, sources: Sequence[DataSource], seed: int
+) -> dict[str, str]:
+    """Everything that the rows of a phase depend on, in clear; long values as hashes."""
+    parts = {
+        "datasets": json.dumps([(source.name, source.sft_only) for source in sources]),
+        "phase": str(phase),
+        "data_split": ",".join(str(weight) for weight in parse_data_split(data.split.data_split)),
+        "seed": str(seed),
+        "eval_fraction": str(data.split.eval_fraction),
+        "max_train_rows": str(data.split.max_train_rows),
+        "max_eval_rows": str(data.split.max_eval_rows),
+        "pick_rows": data.split.pick_rows,
+        **fingerprint.parts_of_tokenizer(tokenizer),
+        **parts_of_chat(data.chat, tokenizer, phase),
+        "ids before a prompt": str(texts.prefix_ids),
+        "code": code_of_rows(),
+    }
+    if phase == 3:
+        parts["max_prompt_seq_len"] = str(data.rows.max_prompt_seq_len)
+        parts["prompt_truncation"] = data.rows.prompt_truncation
+        parts["kept on request"] = json.dumps(
+            [data.rows.return_raw_ids, data.rows.return_raw_chat, data.rows.return_full_prompt]
+        )
+    else:
+        parts["max_seq_len"] = str(data.rows.max_seq_len)
+        parts["truncation"] = data.rows.truncation
+        parts["end of conversation"] = str(texts.end_id)
+    if phase == 1:
+        parts["loss_on"] = data.rows.loss_on
+    if any(":" in source.name for source in sources):
+        parts["columns"] = json.dumps([data.source.data_format, columns_for(phase, data.source)])
+    for number, source in enumerate(sources):
+        label = f"[{number}] {source.name}"
+        parts[f"rows of {label}"] = fingerprint.content_of_dataset(source.raw, data.cache.cache_dir)
+        parts[f"class of {label}"] = fingerprint.code_of_class(type(source.raw))
+    return parts
+
+
+def _build_splits(
+    folder: str,
+    phase: int,
+    data: DataArguments,
+    texts: TextTokenizer | ChatTokenizer,
+    sources: Sequence[DataSource],
+    seed: int,
+    log: Log,
+) -> dict[str, Any]:
+    """Write train.arrow and eval.arrow; returns their part of the manifest."""
+
+    def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts], Iterator[Row]]:
+        def make(begin: int, end: int, counts: Counts) -> Iterator[Row]:
+            for portion in part_of(portions, begin, end):
+                maker = RowMaker(phase, data.chat, data.rows, texts, portion.source, counts)
+                yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
+
+        return make
+
+    shared = divide_rows(phase, data.split, sources, seed)
+    plans = [
+        SplitPlan(key, _ROW_TYPES[phase], sum(len(portion.indices) for portion in portions), maker_of(portions))
+        for key, portions in (("train", shared.train), ("eval", shared.eval))
+    ]
+    built = build_shards(folder, plans, data.cache.num_workers, log)
+    if built["train"].rows == 0:
+        raise ThreestepError(_nothing_left(phase, data, sources, plans[0].raw_rows, built["train"].counts))
+    splits = {key: shards.join(os.path.join(folder, f"{key}.arrow")) for key, shards in built.items()}
+    return {"phase": phase, "splits": splits, "sources": shared.described}
+
+
+def _nothing_left(phase: int, data: DataArguments, sources: Sequence[DataSource], offered: int, counts: Counts) -> str:
+    """Why a phase has no training rows though its sources offered `offered` of them."""
+    names = ", ".join(f"'{source.name}'" for source in sources)
+    start = f"phase {phase} ({PHASE_NAMES[phase]}) has no training rows: "
+    if offered == 0:
+        return start + (
+            f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
+        )
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+    hint = ""
+    if "no_rejected" in counts.dropped:
+        hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
+    elif "malformed_parallel" in counts.dropped:
+        hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"
+    elif set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
+        flag = "max_prompt_seq_len" if phase == 3 else "max_seq_len"
+        hint = f"; raise {flag} or change the truncation"
+    return start + f"all {offered} rows of {names} were dropped ({reasons}){hint}"

@@ -1,0 +1,129 @@
+"""The datasets of a run, and the rows that each split of a phase gets. Knows nothing of tokens or files.
+
+Row ids number the rows of all sources in the order of the flags (a source's training rows, then its own evaluation
+rows), so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have
+different ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.build.arguments import SplitArguments
+from training.utils.data.build.splits import carve_eval, pick_rows, split_indices
+from training.utils.data.sources.arguments import SourceArguments
+from training.utils.data.sources.create import create_raw_dataset
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.run.errors import ThreestepError
+
+_WHOLE_INTO_PHASE_1 = "1,0,0"
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One entry of `data_path`, or of `sft_only_data_path`, whose `data_split` gives everything to phase 1."""
+
+    name: str
+    raw: PromptRawDataset
+    data_split: str
+    sft_only: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """One split's part of one source: `indices` (int64, ascending) into `rows`; row i has the id `first_row_id` + i."""
+
+    source: DataSource
+    rows: Sequence[Any]
+    indices: np.ndarray
+    first_row_id: int
+
+
+@dataclass(frozen=True)
+class Portions:
+    """The portions of both splits, and the manifest's entries for the sources."""
+
+    train: list[Portion]
+    eval: list[Portion]
+    described: list[dict[str, Any]]
+
+
+def open_sources(phase: int, flags: SourceArguments, data_split: str, cache_dir: str, seed: int) -> list[DataSource]:
+    """The sources of a phase in the order of the flags; raises ThreestepError where there are none."""
+
+    def opened(name: str, split: str, sft_only: bool = False) -> DataSource:
+        return DataSource(name, create_raw_dataset(name, flags, cache_dir, seed), split, sft_only)
+
+    sources = [opened(name, data_split) for name in flags.data_path]
+    if phase == 1:
+        sources += [opened(name, _WHOLE_INTO_PHASE_1, sft_only=True) for name in flags.sft_only_data_path]
+    if not sources:
+        raise ThreestepError(f"--data_path: phase {phase} has no dataset; name at least one")
+    return sources
+
+
+def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource], seed: int) -> Portions:
+    """Divide the rows of all sources; raises ThreestepError for a source that cannot serve the phase."""
+    shared = Portions([], [], [])
+    first_row_id = 0
+    for source in sources:
+        train, own_eval = source.raw.get_train_data(), source.raw.get_eval_data()
+        if len(train) == 0:
+            raise ThreestepError(f"dataset '{source.name}' is empty: it has no training rows")
+        source.raw.check_phase(phase)
+        own_rows = 0 if own_eval is None else len(own_eval)
+        if own_eval is None or own_rows == 0:
+            trained, eval_indices = carve_eval(len(train), flags.eval_fraction, seed)
+            eval_rows, eval_first_id = train, first_row_id
+        else:
+            trained, eval_indices = np.arange(len(train)), np.arange(own_rows)
+            eval_rows, eval_first_id = own_eval, first_row_id + len(train)
+        phases_of_trained = _phases_of(source, train, trained)
+        phases_of_eval = _phases_of(source, eval_rows, eval_indices)
+        if phases_of_eval is not None:
+            eval_indices = eval_indices[[phase in phases for phases in phases_of_eval]]
+        mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_trained)]
+        shared.train.append(Portion(source, train, mine, first_row_id))
+        shared.eval.append(Portion(source, eval_rows, eval_indices, eval_first_id))
+        shared.described.append(
+            {
+                "name": source.name,
+                "first_row_id": first_row_id,
+                "training_rows": len(train),
+                "own_evaluation_rows": own_rows,
+                "evaluation_rows_carved": own_rows == 0,
+            }
+        )
+        first_row_id += len(train) + own_rows
+    return Portions(
+        _at_most(shared.train, flags.max_train_rows, seed, flags.pick_rows),
+        _at_most(shared.eval, flags.max_eval_rows, seed, flags.pick_rows),
+        shared.described,
+    )
+
+
+def part_of(portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:
+    """The rows begin .. end - 1 of several portions, numbered consecutively."""
+    parts = []
+    for portion in portions:
+        taken = portion.indices[max(begin, 0) : max(end, 0)]
+        if len(taken):
+            parts.append(replace(portion, indices=taken))
+        begin, end = begin - len(portion.indices), end - len(portion.indices)
+    return parts
+
+
+def _at_most(portions: Sequence[Portion], most: int | None, seed: int, pick: str) -> list[Portion]:
+    picked = pick_rows([portion.indices for portion in portions], most, seed, first=pick == "first")
+    return [replace(portion, indices=indices) for portion, indices in zip(portions, picked, strict=True)]
+
+
+def _phases_of(source: DataSource, rows: Sequence[Any], indices: np.ndarray) -> list[tuple[int, ...]] | None:
+    """`get_phases` of each row; None where the class does not override it: every row serves all phases."""
+    if type(source.raw).get_phases is PromptRawDataset.get_phases:
+        return None
+    return [tuple(source.raw.get_phases(rows[int(index)])) for index in indices]

@@ -1,0 +1,57 @@
+"""Prompts generated during training become rows by the same code as the dataset's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.portions import DataSource
+from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.cache.reports import Counts
+from training.utils.data.chat.chat import text_maker
+from training.utils.data.rows.phases import PromptRow
+from training.utils.data.sources.messages import Message, prompt_text, read_messages
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+NAME = "generated"
+
+
+class PromptMaker:
+    """Makes rows of phase 3 from texts or messages. `counts`: what was cut and dropped."""
+
+    def __init__(self, data: DataArguments, tokenizer: Any) -> None:
+        self.counts = Counts()
+        source = DataSource(NAME, _Generated(), data.split.data_split)
+        self._maker = RowMaker(3, data.chat, data.rows, text_maker(data.chat, tokenizer), source, self.counts)
+
+    def make(
+        self, prompt: str | Sequence[Message], ground_truth: Any, row_id: int, /, **columns: Any
+    ) -> PromptRow | None:
+        """Return the row; None where a dataset's would be dropped, ThreestepError where a dataset's would raise it.
+
+        prompt: as a dataset gives it ("Human: ... Assistant:" without a chat template), or chat messages.
+        """
+        sample = {"prompt": prompt, "ground_truth": ground_truth, "columns": columns}
+        row = next(self._maker.rows([sample], [0], row_id), None)
+        assert row is None or isinstance(row, PromptRow)
+        return row
+
+
+class _Generated(PromptRawDataset):
+    def __init__(self) -> None:
+        self.dataset_name = self.dataset_clean_name = NAME
+
+    def get_prompt(self, sample: Any) -> str | None:
+        messages = self.get_prompt_messages(sample)
+        return sample["prompt"] if messages is None else prompt_text(messages, None, "a generated prompt")
+
+    def get_prompt_messages(self, sample: Any) -> list[Message] | None:
+        prompt = sample["prompt"]
+        return None if isinstance(prompt, str) else read_messages(list(prompt), "a generated prompt")
+
+    def get_reference(self, sample: Any) -> Any:
+        return sample["ground_truth"]
+
+    def get_extra(self, sample: Any) -> dict[str, Any]:
+        return sample["columns"]

@@ -1,0 +1,177 @@
+"""The raw rows of one source become the tokenized rows of one phase; rows that are left out are counted.
+
+Knows nothing of splits, files or the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from training.utils.data.build.parallel_thinking import ParallelCheck
+from training.utils.data.build.portions import DataSource
+from training.utils.data.build.samples import Dropped, read_carried, read_margins
+from training.utils.data.build.strategies import ChatText, PlainText, ReadSample
+from training.utils.data.cache.reports import Counts
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import ChatTokenizer, fit_conversation, joined
+from training.utils.data.rows.arguments import RowArguments
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.rows.tokenize import Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
+from training.utils.data.sources.messages import BadConversation
+from training.utils.layout.parallel import MalformedBlocks
+from training.utils.run.errors import ThreestepError
+
+ROWS_PER_CALL = 1024  # of the tokenizer
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A sample that waits for the tokenizer. margins: of phase 2; reference and columns: of phase 3."""
+
+    row_id: int
+    sample: ReadSample
+    margins: np.ndarray | None = None
+    reference: Any = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+class RowMaker:
+    """Turns the raw rows of one source into records of one phase, `ROWS_PER_CALL` at a time."""
+
+    def __init__(
+        self,
+        phase: int,
+        chat: ChatArguments,
+        rows: RowArguments,
+        texts: TextTokenizer | ChatTokenizer,
+        source: DataSource,
+        counts: Counts,
+    ) -> None:
+        self._phase = phase
+        self._flags = rows
+        self._source = source
+        self._counts = counts
+        self._strategy: PlainText | ChatText
+        if isinstance(texts, ChatTokenizer):
+            self._strategy = ChatText(phase, texts, source.raw, chat.train_turns, rows.return_raw_chat)
+            self._drops_bad = chat.bad_conversations == "drop"
+            texts = texts.texts
+        else:
+            self._drops_bad = False
+            self._strategy = PlainText(phase, texts, source.raw, rows.return_raw_chat)
+        self._end_id = texts.end_id
+        self._parallel = ParallelCheck(chat, texts.parallel_tags, counts.parallel)
+        makers: dict[int, Callable[[_Waiting, list[Ids]], Row]]
+        makers = {1: self._sentence, 2: self._responses, 3: self._prompt}
+        self._make = makers[phase]
+
+    def rows(self, rows: Sequence[Any], indices: Iterable[int], first_id: int) -> Iterator[Row]:
+        """The records of the rows at `indices`; the row at index i has the id `first_id` + i."""
+        waiting: list[_Waiting] = []
+        for index in map(int, indices):
+            try:
+                waiting.append(self._take(rows[index], first_id + index, f"dataset '{self._source.name}', row {index}"))
+            except Dropped as dropped:
+                self._counts.dropped[str(dropped)] += 1
+            if len(waiting) == ROWS_PER_CALL:
+                yield from self._made(waiting)
+                waiting = []
+        if waiting:
+            yield from self._made(waiting)
+
+    def _take(self, sample: Any, row_id: int, where: str) -> _Waiting:
+        try:
+            read = self._strategy.read(sample, where)
+        except BadConversation as error:
+            self._drop_or_raise(error)
+        if self._phase == 2:
+            responses = len(read.pieces) - read.prompts
+            return _Waiting(row_id, read, read_margins(self._source.raw, sample, responses, where))
+        if self._phase == 3:
+            reference, columns = read_carried(self._source.raw, sample, self._source.name, where)
+            return _Waiting(row_id, read, None, reference, columns)
+        return _Waiting(row_id, read)
+
+    def _made(self, waiting: Sequence[_Waiting]) -> Iterator[Row]:
+        for one, ids in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
+            try:
+                if isinstance(ids, BadConversation):
+                    self._drop_or_raise(ids)
+                yield self._make(one, ids)
+            except Dropped as dropped:
+                self._counts.dropped[str(dropped)] += 1
+            except MalformedBlocks:
+                self._counts.dropped["malformed_parallel"] += 1
+            except TooLong as long:
+                raise ThreestepError(
+                    f"dataset '{self._source.name}', row id {one.row_id}: a sentence of {long.length_tokens} tokens, "
+                    f"and max_seq_len is {self._flags.max_seq_len} with truncation 'error'; raise max_seq_len or "
+                    "choose another truncation"
+                ) from None
+
+    def _drop_or_raise(self, error: BadConversation) -> NoReturn:
+        raise Dropped("bad_conversation") if self._drops_bad else error
+
+    def _sentence(self, one: _Waiting, ids: list[Ids]) -> Row:
+        whole = joined(one.sample.pieces, ids)
+        tags = self._parallel.tags_of([whole.ids], one.sample.where, whole.loss)
+        fitted = fit_conversation(whole, self._flags.max_seq_len, self._flags.truncation)
+        if isinstance(fitted, str):
+            raise Dropped(fitted)
+        conversation, was_cut = fitted
+        if was_cut and tags and not self._parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
+            raise Dropped("cut_inside_a_block")
+        self._counts.truncated += was_cut
+        loss_mask = np.array(conversation.loss, bool)
+        if self._flags.loss_on == "conversation":
+            loss_mask[:] = True
+        loss_mask[0] = False
+        return SentenceRow(one.row_id, np.array(conversation.ids, np.int32), loss_mask, tags)
+
+    def _responses(self, one: _Waiting, ids: list[Ids]) -> Row:
+        prompts = one.sample.prompts
+        prompt_ids = [token for own in ids[:prompts] for token in own]
+        tags = self._parallel.tags_of(ids[prompts:], one.sample.where)
+        most, truncation = self._flags.max_seq_len, self._flags.truncation
+        fitted = fit_sentences(prompt_ids, ids[prompts:], most, truncation, self._end_id)
+        if fitted.dropped:
+            raise Dropped(fitted.dropped)
+        self._counts.truncated += fitted.truncated
+        if not fitted.prompt_ids:  # only phase 1 trains on text without a prompt
+            raise Dropped("empty_prompt")
+        if len({tuple(own) for own in fitted.response_ids}) < len(fitted.response_ids):
+            raise Dropped("identical_responses")
+        if tags and not self._parallel.is_whole(fitted.response_ids):
+            raise Dropped("cut_inside_a_block")  # the end token would be in a path, and the score that path's alone
+        responses = tuple(np.array(own, np.int32) for own in fitted.response_ids)
+        return ResponsesRow(one.row_id, np.array(fitted.prompt_ids, np.int32), responses, one.margins, tags)
+
+    def _prompt(self, one: _Waiting, ids: list[Ids]) -> Row:
+        whole = [token for own in ids for token in own]
+        if not whole:
+            raise Dropped("empty_prompt")
+        most, truncation = self._flags.max_prompt_seq_len, self._flags.prompt_truncation
+        if len(whole) > most and truncation == "drop":
+            raise Dropped("prompt_too_long")
+        if len(whole) > most and truncation == "error":
+            raise ThreestepError(
+                f"dataset '{self._source.name}', row id {one.row_id}: a prompt of {len(whole)} tokens, and "
+                f"max_prompt_seq_len is {most} with prompt_truncation 'error'; raise max_prompt_seq_len or choose "
+                "another prompt_truncation"
+            )
+        cut = cut_prompt(whole, most, truncation)
+        self._counts.truncated += len(cut) < len(whole)
+        columns = dict(one.columns)  # and those on request, by verl's names
+        if self._flags.return_raw_ids:
+            columns["raw_prompt_ids"] = cut
+        if self._flags.return_raw_chat:
+            columns["raw_prompt"] = one.sample.raw_chat
+        if self._flags.return_full_prompt:
+            columns["full_prompts"] = "".join(piece.text for piece in one.sample.pieces)
+        self._counts.columns.update(columns.keys())
+        flipped = np.array(cut[::-1], np.int32)
+        return PromptRow(one.row_id, flipped, one.sample.prompt_text, one.reference, columns)

@@ -1,0 +1,117 @@
+"""What a phase takes from a sample: the answers of a dataset class, checked. Knows nothing of tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.run.errors import ThreestepError
+
+# Arguments of every reward function besides a row's columns (step 3).
+_REWARD_ARGUMENTS = ("prompts", "responses")
+
+
+class Dropped(Exception):
+    """Raised for a row that is left out; its text is the reason, by which it is counted."""
+
+
+def read_text(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> str | None:
+    """The text or None that `getter` returns; ThreestepError for anything else."""
+    value = getattr(raw, getter)(sample)
+    if value is not None and not isinstance(value, str):
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.{getter}: expected text or None, got {type(value).__name__}"
+        )
+    return value
+
+
+def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tuple[str, list[str]]:
+    """The prompt and the responses that the phase needs, best first. Raises Dropped: one is missing, or is blank."""
+    prompt = read_text(raw, "get_prompt", sample, where)
+    if prompt is None:
+        raise Dropped("no_prompt")
+    if phase == 3:
+        return prompt, []
+    ranked = raw.get_responses(sample) if phase == 2 else None
+    if ranked is None:
+        kinds = ("chosen", "rejected") if phase == 2 else ("chosen",)
+        found = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in kinds]
+    else:
+        if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
+            raise ThreestepError(
+                f"{where}: {type(raw).__name__}.get_responses: expected 2 or more texts, or None, got {len(ranked)} "
+                f"responses ({', '.join(type(response).__name__ for response in ranked)})"
+            )
+        found = [("response", response) for response in ranked]
+    for kind, response in found:
+        if response is None:
+            raise Dropped(f"no_{kind}")
+        if not response.strip():
+            raise Dropped("empty_response")
+    return prompt, [response for _, response in found if response is not None]
+
+
+def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | None:
+    """What follows the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
+
+    Where the sentence does not begin with the prompt, `get_chosen` or `get_rejected` is asked.
+    """
+    sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
+    if sentence is None or sentence.startswith(prompt):
+        return None if sentence is None else sentence[len(prompt) :]
+    return read_text(raw, f"get_{kind}", sample, where)
+
+
+def read_margins(raw: PromptRawDataset, sample: Any, responses: int, where: str) -> np.ndarray | None:
+    """The margins between neighbours in the ranking, float32 [responses - 1], from `get_margin`."""
+    margin = raw.get_margin(sample)
+    if margin is None:
+        return None
+    numbers = list(margin) if isinstance(margin, (Sequence, np.ndarray)) else [margin] * (responses - 1)
+    numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
+    if len(numbers) != responses - 1 or not numeric or not all(0 <= number < math.inf for number in numbers):
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.get_margin: expected a number from 0 up, {responses - 1} of them (one "
+            f"between each two neighbours of the {responses} ranked responses), or None, got {margin!r}"
+        )
+    return np.array(numbers, np.float32)
+
+
+def read_carried(raw: PromptRawDataset, sample: Any, source_name: str, where: str) -> tuple[Any, dict[str, Any]]:
+    """The reference (or the column `ground_truth`) and the columns of a `PromptRow`, from `get_extra`.
+
+    Where no column `data_source` exists, it is the dataset's name.
+    """
+    reference = checked_json(raw, "get_reference", raw.get_reference(sample), where)
+    extra = checked_json(raw, "get_extra", raw.get_extra(sample), where)
+    if extra is not None and not isinstance(extra, dict):
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.get_extra: expected values by name in a dict, or None, got "
+            f"{type(extra).__name__}"
+        )
+    columns = {"data_source": source_name, **(extra or {})}
+    taken = [name for name in _REWARD_ARGUMENTS if name in columns]
+    if taken:
+        raise ThreestepError(
+            f"{where}: '{taken[0]}' cannot be the name of a column that step 3 carries: every reward function has "
+            "an argument of that name; rename the column"
+        )
+    ground_truth = columns.pop("ground_truth", None)
+    return ground_truth if reference is None else reference, columns
+
+
+def checked_json(raw: PromptRawDataset, getter: str, value: Any, where: str) -> Any:
+    """`value`, which JSON can hold; ThreestepError where it cannot."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ThreestepError(
+            f"{where}: {type(raw).__name__}.{getter}: expected a value that JSON can hold: {error}"
+        ) from error
+    return value

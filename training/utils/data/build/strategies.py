@@ -1,0 +1,157 @@
+"""The two ways from a sample to pieces of text and their ids: plain text, and a chat template.
+
+Both read samples one at a time (`read`; raises Dropped, BadConversation, and ThreestepError for a mistake) and encode
+many at a time (`encode`: the ids of each piece, or what is wrong with the sample).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.data.build.samples import Dropped, checked_json, read_texts
+from training.utils.data.chat.chat import ChatTokenizer, TextPiece
+from training.utils.data.rows.tokenize import Ids, TextTokenizer
+from training.utils.data.sources.messages import (
+    BadConversation,
+    Conversation,
+    Message,
+    checked_messages,
+    checked_tools,
+    messages_of_text,
+    response_message,
+)
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+
+@dataclass(frozen=True)
+class ReadSample:
+    """A sample before it is tokenized.
+
+    where: names the row in errors.
+    pieces: its text; the first `prompts` of them are the prompt.
+    prompt_text: phase 3, the prompt as the dataset gives it.
+    raw_chat: phase 3, the prompt's messages where `--return_raw_chat` asks for them.
+    """
+
+    where: str
+    pieces: list[TextPiece]
+    prompts: int = 1
+    prompt_text: str = ""
+    raw_chat: list[Message] | None = None
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Texts as the dataset gives them (`--prompt_style human_assistant`)."""
+
+    _phase: int
+    _texts: TextTokenizer
+    _raw: PromptRawDataset
+    _return_raw_chat: bool
+
+    def read(self, sample: Any, where: str) -> ReadSample:
+        prompt, responses = read_texts(self._raw, self._phase, sample, where)
+        messages = None
+        if self._phase == 3 and self._return_raw_chat:
+            messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
+            checked_json(self._raw, "get_prompt_messages", messages, where)
+        turns = [TextPiece(response, is_turn=True, carries_loss=self._phase == 1) for response in responses]
+        return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages)
+
+    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids]]:
+        encoded = [[ids] for ids in self._texts.encode_prompts([sample.pieces[0].text for sample in samples])]
+        responses = [(place, piece.text) for place, sample in enumerate(samples) for piece in sample.pieces[1:]]
+        response_ids = self._texts.encode_responses(
+            [samples[place].pieces[0].text for place, _ in responses],
+            [encoded[place][0] for place, _ in responses],
+            [text for _, text in responses],
+        )
+        for (place, _), ids in zip(responses, response_ids, strict=True):
+            encoded[place].append(ids)
+        return encoded
+
+
+class ChatText:
+    """Messages under a chat template (`--prompt_style chat_template`); a dataset's texts become messages."""
+
+    def __init__(
+        self, phase: int, texts: ChatTokenizer, raw: PromptRawDataset, train_turns: str, return_raw_chat: bool
+    ) -> None:
+        self._texts = texts
+        self._raw = raw
+        self._train_turns = train_turns
+        self._return_raw_chat = return_raw_chat
+        self.read = {1: self._read_conversation, 2: self._read_responses, 3: self._read_prompt}[phase]
+
+    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids] | BadConversation]:
+        return self._texts.encode([sample.pieces for sample in samples], [sample.where for sample in samples])
+
+    def _conversation(self, messages: Any, sample: Any, where: str) -> Conversation:
+        return Conversation(
+            checked_messages(messages, where),
+            where,
+            checked_tools(self._raw.get_tools(sample), where),
+            self._raw.get_chat_template_kwargs(sample) or {},
+        )
+
+    def _read_conversation(self, sample: Any, where: str) -> ReadSample:
+        messages, train_turns = self._raw.get_messages(sample), self._train_turns
+        if messages is None:
+            # The dataset offers its response to learn from, not the turns before it.
+            prompt, (response,) = read_texts(self._raw, 1, sample, where)
+            messages, train_turns = [*messages_of_text(prompt), response_message(response)], "last"
+        conversation = self._conversation(messages, sample, where)
+        if all(message["role"] != "assistant" for message in conversation.messages):
+            raise Dropped("no_assistant_turn")
+        pieces = self._texts.sentence(conversation, train_turns)
+        if pieces is None:
+            raise Dropped("no_assistant_turn")
+        return ReadSample(where, pieces)
+
+    def _read_responses(self, sample: Any, where: str) -> ReadSample:
+        messages = self._raw.get_prompt_messages(sample)
+        if messages is None:
+            prompt, responses = read_texts(self._raw, 2, sample, where)
+            messages, answers = messages_of_text(prompt), [response_message(response) for response in responses]
+        else:
+            answers = self._response_messages(sample, where)
+        pieces = self._texts.responses(self._conversation(list(messages), sample, where), answers)
+        if pieces is None:
+            raise Dropped("prompt_no_prefix_of_the_response")
+        prompt_pieces, answer_pieces = pieces
+        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces))
+
+    def _response_messages(self, sample: Any, where: str) -> list[Message]:
+        """The chosen and the rejected message."""
+        answers = []
+        for kind in ("chosen", "rejected"):
+            given = getattr(self._raw, f"get_{kind}_messages")(sample)
+            if given is None:
+                raise Dropped(f"no_{kind}")
+            messages = checked_messages(given, f"{where}, {kind}")
+            if len(messages) != 1:
+                raise Dropped("response_of_several_messages")
+            if messages[0]["role"] != "assistant":
+                raise BadConversation(
+                    f"{where}, {kind}: expected a message of the assistant, got one of role '{messages[0]['role']}'"
+                )
+            if not messages[0].get("tool_calls") and not str(messages[0]["content"]).strip():
+                raise Dropped("empty_response")
+            answers += messages
+        return answers
+
+    def _read_prompt(self, sample: Any, where: str) -> ReadSample:
+        messages, text = self._raw.get_prompt_messages(sample), None
+        if messages is None:
+            text, _ = read_texts(self._raw, 3, sample, where)
+            messages = messages_of_text(text)
+        conversation = self._conversation(messages, sample, where)
+        pieces = self._texts.prompt(conversation)
+        if text is None:
+            text = "".join(piece.text for piece in pieces)
+        raw_chat = None
+        if self._return_raw_chat:
+            raw_chat = checked_json(self._raw, "get_prompt_messages", conversation.messages, where)
+        return ReadSample(where, pieces, len(pieces), text, raw_chat)

@@ -1,0 +1,132 @@
+"""Text without prompts, as blocks of one length: step 3's pretraining loss."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.row_code import code_of_rows
+from training.utils.data.build.row_maker import ROWS_PER_CALL
+from training.utils.data.build.splits import shuffled_order
+from training.utils.data.cache.cache import Log, open_or_build, silent
+from training.utils.data.cache.reports import Counts
+from training.utils.data.cache.shards import SplitPlan, build_shards
+from training.utils.data.files.addresses import content_of_files
+from training.utils.data.files.columns import Expected
+from training.utils.data.files.readers import files_of, open_rows, split_reader
+from training.utils.data.rows.dataset import CachedSplit, SplitWriter, token_runs
+from training.utils.data.rows.phases import TextBlock
+from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
+from training.utils.data.sources import fingerprint
+from training.utils.data.sources.raw_dataset import load_by_name
+from training.utils.run.errors import ThreestepError
+
+
+def build_unsupervised(
+    data: DataArguments,
+    tokenizer: Any,
+    block_length: int,
+    seed: int,
+    is_main_rank: bool = True,
+    log: Log | None = None,
+) -> CachedSplit:
+    """Text of `unsupervised_dataset_name` as blocks of exactly `block_length` tokens, from the cache or built now.
+
+    Documents are shuffled by the seed, each between what the tokenizer puts before a text and its eos (the
+    end-of-conversation token where it has no eos), joined and cut. The last, shorter block is dropped; the manifest
+    counts its tokens (`tokens_left_over`) and documents without text (`dropped`).
+    """
+    log = log if log is not None and is_main_rank else silent
+    name = data.source.unsupervised_dataset_name
+    if name is None:
+        raise ThreestepError(
+            "--unsupervised_dataset_name expects a dataset, got none; name one, or a file as jsonl:PATH"
+        )
+    texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
+    end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
+    column = data.source.unsupervised_text_column
+    reader = split_reader(name)
+    if reader is not None:
+        files = files_of(*reader, "unsupervised_dataset_name")
+        content = content_of_files(files, data.cache.cache_dir)
+        rows: Any = None  # opened only by a build
+    else:
+        rows = _unsupervised_rows(name, data.source.unsupervised_dataset_config_name, column)
+        content = fingerprint.content_of_rows(rows, data.cache.cache_dir)
+
+    def build(folder: str) -> dict[str, Any]:
+        source = rows
+        if reader is not None:
+            expected = Expected({column: "unsupervised_text_column"}, (column,))
+            source = open_rows(reader[0], files, data.cache.cache_dir, expected)
+        order = shuffled_order(len(source), seed)
+
+        def make(begin: int, end: int, counts: Counts) -> Iterator[TextBlock]:
+            return _documents(source, order[begin:end], begin, column, texts, end_id, counts)
+
+        plan = SplitPlan("train", TextBlock, len(source), make)
+        documents = build_shards(folder, [plan], data.cache.num_workers, log)["train"]
+        with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
+            left_over = _write_blocks(writer, documents.paths, block_length)
+        if writer.rows == 0:
+            raise ThreestepError(
+                f"--unsupervised_dataset_name: '{name}' has {left_over} tokens, fewer than one block of "
+                f"{block_length}; use more text or shorter blocks"
+            )
+        counted = {**asdict(writer.written), **documents.counts.as_json(), "tokens_left_over": left_over}
+        return {"splits": {"train": counted}}
+
+    parts = {
+        "datasets": json.dumps([name, data.source.unsupervised_dataset_config_name]),
+        "rows": content,
+        "text column": column,
+        "block length": str(block_length),
+        "seed": str(seed),
+        "end of text": str(end_id),
+        "ids before a text": str(texts.prefix_ids),
+        **fingerprint.parts_of_tokenizer(tokenizer),
+        "code": code_of_rows(),
+    }
+    return open_or_build(data.cache.cache_dir, "text", parts, build, data.cache.rebuild_cache, log).splits["train"]
+
+
+def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
+    loaded = load_by_name(name, config_name)
+    rows = loaded["train"] if isinstance(loaded, dict) else loaded
+    if column not in rows.column_names:
+        raise ThreestepError(
+            f"--unsupervised_dataset_name: '{name}' has no column '{column}', its columns are "
+            f"{', '.join(rows.column_names)}; name the right one with --unsupervised_text_column"
+        )
+    return rows
+
+
+def _documents(
+    rows: Any, indices: np.ndarray, first: int, column: str, texts: TextTokenizer, end_id: int, counts: Counts
+) -> Iterator[TextBlock]:
+    """Each document's ids and the token that ends it; `first`: position of the first one in the order."""
+    for begin in range(0, len(indices), ROWS_PER_CALL):
+        documents = [rows[int(index)][column] for index in indices[begin : begin + ROWS_PER_CALL]]
+        places = [place for place, text in enumerate(documents, first + begin) if text]
+        counts.dropped.update(["no_text"] * (len(documents) - len(places)))
+        encoded = texts.encode_prompts([text for text in documents if text])
+        for place, ids in zip(places, encoded, strict=True):
+            yield TextBlock(place, np.array([*ids, end_id], np.int32))
+
+
+def _write_blocks(writer: SplitWriter, paths: Sequence[str], block_length: int) -> int:
+    """Join the documents and cut them; returns the number of tokens left over."""
+    waiting = np.zeros(0, np.int32)
+    for ids in token_runs(paths):
+        waiting = np.concatenate([waiting, ids])
+        whole = len(waiting) // block_length
+        for block in waiting[: whole * block_length].reshape(whole, block_length):
+            writer.append(TextBlock(writer.rows, block))
+        waiting = waiting[whole * block_length :]
+    return len(waiting)

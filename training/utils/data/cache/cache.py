@@ -1,0 +1,293 @@
+"""Folders that are built once, published whole, and found again by what they were built from.
+
+A folder is built next to its place under a file lock and published by one rename, so a folder with the right name is
+finished. What a killed build leaves has another name, and the next build of the same thing resumes from it (see
+`shards`). Processes that want the same folder wait for the lock by polling, never inside a collective. Knows nothing
+of rows or tokens.
+
+    python -m training.utils.data.cache list | verify | prune    (see `__main__`)
+
+Checked when a folder is opened: the manifest (readable, this format, this fingerprint, these parts, its own checksum),
+and of each file its size, its Arrow footer, and its sha256 where it has at most `CHECKED_BYTES`. A changed byte in the
+middle of a larger file goes unnoticed; `--rebuild_cache` rebuilds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from training.utils.data.cache.shard_files import drop_shards, keep_finished_shards
+from training.utils.data.cache.workers import BuildStopped
+from training.utils.data.files.digests import hash_parts
+from training.utils.run.storage import (
+    flush_to_disk,
+    read_json_object,
+    sha256_of,
+    sha256_of_object,
+    try_lock,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from training.utils.data.rows.dataset import CachedSplit
+
+CACHE_FORMAT = 3  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself
+CHECKED_BYTES = 16 * 2**20
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+BUILDING = ".building"
+OLD = ".old"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_POLL_SECONDS = 0.1
+_IMPORTED_AT = time.time()
+_opened_here: set[str] = set()
+
+Log = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """The log of every rank but the main one."""
+
+
+@dataclass(frozen=True)
+class CachedFolder:
+    """An opened folder: its splits by name, its manifest, and whether it was found (`resumed`) or built now."""
+
+    path: str
+    splits: dict[str, CachedSplit]
+    manifest: dict[str, Any]
+    resumed: bool
+
+
+def _process_started_at() -> float:
+    """When this process began, in seconds since 1970: before its imports, which take longer than a small build."""
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime") as file:
+            uptime_seconds = float(file.read().split()[0])
+        return time.time() - uptime_seconds + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return _IMPORTED_AT
+
+
+class Damaged(Exception):
+    """A folder with the right name whose content does not match its manifest."""
+
+
+def open_or_build(
+    cache_dir: str,
+    name: str,
+    parts: dict[str, str],
+    build: Callable[[str], dict[str, Any]],
+    rebuild: bool,
+    log: Log,
+) -> CachedFolder:
+    """Open the folder that was built from `parts`, or build it: of several processes that ask at once, one does.
+
+    build: writes Arrow files into a folder that is empty or holds the shards of a stopped build, and returns {"splits":
+        {split: fields of `dataset.Written`}} and whatever else belongs into the manifest.
+    rebuild: build a folder that existed before this process began.
+    One line is logged: `resumed`, or `built` and why. Raises BuildStopped, which names `cache_dir`, where the disk is
+    full or not writable; an existing folder needs no write permission.
+    """
+    cache_dir = os.path.abspath(cache_dir)
+    parts = {"cache format": str(CACHE_FORMAT), **parts}
+    fingerprint = hash_parts(parts)
+    final = os.path.join(cache_dir, f"{name}-{fingerprint[:20]}")
+    reason = None
+    if not rebuild:
+        found, reason = _try_open(final, fingerprint, name, log)
+        if found is not None:
+            return found
+
+    waiting = f"data: {name}: waiting for another process to build it"
+    with _writing_into(cache_dir), locked(final + LOCK, on_wait=lambda: log(waiting)):
+        found, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
+        if found is not None:
+            return found
+        if rebuild:
+            reason = "rebuild_cache was asked for"
+        elif reason is None:
+            reason = _why_not_found(cache_dir, name, parts)
+        log(f"data: {name} is being built: {reason}")
+        started = time.perf_counter()
+        manifest = _build(final, fingerprint, parts, build, reason)
+        opened = _open(final, fingerprint)
+        _opened_here.add(final)
+    log(f"data: {name} built in {time.perf_counter() - started:.1f} s ({reason}): {_rows_in_words(manifest)}; {final}")
+    return CachedFolder(final, opened, manifest, resumed=False)
+
+
+@contextmanager
+def _writing_into(cache_dir: str) -> Iterator[None]:
+    """Make the folder, and turn an OSError about a file in it into one sentence that names the folder."""
+    try:
+        os.makedirs(cache_dir, exist_ok=True)
+        yield
+    except OSError as error:
+        path = os.path.abspath(str(error.filename))
+        if error.filename is None or os.path.commonpath([cache_dir, path]) not in (cache_dir, path):
+            raise  # a dataset's own files, say
+        if error.errno in _FULL:
+            what = (
+                f"the folder '{cache_dir}' has no room left ({error.strerror}): free some and run again (finished "
+                "shards are kept and used), or name another one"
+            )
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            what = f"the folder '{cache_dir}' may not be written to ({error.strerror}); name one you may write to"
+        else:
+            what = f"the folder '{cache_dir}' cannot be made or written to ({error.strerror}); name another one"
+        raise BuildStopped(f"--data_output_path: {what}") from error
+
+
+def _try_open(
+    final: str, fingerprint: str, name: str, log: Log, only_fresh: bool = False
+) -> tuple[CachedFolder | None, str | None]:
+    """The opened folder, or None and what is wrong with it (None: there is none).
+
+    only_fresh: published by another process since this one began (when several ranks are to rebuild, one does).
+    """
+    started = time.perf_counter()
+    try:
+        splits = _open(final, fingerprint)
+    except FileNotFoundError:
+        return None, None
+    except Damaged as damage:
+        return None, f"the cached one was damaged: {damage}"
+    manifest = next(iter(splits.values())).manifest
+    if only_fresh and (final in _opened_here or manifest["published_at_seconds"] < _process_started_at()):
+        return None, None
+    _opened_here.add(final)
+    with suppress(OSError):  # `prune` reads the time of the last use; a read-only folder is not pruned
+        os.utime(os.path.join(final, MANIFEST))
+    log(f"data: {name} resumed in {time.perf_counter() - started:.2f} s: {_rows_in_words(manifest)}; {final}")
+    return CachedFolder(final, splits, manifest, resumed=True), None
+
+
+def _rows_in_words(manifest: dict[str, Any]) -> str:
+    return ", ".join(f"{split['rows']:,} {key} rows" for key, split in manifest["splits"].items())
+
+
+def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
+    """Open and verify; raises FileNotFoundError where there is no folder, Damaged where it is damaged."""
+    from training.utils.data.rows.dataset import CachedSplit  # imports pyarrow, which `--help` does not need
+
+    if not os.path.isdir(final):
+        raise FileNotFoundError(final)
+    manifest = read_manifest(final)
+    if manifest is None:
+        raise Damaged("no readable manifest")
+    if hash_parts(manifest.get("parts", {})) != fingerprint:
+        raise Damaged("its manifest belongs to other data")
+    if manifest.get("sha256") != sha256_of_object({key: manifest[key] for key in manifest if key != "sha256"}):
+        raise Damaged("its manifest was changed")
+    splits = {}
+    for key, entry in manifest["splits"].items():
+        try:
+            if damage := damage_of(final, entry, CHECKED_BYTES):
+                raise Damaged(damage)
+            splits[key] = CachedSplit(os.path.join(final, entry["file"]), entry["rows"], manifest)
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are OSError or ValueError
+            raise Damaged(f"{entry['file']} does not open ({error})") from error
+    return splits
+
+
+def damage_of(folder: str, entry: dict[str, Any], checked_bytes: float) -> str | None:
+    """How a split's file differs from its manifest's entry; its content is compared up to this size."""
+    path = os.path.join(folder, entry["file"])
+    size = os.path.getsize(path)
+    if size != entry["bytes"]:
+        return f"{entry['file']} has {size} bytes, expected {entry['bytes']}"
+    if size <= checked_bytes and sha256_of(path) != entry["sha256"]:
+        return f"{entry['file']} does not have the checksum in its manifest"
+    return None
+
+
+def read_manifest(folder: str) -> dict[str, Any] | None:
+    manifest = read_json_object(os.path.join(folder, MANIFEST))
+    return manifest if manifest is not None and isinstance(manifest.get("splits"), dict) else None
+
+
+def _build(
+    final: str, fingerprint: str, parts: dict[str, str], build: Callable[[str], dict[str, Any]], reason: str
+) -> dict[str, Any]:
+    """Build next to the place and publish by one rename; the lock is held."""
+    building, old = final + BUILDING, final + OLD
+    shutil.rmtree(old, ignore_errors=True)
+    os.makedirs(building, exist_ok=True)
+    keep_finished_shards(building)
+    try:
+        started = time.perf_counter()
+        contents = build(building)
+        splits = {key: {"file": f"{key}.arrow", **written} for key, written in contents["splits"].items()}
+        manifest = {
+            **contents,
+            "fingerprint": fingerprint,
+            "parts": parts,
+            "splits": splits,
+            "reason": reason,
+            "build_seconds": round(time.perf_counter() - started, 3),
+            "published_at_seconds": time.time(),
+        }
+        manifest["sha256"] = sha256_of_object(manifest)
+        write_json(os.path.join(building, MANIFEST), manifest)
+        for name in [*(entry["file"] for entry in splits.values()), MANIFEST]:
+            flush_to_disk(os.path.join(building, name))
+        drop_shards(building)
+        flush_to_disk(building)
+        if os.path.isdir(final):
+            os.rename(final, old)
+        os.rename(building, final)
+        flush_to_disk(os.path.dirname(final))
+    except BaseException as failure:
+        # Shards are kept where the same build may yet succeed (a full disk, a stop from outside), not where the data or
+        # the code must change first.
+        finished = 0
+        if isinstance(failure, (BuildStopped, OSError)) or not isinstance(failure, Exception):
+            with suppress(OSError):
+                finished = keep_finished_shards(building)
+        if not finished:
+            shutil.rmtree(building, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    return manifest
+
+
+@contextmanager
+def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the kernel releases it when the process ends, however it ends."""
+    handle = try_lock(path)
+    if handle is None:
+        on_wait()
+    while handle is None:
+        time.sleep(_POLL_SECONDS)
+        handle = try_lock(path)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
+    """Which parts differ from the most similar folder that was built from the same datasets."""
+    found: list[tuple[int, float, list[str]]] = []
+    for folder in os.listdir(cache_dir):
+        path = os.path.join(cache_dir, folder)
+        manifest = read_manifest(path) if folder.startswith(f"{name}-") and os.path.isdir(path) else None
+        if manifest is None or folder.endswith((BUILDING, OLD)):
+            continue
+        old = manifest.get("parts", {})
+        if old.get("datasets") == parts.get("datasets"):
+            changed = [key for key in {**parts, **old} if old.get(key) != parts.get(key)]
+            found.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
+    if not found:
+        return "none was built from these datasets before"
+    return "changed since the last one: " + ", ".join(min(found, key=lambda each: each[:2])[2])

@@ -1,0 +1,64 @@
+"""What became of the raw rows: counts, and reports of what was built."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What became of the raw rows of one split.
+
+    rows: those that were kept. truncated: those that were cut. dropped: those that were dropped, by reason.
+    parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
+        counted as they are read, before any is dropped for another reason.
+    columns: in phase 3, how many of the kept rows carry each column to rewards and samples.
+    """
+
+    rows: int
+    tokens: int
+    truncated: int
+    dropped: dict[str, int] = field(default_factory=dict)
+    parallel: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """The reports of both splits, and whether they were in the cache."""
+
+    train: SplitReport
+    eval: SplitReport
+    resumed: bool
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log: what was kept, cut and dropped."""
+        return "; ".join(split_sentence(name, split) for name, split in (("train", self.train), ("eval", self.eval)))
+
+
+def split_sentence(name: str, split: SplitReport) -> str:
+    """One split: what was kept, cut and dropped."""
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+    found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
+    return (
+        f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
+        + (f"dropped: {dropped}" if dropped else "none dropped")
+        + (f", parallel thinking: {found}" if found else "")
+    )
+
+
+@dataclass
+class Counts:
+    """Counts that grow while rows are made (see `SplitReport`)."""
+
+    truncated: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    parallel: Counter[str] = field(default_factory=Counter)
+    columns: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        sums = {name: dict(getattr(self, name)) for name in ("dropped", "parallel", "columns")}
+        return {"truncated": self.truncated, **sums}

@@ -1,0 +1,99 @@
+"""The files of shards: which are finished, and which are removed. Knows nothing of their content.
+
+A shard is an Arrow file and a JSON file, which is written last and holds the checksum of the first. Both are in the
+subfolder `shards` of the folder that is being built, whose name holds the fingerprint of what is built.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+
+from training.utils.run.storage import read_json_object, sha256_of, write_json
+
+_FOLDER = "shards"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard: the result of the raw rows `begin` .. `end` - 1 of a split."""
+
+    split: str
+    begin: int
+    end: int
+    rows: int
+    tokens: int
+    truncated: int
+    dropped: dict[str, int]
+    parallel: dict[str, int]
+    columns: dict[str, int]
+    bytes: int
+    sha256: str
+
+
+def shard_path(folder: str, split: str, begin: int, end: int) -> str:
+    """The Arrow file of a shard of the folder that is being built."""
+    return os.path.join(folder, _FOLDER, f"{split}-{begin:09d}-{end:09d}.arrow")
+
+
+def make_shards_folder(folder: str) -> None:
+    os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
+
+
+def finish_shard(path: str, written: str, shard: Shard) -> None:
+    """Give the file `written` the shard's name, then mark it as finished."""
+    os.replace(written, path)
+    about = _about(path)
+    write_json(about + ".part", {"key": _key(path), **asdict(shard)})
+    os.replace(about + ".part", about)
+
+
+def finished_shard(path: str) -> Shard | None:
+    """The shard where it exists, belongs to this build and has its checksum."""
+    entry = read_json_object(_about(path))
+    try:
+        if entry is None or entry.pop("key", None) != _key(path) or sha256_of(path) != entry["sha256"]:
+            return None
+        return Shard(**entry)
+    except (OSError, KeyError, TypeError):
+        return None
+
+
+def keep_shards(folder: str, paths: Collection[str]) -> None:
+    """Remove all files from the folder of the shards except those of these shards."""
+    stays = {*paths, *map(_about, paths)}
+    shards = os.path.join(folder, _FOLDER)
+    for name in os.listdir(shards):
+        path = os.path.join(shards, name)
+        if path not in stays:
+            os.remove(path)
+
+
+def keep_finished_shards(folder: str) -> int:
+    """Remove everything from a folder that is being built except finished shards; returns how many those are."""
+    for name in os.listdir(folder):
+        if name != _FOLDER:
+            os.remove(os.path.join(folder, name))
+    shards = os.path.join(folder, _FOLDER)
+    if not os.path.isdir(shards):
+        return 0
+    paths = [os.path.join(shards, name) for name in os.listdir(shards) if name.endswith(".arrow")]
+    finished = [path for path in paths if os.path.exists(_about(path))]
+    keep_shards(folder, finished)
+    return len(finished)
+
+
+def drop_shards(folder: str) -> None:
+    """Remove the shards of a folder whose splits are joined."""
+    shutil.rmtree(os.path.join(folder, _FOLDER), ignore_errors=True)
+
+
+def _about(path: str) -> str:
+    return path.removesuffix(".arrow") + ".json"
+
+
+def _key(path: str) -> str:
+    """The name of the folder that is being built, which a shard belongs to."""
+    return os.path.basename(os.path.dirname(os.path.dirname(path)))

@@ -1,0 +1,130 @@
+"""The flags of prompt style, chat template, end token and parallel thinking; cheap to import: `--help` reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import flag
+
+PROMPT_STYLES = ("human_assistant", "chat_template")
+TRAIN_TURNS = ("all", "last")
+BAD_CONVERSATIONS = ("error", "drop")
+MALFORMED_PARALLEL = ("error", "drop", "causal")
+
+
+@dataclass
+class ChatArguments:
+    """How prompts and responses become text, and where a response ends."""
+
+    end_of_conversation_token: str | None = flag(
+        None,
+        "One token that ends every response in all phases; default: the tokenizer's eos, or the token "
+        "with which the chat template ends a turn.",
+    )
+    add_end_of_conversation_token: bool = flag(
+        False,
+        "Steps 1 and 2: add end_of_conversation_token to the tokenizer and the model where they lack it. "
+        "Step 3 expects it in the tokenizers that those steps saved.",
+    )
+    prompt_style: str = flag(
+        "human_assistant",
+        "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... "
+        "Assistant:\", as the datasets give it) or 'chat_template'.",
+        choices=PROMPT_STYLES,
+    )
+    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.")
+    chat_template_kwargs: str | None = flag(None, "Further variables for the chat template, as a JSON object.")
+    enable_thinking: bool | None = flag(None, "Passed to the chat template as enable_thinking, where set.")
+    train_turns: str = flag(
+        "all", "Phase 1 with a chat template: loss on 'all' assistant turns or on the 'last'.", choices=TRAIN_TURNS
+    )
+    bad_conversations: str = flag(
+        "error",
+        "A row that the chat template refuses, or whose assistant turns are ambiguous: 'error' stops and "
+        "names it, 'drop' drops and counts it.",
+        choices=BAD_CONVERSATIONS,
+    )
+    parallel_thinking: bool = flag(
+        False,
+        "Phases 1 and 2: lay out blocks of parallel paths in responses so that the paths of a block do "
+        "not see each other (docs/layout.md).",
+    )
+    parallel_tags: list[str] = flag(
+        ["<Parallel>", "<Path>", "</Path>", "</Parallel>"],
+        "The four tags that open a block, open a path, close a path and close the block, each one token; "
+        "added to the tokenizer and the model where absent. The default is Parallel-R1's.",
+    )
+    malformed_parallel: str = flag(
+        "error",
+        "A response whose tags do not match: 'error' stops and names the row, 'drop' drops it, 'causal' "
+        "keeps it in one piece, as without parallel thinking.",
+        choices=MALFORMED_PARALLEL,
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables of the chat template for every row: `chat_template_kwargs`, and `enable_thinking` where set."""
+        kwargs = json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
+        return kwargs if self.enable_thinking is None else {**kwargs, "enable_thinking": self.enable_thinking}
+
+    @property
+    def tokens_in_need(self) -> list[str]:
+        """Tokens that the tokenizer must have; those that it lacks are added."""
+        end = [self.end_of_conversation_token] if self.add_end_of_conversation_token else []
+        return [*(self.parallel_tags if self.parallel_thinking else []), *(token for token in end if token)]
+
+    @property
+    def needs_segments(self) -> str | None:
+        """The flag that asks for segments that do not see each other; None where none does."""
+        return "--parallel_thinking" if self.parallel_thinking else None
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        mistakes.require(
+            bool(self.end_of_conversation_token) or not self.add_end_of_conversation_token,
+            "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token",
+        )
+        self._validate_chat(mistakes)
+        self._validate_parallel(mistakes)
+
+    def _validate_chat(self, mistakes: Mistakes) -> None:
+        given = {name: getattr(self, name) for name in ("chat_template", "chat_template_kwargs", "enable_thinking")}
+        set_flags = [name for name, value in given.items() if value is not None]
+        mistakes.require(
+            self.prompt_style != "human_assistant" or not set_flags,
+            f"{', '.join(f'--{name}' for name in set_flags)} needs --prompt_style chat_template, got human_assistant; "
+            "set it, or leave these flags out",
+        )
+        if self.chat_template is not None and not os.path.isfile(self.chat_template):
+            mistakes.add(f"--chat_template expects a file, got '{self.chat_template}', which does not exist")
+        try:
+            kwargs = json.loads(self.chat_template_kwargs or "{}")
+        except ValueError as error:
+            kwargs = error
+        if not isinstance(kwargs, dict):
+            mistakes.add(
+                f"--chat_template_kwargs expects a JSON object such as '{{\"enable_thinking\": false}}', got "
+                f"'{self.chat_template_kwargs}'"
+            )
+            return
+        own = sorted(set(kwargs) & {"messages", "tools", "add_generation_prompt"})
+        mistakes.require(not own, f"--chat_template_kwargs: {', '.join(own)} come from the data; leave them out")
+        both = self.enable_thinking is not None and kwargs.get("enable_thinking", self.enable_thinking)
+        mistakes.require(
+            self.enable_thinking is None or both == self.enable_thinking,
+            "--enable_thinking and --chat_template_kwargs set enable_thinking to different values; leave one out",
+        )
+
+    def _validate_parallel(self, mistakes: Mistakes) -> None:
+        if not self.parallel_thinking:
+            return
+        tags = self.parallel_tags
+        mistakes.require(
+            len(tags) == len(set(tags)) == 4 and all(tag and not tag.isspace() for tag in tags),
+            "--parallel_tags expects four different tags (a block opens, a path opens, a path closes, the block "
+            f"closes), got {len(tags)}: {' '.join(tags)}",
+        )

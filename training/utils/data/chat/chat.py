@@ -1,0 +1,233 @@
+"""Conversations become token ids under a chat template: which template, which tokens carry loss, which end a turn.
+
+A rendered conversation is cut where the assistant's turns begin and end, and each piece is tokenized by itself: a
+prompt has the same ids as when a model is to answer it, no token spans the edge of a turn, and lengths tell which
+tokens carry loss. The tokenizer's special tokens stay special in a message's text (`<|im_end|>` typed by a user is the
+token `<|im_end|>`), as in transformers' `apply_chat_template`. Knows nothing of rows, files or phases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.rendering import ChatTemplate
+from training.utils.data.chat.spans import ReadConversation, TurnFinder
+from training.utils.data.files.digests import hash_text
+from training.utils.data.rows.tokenize import Ids, TextTokenizer, TooLong, cut_prompt
+from training.utils.data.sources.messages import BadConversation, Conversation
+from training.utils.layout.parallel import ParallelTags
+from training.utils.run.errors import ThreestepError
+
+
+def use_chat_template(tokenizer: Any, chat: ChatArguments) -> Any:
+    """Return `tokenizer` with the template of `--chat_template`, so that it is saved with the model."""
+    if chat.chat_template is not None:
+        tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
+    return tokenizer
+
+
+def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
+    """The token that ends a response: the flag's, or the chat template's end of a turn; None: the tokenizer's eos."""
+    if chat.prompt_style != "chat_template":
+        return chat.end_of_conversation_token
+    return ChatTokenizer(chat, tokenizer).end_token
+
+
+def text_maker(
+    chat: ChatArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None
+) -> TextTokenizer | ChatTokenizer:
+    """The tokenizer of texts, or under a chat template of conversations."""
+    if chat.prompt_style == "chat_template":
+        return ChatTokenizer(chat, tokenizer, parallel_tags)
+    return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
+
+
+def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, str]:
+    """What rows depend on besides the tokenizer, for the cache's fingerprint."""
+    parts = {"prompt_style": chat.prompt_style}
+    if chat.prompt_style == "chat_template":
+        own = tokenizer.chat_template
+        template = own if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+        parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
+        parts["chat template kwargs"] = json.dumps(chat.template_kwargs, sort_keys=True)
+        parts["bad_conversations"] = chat.bad_conversations
+        if phase == 1:
+            parts["train_turns"] = chat.train_turns
+    return parts
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one."""
+
+    text: str
+    is_turn: bool = False
+    carries_loss: bool = False
+
+
+@dataclass(frozen=True)
+class EncodedConversation:
+    """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins."""
+
+    ids: Ids
+    loss: list[bool]
+    last_turn: int
+
+
+class ChatTokenizer:
+    """Templates, turns and tokens for the conversations of one run."""
+
+    def __init__(self, chat: ChatArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None) -> None:
+        """Raises ThreestepError where there is no template, or one that does not end a turn with a token."""
+        self._chat = chat
+        self._tokenizer = tokenizer
+        self._file = None if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+        if self._file is None and not tokenizer.chat_template:
+            raise ThreestepError(
+                "--prompt_style chat_template: the tokenizer has no chat template of its own; give one with "
+                "--chat_template FILE"
+            )
+        self._finders: dict[tuple[str, str], TurnFinder] = {}
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        self._special = [token.content for token in added if token.special]
+        self.end_token = self._finder(None, {}).end_token
+        # Such a token takes the blanks after it along, so they must not be tokenized apart from it.
+        self._end_takes_blanks = {token.content for token in added if token.rstrip}
+        self.texts = TextTokenizer(tokenizer, self.end_token, parallel_tags)
+        probe = 'A "line".\n\n  \u00e9\u4f60\U0001f642 </x> 12'
+        ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
+        takes_blanks = any(token.lstrip or token.rstrip for token in added)
+        self._is_lossless = not takes_blanks and self._decode([ids]) == [probe]
+
+    def _finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
+        """A tokenizer may have several templates, one of them for tools; the finder of each is kept."""
+        text = self._file if self._file is not None else self._tokenizer.get_chat_template(tools=tools)
+        kwargs = {**self._chat.template_kwargs, **kwargs}
+        key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
+        if key not in self._finders:
+            template = ChatTemplate(text, {**self._tokenizer.special_tokens_map, **kwargs})
+            self._finders[key] = TurnFinder(template, self._special, self._chat.end_of_conversation_token)
+        return self._finders[key]
+
+    def _decode(self, ids: Sequence[Ids]) -> list[str]:
+        if getattr(self._tokenizer, "is_fast", False):  # without transformers' check of every id
+            return self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
+        return self._tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    # Conversation -> pieces.
+
+    def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
+        """The conversation, with loss on all assistant turns or the `last`; None: no turn. Raises BadConversation."""
+        read = self._finder(conversation.tools, conversation.template_kwargs).read(conversation)
+        if not read.turns:
+            return None
+        places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
+        for turn in read.turns:
+            if turn.message in trained and not turn.ended:
+                raise BadConversation(
+                    f"{conversation.where}, message {turn.message + 1} (assistant): the chat template writes no "
+                    f"end-of-turn token after it, only {read.text[turn.end : turn.end + 40]!r}"
+                )
+        return self._cut(read, trained)
+
+    def prompt(self, conversation: Conversation) -> list[TextPiece]:
+        """The conversation with the generation prompt. Raises BadConversation."""
+        finder = self._finder(conversation.tools, conversation.template_kwargs)
+        if all(message["role"] != "assistant" for message in conversation.messages):
+            return [TextPiece(finder.prompt(conversation))]
+        return self._cut(finder.read(conversation, generation_prompt=True), set())
+
+    def responses(
+        self, prompt: Conversation, responses: Sequence[dict[str, Any]]
+    ) -> tuple[list[TextPiece], list[TextPiece]] | None:
+        """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
+        end of the turn. None where that rendering does not begin with the prompt. Raises BadConversation."""
+        finder = self._finder(prompt.tools, prompt.template_kwargs)
+        pieces = self.prompt(prompt)
+        text = "".join(piece.text for piece in pieces)
+        answers = []
+        for message in responses:
+            whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
+            read = finder.read(whole)
+            last = read.turns[-1] if read.turns else None
+            if last is None or last.message != len(prompt.messages) or not last.ended:
+                raise BadConversation(
+                    f"{prompt.where}: the chat template writes no end-of-turn token after the response, the text ends "
+                    f"in {read.text[-40:]!r}"
+                )
+            if not read.text.startswith(text) or last.end <= len(text):
+                return None
+            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True))
+        return pieces, answers
+
+    def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
+        pieces = []
+        at = 0
+        for turn in read.turns:
+            end = turn.end
+            if any(read.text.endswith(token, turn.begin, end) for token in self._end_takes_blanks):
+                end += len(read.text[end:]) - len(read.text[end:].lstrip())
+            pieces.append(TextPiece(read.text[at : turn.begin]))
+            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained))
+            at = end
+        pieces.append(TextPiece(read.text[at:]))
+        return [piece for piece in pieces if piece.text]
+
+    # Pieces -> tokens.
+
+    def encode(self, rows: Sequence[Sequence[TextPiece]], where: Sequence[str]) -> list[list[Ids] | BadConversation]:
+        """Ids of each piece of each row, or what is wrong: turns decode to their texts if the tokenizer is lossless."""
+        encoded = self.texts.encode_pieces([[piece.text for piece in row] for row in rows])
+        results: list[list[Ids] | BadConversation] = list(encoded)
+        if self._is_lossless:
+            turns = [
+                (number, place) for number, row in enumerate(rows) for place, piece in enumerate(row) if piece.is_turn
+            ]
+            decoded = self._decode([encoded[number][place] for number, place in turns]) if turns else []
+            for (number, place), text in zip(turns, decoded, strict=True):
+                if text != rows[number][place].text:
+                    results[number] = BadConversation(
+                        f"{where[number]}: the assistant's tokens decode to {text[:60]!r} and its text is "
+                        f"{rows[number][place].text[:60]!r}"
+                    )
+        return results
+
+
+def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
+    """The pieces of one row as one sequence of tokens."""
+    loss = [piece.carries_loss for piece, own in zip(pieces, ids, strict=True) for _ in own]
+    last = max((number for number, piece in enumerate(pieces) if piece.carries_loss), default=0)
+    return EncodedConversation([i for own in ids for i in own], loss, sum(len(own) for own in ids[:last]))
+
+
+def fit_conversation(
+    encoded: EncodedConversation, most: int, truncation: str
+) -> tuple[EncodedConversation, bool] | str:
+    """Make a conversation at most `most` tokens long; returns it and whether it was cut, or why it is dropped.
+
+    `right` cuts its end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries
+    loss; both leave that turn whole. `error` raises TooLong. Dropped: by `drop`, and where no token that carries loss,
+    or none before the last turn, would be left.
+    """
+    ids, loss, begin = encoded.ids, encoded.loss, encoded.last_turn
+    if len(ids) <= most:
+        return encoded, False
+    if truncation == "error":
+        raise TooLong(len(ids))
+    if truncation == "drop":
+        return "too_long"
+    if truncation == "right":
+        if not any(loss[1:most]):
+            return "response_cut_to_nothing"
+        return EncodedConversation(ids[:most], loss[:most], min(begin, most)), True
+    room = most - (len(ids) - begin)
+    if room < 1:
+        return "no_room_for_the_prompt"
+    left = [*cut_prompt(list(range(begin)), room, truncation), *range(begin, len(ids))]
+    return EncodedConversation([ids[i] for i in left], [loss[i] for i in left], room), True

@@ -1,0 +1,133 @@
+"""What a chat template writes around messages, learnt from a conversation of single letters.
+
+Serves `spans`: where headers end, what opens a message and what ends a turn. Knows nothing of real conversations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from os.path import commonprefix
+
+from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
+from training.utils.run.errors import ThreestepError
+
+
+@dataclass(frozen=True)
+class TemplateHabits:
+    """What one template writes around messages.
+
+    special: matches the tokenizer's special tokens; None where it has none.
+    ends: tokens that end a turn; the first one ends the last turn of a conversation.
+    headers: what the generation prompt adds, and those beginnings of it that precede an assistant's text where that
+        is not the whole (a thought that the generation prompt opens), longest first.
+    missing_prompt: the header of a template that writes one before an assistant's text and ignores
+        add_generation_prompt.
+    openings: special tokens that begin a message, and so never end one.
+    """
+
+    special: re.Pattern[str] | None
+    ends: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+    missing_prompt: str = ""
+    openings: frozenset[str] = frozenset()
+
+    def ending(self, text: str, begin: int = 0, limit: int | None = None) -> re.Match[str] | None:
+        """The first special token between `begin` and `limit`, unless it begins a message."""
+        match = self.special.search(text, begin, len(text) if limit is None else limit) if self.special else None
+        return match if match and match.group() not in self.openings else None
+
+
+def learn_habits(template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None) -> TemplateHabits:
+    """Learn them from user a, assistant b, user c, assistant d. end_token: ends a turn, where the user names it.
+
+    Raises ThreestepError where the template ends the last turn with none of them.
+    """
+    longest_first = sorted({*special_tokens, *([end_token] if end_token else [])}, key=len, reverse=True)
+    special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    letters = [{"role": "assistant" if c in "bd" else "user", "content": c} for c in "abcd"]
+    probe = mask_messages(letters, "probe")
+    a, b, c, d = (str(message["content"]) for message in probe.messages)
+    try:
+        whole = template.render(probe.messages).text
+        open_a, open_c = (template.render(probe.messages[:n], generation_prompt=True).text for n in (1, 3))
+        closed_c = template.render(probe.messages[:3]).text
+    except TemplateRefused as refused:
+        if end_token is None:
+            raise ThreestepError(
+                "the chat template refuses a conversation of user and assistant in turn, so the token that ends "
+                f"a turn cannot be learnt from it ({refused}); name it with --end_of_conversation_token"
+            ) from refused
+        return TemplateHabits(special, (end_token,))
+    if [whole.count(letter) for letter in (a, b, c, d)] != [1, 1, 1, 1]:
+        raise ThreestepError(
+            "the chat template does not write each message of a conversation of user and assistant once; it "
+            "cannot be used for training"
+        )
+    before_b, before_d = _between(whole, a, b), _between(whole, c, d)
+    prompt_b, prompt_d = open_a.partition(a)[2], open_c.partition(c)[2]
+    headers, missing_prompt = _headers(open_c, closed_c, [(before_b, prompt_b), (before_d, prompt_d)], special)
+    after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
+    openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d)
+    habits = TemplateHabits(special, (), headers, missing_prompt, openings)
+    return replace(habits, ends=_ends(habits, after_b, after_d, end_token))
+
+
+def _headers(
+    open_c: str, closed_c: str, pairs: Sequence[tuple[str, str]], special: re.Pattern[str] | None
+) -> tuple[tuple[str, ...], str]:
+    """Headers and the missing prompt. pairs: what precedes b and d in the conversation, and as a generation prompt."""
+    prompt = open_c.removeprefix(closed_c)
+    if prompt == open_c or not prompt:
+        before_b, prompt_b = pairs[0]
+        missing = before_b[len(prompt_b) :] if before_b.startswith(prompt_b) else ""
+        return ((missing,), missing) if missing.strip() else ((), "")
+    shared = [
+        _whole_words(commonprefix([before, prompted])[len(prompted) - len(prompt) :], prompt, special)
+        for before, prompted in pairs
+    ]
+    return tuple(sorted({prompt, *filter(None, shared)}, key=len, reverse=True)), ""
+
+
+def _whole_words(beginning: str, prompt: str, special: re.Pattern[str] | None) -> str:
+    """A beginning of the generation prompt, cut back to a blank or special token: "<" of "<think>" is no header."""
+    if beginning == prompt:
+        return prompt
+    match = re.match(r"(?s).*(?:\s|" + (special.pattern if special else r"\s") + ")", beginning)
+    return match.group() if match else ""
+
+
+def _openings(
+    special: re.Pattern[str] | None, headers: Sequence[str], before_a: str, after_b: str, after_d: str
+) -> frozenset[str]:
+    """Special tokens in a header, or between b and c after the one that ends b's turn (where the first of them ends
+    it), that do not follow the whole conversation."""
+    if special is None:
+        return frozenset()
+    openings = {*special.findall("".join(headers[:1])), *special.findall(before_a)[-1:]}
+    between = special.findall(after_b)
+    openings |= set(between if between and between[0] in openings else between[1:])
+    return frozenset(openings.difference(special.findall(after_d)))
+
+
+def _ends(habits: TemplateHabits, after_b: str, after_d: str, end_token: str | None) -> tuple[str, ...]:
+    if end_token is not None:
+        if end_token not in after_d:
+            raise ThreestepError(
+                f"--end_of_conversation_token: the chat template writes {after_d!r} after the assistant's last text "
+                f"and not '{end_token}'; leave the flag out, or change the template"
+            )
+        return (end_token,)
+    last, earlier = habits.ending(after_d), habits.ending(after_b)
+    if last is None:
+        raise ThreestepError(
+            f"the chat template writes {after_d!r} after the assistant's last text, and that holds no special "
+            "token of the tokenizer to end a turn with: a model would never learn to stop; change the template "
+            "(--chat_template FILE), or name a token of that text with --end_of_conversation_token"
+        )
+    return tuple(dict.fromkeys(match.group() for match in (last, earlier) if match is not None))
+
+
+def _between(text: str, one: str, other: str) -> str:
+    return text[text.index(one) + len(one) : text.index(other)] if one in text and other in text else ""

@@ -1,0 +1,230 @@
+"""A chat template applied to messages, and applied to messages whose texts are masked.
+
+Masked means: every character of a message is replaced by a private-use character that stands for this character of this
+text. Then the unmasked output was written by the template: a header or an end-of-turn token that a message quotes
+cannot be mistaken for the template's own. Knows nothing of turns, tokens or phases.
+
+In shapes: C characters of a rendering, M of them masked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.sources.messages import REASONING_KEYS, BadConversation, Message
+from training.utils.run.errors import ThreestepError
+
+# The private-use planes 15 and 16, without the last two code points of each plane, which are not characters.
+_FIRST_MASK, _LAST_MASK = 0xF0000, 0x10FFFD
+# Masking should not change what a template does with a text: blanks stay, so that trimming trims the same, and
+# characters that JSON escapes stay, so that `tojson` writes the same length.
+_ESCAPED = frozenset('"\\')
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Methods by which a template inspects a text. Literals that it looks for must not be masked.
+_INSPECTING_METHODS = frozenset(
+    "startswith endswith split rsplit partition rpartition splitlines find rfind index rindex count replace "
+    "strip lstrip rstrip removeprefix removesuffix".split()
+)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """What a template wrote. `marks`: (begin, end) characters of its `{% generation %}` blocks, in order."""
+
+    text: str
+    marks: list[tuple[int, int]]
+
+
+class TemplateRefused(Exception):
+    """The template raised; carries its message."""
+
+
+class ChatTemplate:
+    """One Jinja chat template with its variables besides messages and tools."""
+
+    def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
+        """variables: special tokens by name, and --chat_template_kwargs. Raises ThreestepError for invalid Jinja."""
+        self.text = text
+        self.has_marks = _MARK.search(text) is not None
+        self._variables = dict(variables)
+        self.literals = _literals_in_tests(text)
+
+    def render(
+        self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = False, marks: bool = False
+    ) -> Rendering:
+        """Apply the template as transformers does; raises TemplateRefused where it raises."""
+        from jinja2.exceptions import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[list(messages)],
+                tools=tools,
+                chat_template=self.text,
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=generation_prompt,
+                **self._variables,
+            )
+        # A template operates on whatever the messages hold, so it can raise nearly any Python error.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise TemplateRefused(str(error).strip() or type(error).__name__) from error
+        (text,), found = rendered
+        return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
+
+
+def _literals_in_tests(template: str) -> frozenset[str]:
+    """The string literals that a template looks for: "</think>" in `'</think>' in content`."""
+    import jinja2
+    from jinja2 import ext, nodes
+
+    class Marks(ext.Extension):
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        tree = jinja2.Environment(extensions=[Marks, ext.loopcontrols]).parse(template)  # noqa: S701 (text for a model, not a page)
+    except jinja2.TemplateSyntaxError as error:
+        raise ThreestepError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
+    looked_at: list[nodes.Node] = [compare for compare in tree.find_all(nodes.Compare) if not _is_role(compare.expr)]
+    for test in [*tree.find_all(nodes.Filter), *tree.find_all(nodes.Test)]:
+        looked_at += test.args
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _INSPECTING_METHODS:
+            looked_at += call.args
+    constants = [node for top in looked_at for node in (top, *top.find_all(nodes.Const))]
+    literals = (node.value for node in constants if isinstance(node, nodes.Const))
+    return frozenset(literal for literal in literals if isinstance(literal, str) and literal.strip())
+
+
+def _is_role(node: Any) -> bool:
+    """`message.role` or `message['role']`, which is compared with roles, not with texts."""
+    return getattr(node, "attr", None) == "role" or getattr(getattr(node, "arg", None), "value", None) == "role"
+
+
+@dataclass(frozen=True)
+class MessageText:
+    """One text of a message.
+
+    message: index of the message.
+    kind: "content", "reasoning" or "call" (tool arguments).
+    masked: whether any character is masked (none where the text is blank).
+    """
+
+    message: int
+    kind: str
+    text: str
+    masked: bool
+
+
+@dataclass
+class MaskedMessages:
+    """Messages with their texts masked, and the meaning of each mask.
+
+    Mask n is the character `_FIRST_MASK` + n, for the code point `originals[n]`. Text t owns the masks from `begins[t]`
+    to before `begins[t + 1]`.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    texts: list[MessageText] = field(default_factory=list)
+    originals: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+
+    def provenance(self, masked: str, plain: str) -> Provenance | None:
+        """Where masked characters come from; None where the template treated `masked` and `plain` differently."""
+        if len(masked) != len(plain):
+            return None
+        masked_C, plain_C = _code_points(masked), _code_points(plain)
+        positions_M = np.flatnonzero(masked_C >= _FIRST_MASK)
+        masks_M = masked_C[positions_M] - _FIRST_MASK
+        if len(masks_M) and int(masks_M.max()) >= len(self.originals):
+            return None  # the template, or an unmasked text, contains private-use characters
+        masked_C[positions_M] = np.array(self.originals, np.uint32)[masks_M]
+        if not np.array_equal(masked_C, plain_C):
+            return None
+        texts_M = np.searchsorted(np.array(self.begins, np.int64), masks_M, side="right") - 1
+        messages_M = np.array([text.message for text in self.texts], np.int64)[texts_M]
+        return Provenance(positions_M, texts_M, messages_M)
+
+
+@dataclass(frozen=True, eq=False)
+class Provenance:
+    """The masked characters of a rendering: their positions, ascending, texts and messages; all int64 [M]."""
+
+    positions_M: np.ndarray
+    texts_M: np.ndarray
+    messages_M: np.ndarray
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
+
+
+def mask_messages(
+    messages: Sequence[Message], where: str, unmasked: Iterable[str] = (), arguments: bool = True
+) -> MaskedMessages:
+    """Mask all texts (of tool arguments with `arguments`), but not roles, names, types and substrings `unmasked`."""
+    masked = MaskedMessages()
+    longest_first = sorted(unmasked, key=len, reverse=True)
+    keep = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+    for place, message in enumerate(messages):
+        copy = dict(message)
+        mask = partial(_mask, masked, keep, where, place)
+        if isinstance(copy["content"], str):
+            copy["content"] = mask("content", copy["content"])
+        elif copy["content"] is not None:
+            copy["content"] = [
+                {**part, "text": mask("content", part["text"])} if "text" in part else part for part in copy["content"]
+            ]
+        for key in REASONING_KEYS:
+            if key in copy:
+                copy[key] = mask("reasoning", copy[key])
+        if arguments and "tool_calls" in copy:
+            copy["tool_calls"] = [_mask_call(call, partial(mask, "call")) for call in copy["tool_calls"]]
+        masked.messages.append(copy)
+    return masked
+
+
+def _mask_call(call: dict[str, Any], mask: Any) -> dict[str, Any]:
+    call = dict(call)
+    if isinstance(call.get("function"), dict):
+        call["function"] = _mask_call(call["function"], mask)
+    if "arguments" in call:
+        call["arguments"] = _mask_values(call["arguments"], mask)
+    return call
+
+
+def _mask_values(value: Any, mask: Any) -> Any:
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, list):
+        return [_mask_values(item, mask) for item in value]
+    if isinstance(value, dict):
+        return {key: _mask_values(item, mask) for key, item in value.items()}
+    return value
+
+
+def _mask(masked: MaskedMessages, keep: re.Pattern[str] | None, where: str, place: int, kind: str, text: str) -> str:
+    """The masked text, which is also noted in `masked`."""
+    begin = len(masked.originals)
+    characters = [c for c in sorted(set(text)) if not (c.isspace() or c in _ESCAPED or c < " ")]
+    table = {ord(character): _FIRST_MASK + begin + number for number, character in enumerate(characters)}
+    if begin + len(table) > _LAST_MASK - _FIRST_MASK:
+        raise BadConversation(f"{where}: the conversation is too long to mask: more than {len(masked.texts):,} texts")
+    if keep is None:
+        hidden = text.translate(table)
+    else:  # split at a group: masked and unmasked pieces alternate
+        pieces = keep.split(text)
+        hidden = "".join(piece if odd % 2 else piece.translate(table) for odd, piece in enumerate(pieces))
+    masked.begins.append(begin)
+    masked.originals.extend(ord(character) for character in characters)
+    masked.texts.append(MessageText(place, kind, text, max(hidden, default="") >= chr(_FIRST_MASK)))
+    return hidden

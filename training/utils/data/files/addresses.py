@@ -1,0 +1,172 @@
+"""Where files are: local paths, globs, folders of shards and fsspec addresses (`s3://`, `memory://`, ...).
+
+Knows nothing of their content. Cheap to import: fsspec is imported only where it is needed.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import mmap
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO, cast
+
+from training.utils.data.files.digests import digest_file, hash_text
+from training.utils.run.errors import ThreestepError
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
+_TRAINING_PART = re.compile(r"train([-_.]|$)")
+
+
+def is_remote(address: str) -> bool:
+    return "://" in address
+
+
+def check_address(address: str, flag: str) -> None:
+    """Raise ThreestepError where a local address names nothing; remote ones are not checked."""
+    if not is_remote(address):
+        _local_matches(address, flag)
+
+
+def find_files(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
+    """The files of an address, sorted: itself, the matches of a glob, or the files in and below a folder that end in
+    one of `suffixes` (or in one of them and .gz, .bz2, .xz, .zst). `flag`: the one that gave the address, for
+    errors."""
+    if is_remote(address):
+        return _find_remote(address, suffixes, flag)
+    matches = _local_matches(address, flag)
+    if not (len(matches) == 1 and os.path.isdir(matches[0])):
+        return matches
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(matches[0], followlinks=True) for name in names]
+    return _of_folder(found, suffixes, address, flag)
+
+
+def _local_matches(address: str, flag: str) -> list[str]:
+    path = os.path.expanduser(address)
+    if os.path.exists(path):
+        return [path]
+    matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
+    if not matches:
+        what = "pattern that matches no file" if glob.has_magic(path) else "file that does not exist"
+        raise ThreestepError(f"--{flag}: '{address}' names a {what}; the folder read from is '{os.getcwd()}'")
+    return matches
+
+
+def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
+    with _reading(address):
+        import fsspec
+
+        if "::" in address:  # one file inside another, such as zip://rows.csv::s3://bucket/rows.zip
+            return [address]
+        files, path = fsspec.core.url_to_fs(address)
+        if glob.has_magic(path):
+            found = sorted(files.glob(path))
+        elif files.isdir(path):
+            found = _of_folder(files.find(path), suffixes, address, flag)
+        else:
+            found = [path] if files.exists(path) else []
+        if not found:
+            raise ThreestepError(f"--{flag}: '{address}' names no file")
+        return [files.unstrip_protocol(name) for name in found]
+
+
+def _of_folder(found: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:
+    endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
+    names = [name for name in found if name.endswith(endings)]
+    # `save_to_disk` stores the results of its maps under such names
+    names = sorted(name for name in names if not os.path.basename(name).startswith((".", "cache-")))
+    if not names:
+        raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}")
+    return names
+
+
+def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The (training, evaluation) files of a folder, by the parts in which their paths differ.
+
+    Evaluation: names that begin as in `_EVALUATION_PART`, where others begin with train; otherwise all are training.
+    """
+    parts = [name.split("/") for name in files]
+    shared = len(os.path.commonprefix([path[:-1] for path in parts]))
+    parts = [path[shared:] for path in parts]
+    for_training = [any(map(_TRAINING_PART.match, path)) for path in parts]
+    if not any(for_training):
+        return list(files), []
+    shares: tuple[list[str], list[str]] = [], []
+    for name, trains, path in zip(files, for_training, parts, strict=True):
+        shares[not trains and any(map(_EVALUATION_PART.match, path))].append(name)
+    return shares
+
+
+def content_of_files(files: Sequence[str], memo_dir: str | None) -> str:
+    """A hash of local files' bytes, and of what stores report of remote ones (size, time, ETag): nothing is fetched."""
+    return hash_text(" ".join(_content_of_file(name, memo_dir) for name in files))
+
+
+def _content_of_file(name: str, memo_dir: str | None) -> str:
+    if not is_remote(name):
+        return digest_file(name, memo_dir)
+    with _reading(name):
+        import fsspec
+
+        files, path = fsspec.core.url_to_fs(name)
+        return f"{name} {files.checksum(path)}"
+
+
+@contextmanager
+def open_stream(name: str) -> Iterator[BinaryIO]:
+    """A file's bytes from the beginning, decompressed where its name ends in a compression's suffix."""
+    with _reading(name):
+        if not is_remote(name) and not name.endswith(_COMPRESSED):
+            with open(name, "rb") as plain:
+                yield plain
+        else:
+            import fsspec
+
+            with fsspec.open(name, "rb", compression="infer") as file:
+                yield file
+
+
+def open_local(name: str, spool_dir: str | None) -> BinaryIO:
+    """A file that can be mapped into memory: itself, or where it is remote or compressed an unnamed copy below
+    `spool_dir` (None: the system's temporary folder) that vanishes when closed."""
+    with _reading(name):
+        if not is_remote(name) and not name.endswith(_COMPRESSED):
+            return open(name, "rb")
+    copy = spool_file(spool_dir)
+    with open_stream(name) as file:
+        shutil.copyfileobj(file, copy, 2**20)
+    copy.flush()
+    copy.seek(0)
+    return copy
+
+
+def spool_file(spool_dir: str | None) -> BinaryIO:
+    """An empty unnamed file, which vanishes when it is closed or the process is killed."""
+    if spool_dir is not None:
+        os.makedirs(spool_dir, exist_ok=True)
+    return cast(BinaryIO, tempfile.TemporaryFile(dir=spool_dir))
+
+
+def mapped(file: BinaryIO) -> mmap.mmap | bytes:
+    """A file's content, read where it is looked at; the mapping outlives the file object."""
+    file.seek(0, io.SEEK_END)
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """One sentence for the dozen unrelated classes that file systems and decompressors raise."""
+    try:
+        yield
+    except (ThreestepError, UnicodeDecodeError):
+        raise
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        remedy = "install the package it names" if isinstance(error, ImportError) else "check the address"
+        raise ThreestepError(f"'{name}' could not be read: {type(error).__name__}: {first_line}; {remedy}") from error

@@ -1,0 +1,180 @@
+"""Parquet, Arrow and CSV files as sequences of rows, read from an Arrow table that is mapped into memory.
+
+Parquet and CSV files, which have no random access, are converted once to Arrow in a file without a name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
+from training.utils.data.files.columns import Expected, FileRow, JoinedRows, Kinds, check_kinds, column_names
+from training.utils.run.errors import ThreestepError
+
+_ROWS_PER_BATCH = 1024
+
+
+class ArrowRows(JoinedRows):
+    """The rows of a mapped Arrow table. `lines`: of each row in a text file; otherwise rows are numbered from 0.
+
+    Nulls in a struct are left out: Arrow adds them where rows have structs with different keys.
+    """
+
+    def __init__(
+        self, path: str, table: Any, expected: Expected | None = None, lines: Sequence[int] | None = None
+    ) -> None:
+        super().__init__([batch for batch in table.to_batches() if batch.num_rows])
+        self.path = path
+        self._lines = lines
+        self.kinds: Kinds = {field.name: _kinds_of_type(field.type, path) for field in table.schema}
+        check_kinds(self.kinds, path, expected)
+
+    def __getitem__(self, index: Any) -> Any:
+        index = int(index)
+        batch, inside = self._place(index)
+        try:
+            (values,) = batch.slice(inside, 1).to_pylist()
+        except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
+            raise ThreestepError(f"{self.path}: expected keys of UTF-8 text: {error.reason}") from error
+        where = f"row {index}" if self._lines is None else f"line {self._lines[index]}"
+        return FileRow({name: _without_nulls(value) for name, value in values.items()}, f"{self.path}, {where}")
+
+
+def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> ArrowRows:
+    import pyarrow
+    import pyarrow.parquet
+
+    with open_local(path, spool_dir) as file:
+        try:
+            parquet = pyarrow.parquet.ParquetFile(file)
+            table = _spooled(parquet.schema_arrow, parquet.iter_batches(_ROWS_PER_BATCH), spool_dir)
+            table.validate(full=True)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name
+            raise ThreestepError(f"{path}: expected a Parquet file: {_first_line(error)}") from error
+    return ArrowRows(path, table, expected)
+
+
+def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> ArrowRows:
+    """Both Arrow formats: files (Feather) and streams, which `datasets` writes."""
+    import pyarrow
+
+    with open_local(path, spool_dir) as file:
+        content = pyarrow.py_buffer(mapped(file))
+    try:
+        try:
+            table = pyarrow.ipc.open_file(content).read_all()
+        except pyarrow.ArrowInvalid:
+            table = pyarrow.ipc.open_stream(content).read_all()
+        # Wrong offsets in a damaged file would crash the process when a row is read.
+        table.validate(full=True)
+        _ = table.schema.names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ThreestepError(f"{path}: expected an Arrow file or stream: {_first_line(error)}") from error
+    return ArrowRows(path, table, expected)
+
+
+def read_csv(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> ArrowRows:
+    """A file whose first row names the columns; values are text, empty ones null. It is cut at commas, .tsv at tabs."""
+    import pyarrow
+
+    lines = array("q")
+    with open_stream(path) as file:
+        records = _csv_records(file, path)
+        _, names = next(records)
+        schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names])
+        table = _spooled(schema, _csv_batches(records, schema, lines), spool_dir)
+    return ArrowRows(path, table, expected, lines)
+
+
+def _csv_records(file: BinaryIO, path: str) -> Iterator[tuple[int, list[str]]]:
+    """The line on which each record begins, and its values; the column names first."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts of 128 KiB
+    delimiter = "\t" if ".tsv" in path else ","
+    reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    names: list[str] = []
+    while True:
+        line = reader.line_num + 1
+        try:
+            values = next(reader, None)
+        except csv.Error as error:
+            raise ThreestepError(f"{path}, line {line}: expected comma-separated values: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ThreestepError(f"{path}, line {line} or after: expected UTF-8 text: {error.reason}") from error
+        if values is None:
+            break
+        if not values:
+            continue
+        if names and len(values) != len(names):
+            raise ThreestepError(
+                f"{path}, line {line}: expected {len(names)} values ({column_names(names)}), got {len(values)}; "
+                'a value with a delimiter or a line break needs quotes, "like, this"'
+            )
+        if not names and len(set(values)) < len(values):
+            raise ThreestepError(f"{path}, line {line}: two columns have one name: {', '.join(values)}")
+        names = names or values
+        yield line, values
+    if not names:
+        raise ThreestepError(f"{path} is empty: expected a first line that names the columns")
+
+
+def _csv_batches(records: Iterator[tuple[int, list[str]]], schema: Any, lines: array[int]) -> Iterator[Any]:
+    import pyarrow
+
+    def batch() -> Any:
+        columns = [pyarrow.array(values, pyarrow.large_string()) for values in zip(*waiting, strict=True)]
+        return pyarrow.record_batch(columns, schema)
+
+    waiting: list[list[str | None]] = []
+    for line, values in records:
+        lines.append(line)
+        waiting.append([value or None for value in values])
+        if len(waiting) == _ROWS_PER_BATCH:
+            yield batch()
+            waiting = []
+    if waiting:
+        yield batch()
+
+
+def _spooled(schema: Any, batches: Iterator[Any], spool_dir: str | None) -> Any:
+    """Record batches as one table that is mapped from an unnamed file."""
+    import pyarrow
+
+    with spool_file(spool_dir) as file:
+        with pyarrow.ipc.new_file(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        file.flush()
+        return pyarrow.ipc.open_file(pyarrow.py_buffer(mapped(file))).read_all()
+
+
+def _kinds_of_type(arrow_type: Any, path: str) -> dict[str, str]:
+    from pyarrow import types
+
+    if types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    tests = {
+        "text": (types.is_string, types.is_large_string, types.is_string_view),
+        "a list": (types.is_list, types.is_large_list, types.is_fixed_size_list),
+        "an object": (types.is_struct,),
+        "a truth value": (types.is_boolean,),
+        "a number": (types.is_integer, types.is_floating),
+    }
+    if types.is_null(arrow_type):
+        return {}
+    kind = next((kind for kind, checks in tests.items() if any(check(arrow_type) for check in checks)), None)
+    return {kind or f"a {arrow_type}": path}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,56 @@
+"""Which reader serves `jsonl:PATH`, `csv:PATH` and the like. Knows nothing of prompts, responses or formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from training.utils.data.files.addresses import find_files
+from training.utils.data.files.arrow_rows import ArrowRows, read_arrow, read_csv, read_parquet
+from training.utils.data.files.columns import Expected, JoinedRows, Kinds
+from training.utils.data.files.json_rows import JsonLines, JsonList
+
+
+class JoinedFiles(JoinedRows):
+    """The rows of several files, one file after the other."""
+
+    def __init__(self, parts: Sequence[JsonLines | JsonList | ArrowRows]) -> None:
+        super().__init__(parts)
+        self.kinds: Kinds = {}
+        for part in parts:
+            for column, kinds in part.kinds.items():
+                self.kinds[column] = {**kinds, **self.kinds.get(column, {})}
+
+
+Rows = JsonLines | JsonList | ArrowRows | JoinedFiles
+
+READERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "jsonl": (JsonLines, (".jsonl", ".ndjson", ".json")),
+    "json": (JsonList, (".json",)),
+    "csv": (read_csv, (".csv", ".tsv")),
+    "parquet": (read_parquet, (".parquet", ".pq")),
+    "arrow": (read_arrow, (".arrow", ".feather", ".ipc")),
+}
+
+
+def split_reader(name: str) -> tuple[str, str] | None:
+    """The reader and the address of `jsonl:PATH` and the like; None for any other name."""
+    reader, colon, address = name.partition(":")
+    return (reader, address) if colon and reader in READERS and not address.startswith("//") else None
+
+
+def files_of(reader: str, address: str, flag: str) -> list[str]:
+    """The files that a reader finds at an address (see `addresses.find_files`)."""
+    return find_files(address, READERS[reader][1], flag)
+
+
+def open_rows(
+    reader: str,
+    files: Sequence[str],
+    spool_dir: str | None,
+    expected: Expected | None = None,
+) -> Rows:
+    """The rows of files, by the reader of that name."""
+    read, _ = READERS[reader]
+    parts = [read(path, expected, spool_dir) for path in files]
+    return parts[0] if len(parts) == 1 else JoinedFiles(parts)

@@ -1,0 +1,1 @@
+"""The rows of the three phases: tokens, documents for the layout, batches, views."""

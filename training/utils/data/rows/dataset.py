@@ -1,0 +1,314 @@
+"""Rows of a phase in an Arrow file, and back by memory map.
+
+Ids are ragged int32 without padding; a row read back is a view of the file. Knows nothing of where files are or when
+they are published (see `cache`).
+
+A file holds record batches of `ROWS_PER_BATCH` rows (the last may be shorter), so row i is in batch
+i // ROWS_PER_BATCH. Loss masks are stored as spans: (begin, end, begin, end, ...).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
+from training.utils.run.storage import HashedFile, share
+
+ROWS_PER_BATCH = 2048
+
+_IDS = pa.list_(pa.int32())
+_COLUMNS: dict[type, dict[str, pa.DataType]] = {
+    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS, "parallel_tags": _IDS},
+    ResponsesRow: {
+        "prompt_ids": _IDS,
+        "response_ids": pa.list_(_IDS),
+        "margins": pa.list_(pa.float32()),
+        "parallel_tags": _IDS,
+    },
+    PromptRow: {
+        "flipped_prompt_ids": _IDS,
+        "prompt_text": pa.string(),
+        "reference": pa.string(),
+        "columns": pa.string(),
+    },
+    TextBlock: {"input_ids": _IDS},
+}
+_KINDS = {row_type.__name__: row_type for row_type in _COLUMNS}
+
+
+def _schema(row_type: type) -> pa.Schema:
+    columns = {"row_id": pa.int64(), "length_tokens": pa.int64(), **_COLUMNS[row_type]}
+    return pa.schema(list(columns.items()), metadata={"rows": row_type.__name__})
+
+
+@dataclass(frozen=True)
+class Written:
+    """A manifest's entry for a file of rows."""
+
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+class SplitWriter:
+    """Writes rows of one type to an Arrow file, a batch at a time; use as a context manager."""
+
+    def __init__(self, path: str, row_type: type) -> None:
+        self.rows = 0
+        self.tokens = 0
+        self._row_type = row_type
+        self._waiting: list[Any] = []
+        self._file = HashedFile(path)
+        self._stream = pa.ipc.new_file(self._file, _schema(row_type))
+
+    @property
+    def written(self) -> Written:
+        """Sums and checksum; valid after the context ends."""
+        return Written(self.rows, self.tokens, self._file.size_bytes, self._file.sha256)
+
+    def append(self, row: Row) -> None:
+        self._waiting.append(row)
+        self.rows += 1
+        self.tokens += row.length_tokens
+        if len(self._waiting) == ROWS_PER_BATCH:
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        rows, self._waiting = self._waiting, []
+        numbers = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in ("row_id", "length_tokens")]
+        columns = [*numbers, *(_to_column(name, rows) for name in _COLUMNS[self._row_type])]
+        self._stream.write_batch(pa.record_batch(columns, schema=_schema(self._row_type)))
+
+    def __enter__(self) -> SplitWriter:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is not None:
+            self._file.__exit__(*failure)
+            return
+        with self._file:
+            if self._waiting:
+                self._write_batch()
+            self._stream.close()
+
+
+def join_files(paths: Sequence[str], path: str, row_type: type) -> Written:
+    """Write the rows of several files to one, in order and in new batches: the same rows give the same bytes."""
+    rows = tokens = 0
+    with HashedFile(path) as file:
+        with pa.ipc.new_file(file, _schema(row_type)) as stream:
+            for batch in _cut_anew(paths):
+                stream.write_batch(batch)
+                rows += batch.num_rows
+                tokens += int(_view(batch.column("length_tokens")).sum())
+    return Written(rows, tokens, file.size_bytes, file.sha256)
+
+
+def token_runs(paths: Sequence[str]) -> Iterator[np.ndarray]:
+    """The ids of all rows of several files of `TextBlock`, int32, a batch at a time."""
+    for batch in _batches(paths):
+        yield _view(batch.column("input_ids").values)
+
+
+def _batches(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        reader = pa.ipc.open_file(pa.memory_map(path, "r"))
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
+def _cut_anew(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in _batches(paths):
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_PER_BATCH:
+            whole = pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+            yield _copied(whole.slice(0, ROWS_PER_BATCH))
+            waiting = [whole.slice(ROWS_PER_BATCH)]
+            rows -= ROWS_PER_BATCH
+    if rows:
+        yield _copied(pa.Table.from_batches(waiting).combine_chunks().to_batches()[0])
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in buffers of their own: a slice is written with its neighbours as padding."""
+    return batch.take(np.arange(batch.num_rows))
+
+
+def _to_column(name: str, rows: list[Any]) -> pa.Array:
+    if name == "loss_spans":
+        return _spans([row.loss_mask for row in rows])
+    values = [getattr(row, name) for row in rows]
+    if name == "response_ids":
+        return pa.ListArray.from_arrays(
+            _offsets([len(own) for own in values]), _ragged([i for own in values for i in own])
+        )
+    if name in ("margins", "parallel_tags"):  # an empty array means None
+        dtype = np.float32 if name == "margins" else np.int32
+        return _ragged([np.array(() if value is None else value, dtype) for value in values], dtype)
+    if name in ("reference", "columns"):  # null means None, of columns none
+        null: Any = None if name == "reference" else {}
+        values = [None if value == null else json.dumps(value, ensure_ascii=False) for value in values]
+    if name in ("prompt_text", "reference", "columns"):
+        return pa.array(values, pa.string())
+    return _ragged(values)
+
+
+def _offsets(lengths: Sequence[int] | np.ndarray) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def _ragged(arrays: Sequence[np.ndarray], dtype: type = np.int32) -> pa.ListArray:
+    values: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
+    return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays]), pa.array(values))
+
+
+def _spans(masks: Sequence[np.ndarray]) -> pa.ListArray:
+    """The runs of True in each mask: begin, end, begin, end, ..."""
+    gap = np.zeros(1, bool)  # between the masks, so that no run continues into the next
+    joined = np.concatenate([gap, *(part for mask in masks for part in (mask, gap))])
+    begins = np.concatenate([[0], np.cumsum([len(mask) + 1 for mask in masks])])
+    edges = np.flatnonzero(joined[1:] != joined[:-1])
+    rows = np.searchsorted(begins, edges, side="right") - 1
+    # A mask that is True to its end has an edge at its length, where the gap follows.
+    values = (edges - begins[rows]).astype(np.int32)
+    return pa.ListArray.from_arrays(_offsets(np.bincount(rows, minlength=len(masks))), pa.array(values))
+
+
+def _view(numbers: pa.Array) -> np.ndarray:
+    """Arrow numbers as a read-only numpy view. `to_numpy` gives the same, but imports pandas: 46 MB and 0.3 s."""
+    dtype = np.dtype(numbers.type.to_pandas_dtype())
+    if len(numbers) == 0:
+        return np.zeros(0, dtype)
+    return np.frombuffer(numbers.buffers()[1], dtype, len(numbers), numbers.offset * dtype.itemsize)
+
+
+class _Ragged:
+    """A list column of one batch as numpy views of the memory map; of lists of lists, as tuples of views."""
+
+    def __init__(self, column: pa.ListArray) -> None:
+        self._offsets = _view(column.offsets)
+        self._values: Any = _Ragged(column.values) if pa.types.is_list(column.type.value_type) else _view(column.values)
+
+    def __getitem__(self, index: int) -> Any:
+        begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        if isinstance(self._values, _Ragged):
+            return tuple(self._values[inner] for inner in range(begin, end))
+        return self._values[begin:end]
+
+
+class _Batch:
+    """One record batch, its columns by name."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.row_ids = _view(batch.column("row_id"))
+        self.columns: dict[str, Any] = {}
+        for name in batch.schema.names[2:]:
+            column = batch.column(name)
+            self.columns[name] = _Ragged(column) if pa.types.is_list(column.type) else column
+
+    def fields(self, index: int) -> dict[str, Any]:
+        """The fields of a row, by name."""
+        read = {name: _FIELDS.get(name, _stored)(column[index]) for name, column in self.columns.items()}
+        if "loss_spans" in read:
+            read["loss_mask"] = np.zeros(len(read["input_ids"]), dtype=bool)
+            for begin, end in read.pop("loss_spans").reshape(-1, 2):
+                read["loss_mask"][begin:end] = True
+        return {"row_id": int(self.row_ids[index]), **read}
+
+
+def _stored(value: Any) -> Any:
+    return value
+
+
+# Columns whose values are not the rows' fields.
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "margins": lambda margins: margins if len(margins) else None,
+    "parallel_tags": lambda tags: tuple(tags.tolist()) or None,
+    "prompt_text": lambda text: text.as_py(),
+    "reference": lambda text: json.loads(text.as_py()) if text.is_valid else None,
+    "columns": lambda text: json.loads(text.as_py()) if text.is_valid else {},
+}
+
+
+class CachedSplit(Sequence):
+    """The rows of one split of one phase, read from a memory map.
+
+    Opening reads only the file's footer, and holds a shared lock on the file, so that nobody prunes it. `split[i]` is
+    the phase's record (`SentenceRow`, `ResponsesRow`, `PromptRow` or `TextBlock`), whose arrays are read-only views.
+    lengths: int64 [rows], the tokens of each row (phase 2: prompt and all responses).
+    manifest: of the folder that the split is in, as read from JSON.
+    A split can be sent to worker processes, which open it anew.
+    """
+
+    def __init__(self, path: str, rows: int, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._rows = rows
+        self._in_use = open(path, "rb")  # noqa: SIM115 (as long as this split)
+        share(self._in_use)
+        self._map = mmap.mmap(self._in_use.fileno(), 0, access=mmap.ACCESS_READ)
+        self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
+        self._row_type = _KINDS[self._reader.schema.metadata[b"rows"].decode()]
+        self._batches: dict[int, _Batch] = {}
+        expected_batches = -(-rows // ROWS_PER_BATCH)
+        if self._reader.num_record_batches != expected_batches:
+            raise ValueError(
+                f"{path}: {self._reader.num_record_batches} batches where {rows} rows need {expected_batches}"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (CachedSplit, (self.path, self._rows, self.manifest))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        lengths = np.zeros(self._rows, np.int64)
+        for number in range(self._reader.num_record_batches):
+            begin = number * ROWS_PER_BATCH
+            part = _view(self._reader.get_batch(number).column("length_tokens"))
+            lengths[begin : begin + len(part)] = part
+            if number % 64 == 63:
+                self._forget_pages()
+        self._forget_pages()
+        lengths.setflags(write=False)
+        return lengths
+
+    def _forget_pages(self) -> None:
+        """Pages become resident when they or their neighbours are read; pages needed once are given back."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._rows))]
+        position = int(index)
+        if position < 0:
+            position += self._rows
+        if not 0 <= position < self._rows:
+            raise IndexError(f"row {index} of {self._rows}")
+        number, inside = divmod(position, ROWS_PER_BATCH)
+        if number not in self._batches:
+            self._batches[number] = _Batch(self._reader.get_batch(number))
+        return self._row_type(**self._batches[number].fields(inside))
+
+    def __repr__(self) -> str:
+        return f"<{self._rows} {self._row_type.__name__} in {os.path.dirname(self.path)}>"

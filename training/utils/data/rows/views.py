@@ -1,0 +1,233 @@
+"""A tokenized row for people: as values of one JSON object, and as text with its loss-carrying tokens marked.
+
+Rows are laid out by the code that lays out training's rows (`documents`, `layout.rows`). Nothing is printed here; the
+decoder is passed in.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.utils.data.rows.documents import responses_document, sentence_document
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.layout.documents import Document, TokenSequence, plain
+from training.utils.layout.rows import packed_rows
+
+Decode = Callable[[Sequence[int]], str]
+COLOUR, COLOUR_END = "\033[32m", "\033[0m"
+BRACKETS = ("\u27e6", "\u27e7")  # white square brackets, rare in texts
+_NARROWEST_COLUMN = 16
+
+
+def document_of(row: Row) -> Document:
+    """The row as training lays it out by itself. The responses of a pair are targets (as in DPO); a prompt of phase 3
+    has none, unsupervised text all but the first token."""
+    if isinstance(row, SentenceRow):
+        return sentence_document(row)
+    if isinstance(row, ResponsesRow):
+        return responses_document(row, are_targets=True)
+    ids = row.flipped_prompt_ids[::-1] if isinstance(row, PromptRow) else row.input_ids
+    is_target = torch.full((len(ids),), not isinstance(row, PromptRow))
+    is_target[0] = False
+    return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target))
+
+
+def layout_of(document: Document) -> dict[str, list]:
+    """A document alone in a row: `input_ids`, `loss_mask` (1 where the token is to be predicted), `position_ids` and
+    `segment_ids` with one number per token; `visible`, 1 where a segment (line) sees another (column);
+    `sequence_ends`, the index of each sequence's last token."""
+    rows = packed_rows([[document]], pad_token_id=0)  # as wide as the document: there is no padding
+    count = len(document.segments)
+    visible_SS = torch.ones(1, 1) if rows.visible_NSS is None else rows.visible_NSS[0, :count, :count]
+    loss_mask_T = torch.cat([segment.tokens.is_target for segment in document.segments])
+    return {
+        "input_ids": rows.input_ids_NT[0].tolist(),
+        "loss_mask": loss_mask_T.int().tolist(),
+        "position_ids": rows.position_ids_NT[0].tolist(),
+        "segment_ids": rows.segment_ids_NT[0].tolist(),
+        "visible": visible_SS.int().tolist(),
+        "sequence_ends": rows.end_B.tolist(),
+    }
+
+
+def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
+    """The row's layout and texts as JSON values. Phase 2: `prompt`, `responses` (best first), the best as `chosen` and
+    the worst as `rejected`; other phases: `text`, and `loss_texts`, the runs of tokens that carry loss."""
+    data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document_of(row))}
+    if isinstance(row, ResponsesRow):
+        prompt, responses = response_texts(row, decode)
+        margins = None if row.margins is None else row.margins.tolist()
+        return {**data, "prompt": prompt, "chosen": responses[0], "rejected": responses[-1], "responses": responses,
+                "margins": margins}  # fmt: skip
+    runs = runs_of(data["input_ids"], data["loss_mask"], decode)
+    data["text"] = decode(data["input_ids"])
+    data["loss_texts"] = [text for text, carries_loss in runs if carries_loss]
+    if isinstance(row, PromptRow):
+        data |= {name: getattr(row, name) for name in ("prompt_text", "reference", "columns", "uid")}
+    return data
+
+
+def source_of(row_id: int, described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A row's dataset, its part (training or evaluation), and its index there. described: the manifest's `sources`."""
+    for source in described:
+        index = row_id - source["first_row_id"]
+        for part, rows in (("training", source["training_rows"]), ("evaluation", source["own_evaluation_rows"])):
+            if 0 <= index < rows:
+                return {"source": source["name"], "source_part": part, "index": index}
+            index -= rows
+    raise AssertionError(f"row id {row_id} belongs to no source")
+
+
+# Ids -> texts.
+
+
+def continuation(before: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
+    """The text that `ids` add after `before`: decoded alone, some tokenizers drop the space that they begin with."""
+    start, whole = decode(before) if before else "", decode([*before, *ids])
+    return whole[len(start) :] if whole.startswith(start) else decode(ids)
+
+
+def runs_of(ids: Sequence[int], loss_mask: Sequence[int], decode: Decode) -> list[tuple[str, bool]]:
+    """The text cut where loss begins and ends: (text, carries loss)."""
+    runs, at = [], 0
+    for carries_loss, group in groupby(loss_mask):
+        end = at + len(list(group))
+        runs.append((continuation(ids[:at], ids[at:end], decode), bool(carries_loss)))
+        at = end
+    return runs
+
+
+def response_texts(row: ResponsesRow, decode: Decode) -> tuple[str, list[str]]:
+    """The prompt's text, and each response's as the prompt's continuation."""
+    prompt = row.prompt_ids.tolist()
+    return decode(prompt), [continuation(prompt, ids.tolist(), decode) for ids in row.response_ids]
+
+
+# Texts -> lines for a terminal.
+
+
+@dataclass(frozen=True)
+class Style:
+    """coloured: mark text that carries loss by colour; otherwise by brackets. width: cells per line."""
+
+    coloured: bool
+    width: int
+
+    def mark(self, text: str) -> str:
+        """`text` marked as carrying loss. Colour ends with each line: pagers may cut the output there."""
+        if not self.coloured:
+            return f"{BRACKETS[0]}{text}{BRACKETS[1]}"
+        return "\n".join(f"{COLOUR}{line}{COLOUR_END}" if line else line for line in text.split("\n"))
+
+
+def terminal_style(is_terminal: bool, columns: int) -> Style:
+    """Colours on a terminal only, and not where NO_COLOR is set (https://no-color.org)."""
+    return Style(is_terminal and not os.environ.get("NO_COLOR"), columns)
+
+
+def row_as_text(row: Row, decode: Decode, style: Style, show_layout: bool = False) -> str:
+    """The row's texts, with loss marked; phase 2 side by side. show_layout: add a line for each segment."""
+    document = document_of(row)
+    if isinstance(row, ResponsesRow):
+        prompt, responses = response_texts(row, decode)
+        names = ["chosen", "rejected"] if len(responses) == 2 else [f"response {n}" for n in range(len(responses))]
+        all_ids = zip(["prompt", *names], [row.prompt_ids, *row.response_ids], strict=True)
+        titles = [f"{name}, {len(ids)} tokens" for name, ids in all_ids]
+        texts = [printable(text) for text in (prompt, *responses)]
+        lines = side_by_side(titles, texts, [False] + [True] * len(responses), style)
+    else:
+        layout = layout_of(document)
+        runs = runs_of(layout["input_ids"], layout["loss_mask"], decode)
+        lines = ["".join(style.mark(printable(text)) if loss else printable(text) for text, loss in runs)]
+    if isinstance(row, PromptRow):
+        reference = [] if row.reference is None else [("reference", row.reference)]
+        lines += [f"{name}: {printable(str(value))}" for name, value in (*reference, *row.columns.items())]
+    return "\n".join([*lines, *(segment_lines(document) if show_layout else [])])
+
+
+def segment_lines(document: Document) -> list[str]:
+    """Each segment's tokens, positions, which other segments it sees, and how many of its tokens carry loss."""
+    lines, at = [], 0
+    for index, segment in enumerate(document.segments):
+        length, first = len(segment.tokens), segment.first_position
+        sees = ", ".join(str(seen) for seen in segment.sees) or "none"
+        lines.append(
+            f"  segment {index}: tokens {at}-{at + length - 1}, positions {first}-{first + length - 1}, "
+            f"sees segments: {sees}, {int(segment.tokens.is_target.sum())} to predict"
+        )
+        at += length
+    return lines
+
+
+def side_by_side(titles: Sequence[str], texts: Sequence[str], carry_loss: Sequence[bool], style: Style) -> list[str]:
+    """Texts in columns of equal width, under their titles."""
+    marks = 0 if style.coloured else 2
+    width = max(_NARROWEST_COLUMN, (style.width - 3 * (len(texts) - 1)) // len(texts))
+    columns = [
+        [*wrapped(title, width), "-" * width, *wrapped(text, width - marks)]
+        for title, text in zip(titles, texts, strict=True)
+    ]
+    heads = [len(wrapped(title, width)) + 1 for title in titles]
+    lines = []
+    for number, row in enumerate(zip_longest(*columns, fillvalue="")):
+        cells = []
+        for line, head, loss in zip(row, heads, carry_loss, strict=True):
+            shown = style.mark(line) if loss and line and head <= number else line
+            used = cells_of(line) + (marks if shown != line else 0)
+            cells.append(shown + " " * (width - used))
+        lines.append(" | ".join(cells).rstrip())
+    return lines
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells, cut after a space where there is one."""
+    lines = []
+    for line in text.split("\n"):
+        while cells_of(line) > width:
+            fitting = next(n for n in range(width, 0, -1) if cells_of(line[:n]) <= width or n == 1)
+            cut = line.rfind(" ", 0, fitting) + 1 or fitting
+            lines.append(line[:cut])
+            line = line[cut:]
+        lines.append(line)
+    return lines
+
+
+def cells_of(text: str) -> int:
+    """Cells that `text` takes on a terminal: Chinese and Japanese characters take two, combining accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(sign) else 1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
+
+
+def printable(text: str) -> str:
+    """Control characters escaped, except line breaks: a text must not control the terminal. A tab becomes a space."""
+    text = text.replace("\t", " ")
+    return "".join(
+        f"\\x{ord(sign):02x}" if unicodedata.category(sign) == "Cc" and sign != "\n" else sign for sign in text
+    )
+
+
+def histogram(lengths: Sequence[int] | np.ndarray, most_bars: int = 10, width: int = 40) -> list[str]:
+    """A histogram of rows by tokens: a line for each of at most `most_bars` ranges of equal size, the longest bar
+    `width` characters. No rows give no lines."""
+    if len(lengths) == 0:
+        return []
+    values = np.asarray(lengths, np.int64)
+    low, high = int(values.min()), int(values.max())
+    step = -(-(high - low + 1) // most_bars)
+    counts = np.bincount((values - low) // step)
+    digits = len(f"{low + len(counts) * step:,}")
+    lines = []
+    for number, count in enumerate(counts.tolist()):
+        begin = low + number * step
+        bar = "#" * -(-count * width // int(counts.max()))  # rounded up: no row is invisible
+        lines.append(f"  {begin:>{digits},} - {begin + step - 1:>{digits},} tokens | {bar:<{width}} {count:,}")
+    return lines

@@ -1,0 +1,1 @@
+"""Where rows come from: dataset classes and their registry, files and their formats, fingerprints of both."""

@@ -1,0 +1,90 @@
+"""The flags that name data and its columns; cheap to import: `--help` reads it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import flag
+
+
+@dataclass
+class SourceArguments:
+    """Which data: datasets by name, files and their columns."""
+
+    data_path: list[str] = flag(
+        ["embedded"],
+        "Datasets, separated by spaces: a registered name, a path that ends in one, or files as "
+        "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
+        "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://...",
+    )
+    sft_only_data_path: list[str] = flag([], "Datasets of which all rows go to phase 1 and to no other phase.")
+    dataset_module: list[str] = flag([], "Python files that register datasets of your own with @register_dataset.")
+    dataset_dir: str | None = flag(None, "Folder for dataset classes that read local files, as self.dataset_dir.")
+    data_format: str | None = flag(
+        None,
+        "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, "
+        "sharegpt, alpaca, question_answer, ranked or text (see docs/data.md); default: recognised by their "
+        "columns.",
+    )
+    prompt_column: str | None = flag(
+        None,
+        "Files: column of the prompt, text or messages; default: the format's own, mostly 'prompt'. In "
+        "the name of any column a dot reaches into an object, as in extra_info.question.",
+    )
+    chosen_column: str | None = flag(
+        None,
+        "Files: column of the response (phase 2: the better one), text or messages; default: the format's "
+        "own, such as 'chosen' or 'completion'.",
+    )
+    rejected_column: str | None = flag(
+        None, "Files: column of the worse response, text or messages; default: 'rejected'."
+    )
+    responses_column: str | None = flag(None, "Files: column of a list of two or more responses as text, best first.")
+    messages_column: str | None = flag(
+        None,
+        "Files: column of conversations, OpenAI's (role, content) or ShareGPT's (from, value); default: "
+        "'messages' or 'conversations'.",
+    )
+    text_column: str | None = flag(None, "Files: column of plain text, for phase 1 without a prompt; default: 'text'.")
+    tools_column: str | None = flag(None, "Files: column of the tools of a conversation; default: 'tools'.")
+    reference_column: str | None = flag(
+        None,
+        "Files: column of the reference for rule-based rewards; default: reward_model.ground_truth, where "
+        "a file has it.",
+    )
+    margin_column: str | None = flag(
+        None,
+        "Files: column of a number: by how much chosen should beat rejected in step 2 (see --margin_scale "
+        "there); default: rows have no margin.",
+    )
+    unsupervised_dataset_name: str | None = flag(
+        None,
+        "Text for the pretraining loss of step 3: a hub name, a saved folder, or files as jsonl:PATH, "
+        "csv:PATH, parquet:PATH, ... (see data_path).",
+    )
+    unsupervised_dataset_config_name: str | None = flag(None, "Configuration of unsupervised_dataset_name on the hub.")
+    unsupervised_text_column: str = flag("text", "Column of unsupervised_dataset_name that holds the text.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake that can be found without loading data; loads the dataset modules for their names."""
+        from training.utils.data.files.addresses import check_address
+        from training.utils.data.files.readers import split_reader
+        from training.utils.data.sources.formats import check_format
+        from training.utils.data.sources.registry import find_dataset, load_dataset_module
+
+        mistakes.note(check_format, self.data_format)
+        for path in self.dataset_module:
+            mistakes.note(load_dataset_module, path)
+        mistakes.require(
+            bool(self.data_path or self.sft_only_data_path),
+            "--data_path expects at least one dataset, got none; for the built-in task use --data_path embedded",
+        )
+        for name in [*self.data_path, *self.sft_only_data_path]:
+            mistakes.note(find_dataset, name)
+        files = split_reader(self.unsupervised_dataset_name or "")
+        if files is not None:
+            mistakes.note(check_address, files[1], "unsupervised_dataset_name")
+        if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
+            mistakes.add(f"--dataset_dir expects a folder, got '{self.dataset_dir}', which does not exist")

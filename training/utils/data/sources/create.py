@@ -1,0 +1,42 @@
+"""Raw datasets, created from the flags that name them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, fields
+
+from training.utils.data.sources.arguments import SourceArguments
+from training.utils.data.sources.file_dataset import FileDataset
+from training.utils.data.sources.formats import FileColumns
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.registry import find_dataset, load_dataset_module
+
+
+def create_raw_dataset(
+    name: str, source: SourceArguments, cache_dir: str, seed: int, local_rank: int = 0
+) -> PromptRawDataset:
+    """Load the dataset modules, then create the raw dataset of one `--data_path` entry."""
+    for module in source.dataset_module:
+        load_dataset_module(module)
+    found = find_dataset(name)
+    if isinstance(found, str):
+        return FileDataset(name, columns_of(source), source.data_format, cache_dir)
+    raw_dataset = found.__new__(found)  # `dataset_dir` comes before DeepSpeed-Chat's four-argument constructor
+    raw_dataset.dataset_dir = os.path.expanduser(source.dataset_dir) if source.dataset_dir else None
+    raw_dataset.__init__(cache_dir, seed, local_rank, name)  # type: ignore[misc]
+    return raw_dataset
+
+
+def columns_of(source: SourceArguments) -> FileColumns:
+    """The columns that the flags name: --prompt_column and so on."""
+    return FileColumns(**{field.name: getattr(source, f"{field.name}_column") for field in fields(FileColumns)})
+
+
+# Columns that only one phase reads; all phases read the others.
+_PHASE_OF_COLUMN = {"margin": 2, "reference": 3}
+
+
+def columns_for(phase: int, source: SourceArguments) -> dict[str, str | None]:
+    """The columns that the flags name and a phase reads, by role: its build depends on them."""
+    named = asdict(columns_of(source))
+    return {role: column for role, column in named.items() if _PHASE_OF_COLUMN.get(role, phase) == phase}

@@ -1,0 +1,176 @@
+"""Files as raw datasets, without a class: `jsonl:PATH`, `json:`, `csv:`, `parquet:` and `arrow:`.
+
+Joins a reader (`readers`) and a format (`formats`). Texts are used as stored, so a response that should begin with a
+space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from training.utils.data.files.addresses import content_of_files, share_files
+from training.utils.data.files.columns import FileRow, column_names, kind_of
+from training.utils.data.files.readers import Rows, files_of, open_rows, split_reader
+from training.utils.data.sources.formats import FileColumns, Format, has_column, missing_column, recognise
+from training.utils.data.sources.messages import Message, from_json, prompt_text, read_tools, response_text
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.records import Record, value_of
+from training.utils.run.errors import ThreestepError
+
+_REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
+_EXTRA_INFO, _IN_EXTRA_INFO = "extra_info", ("index", "tools_kwargs", "interaction_kwargs")  # verl's, too
+_TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
+
+
+class FileDataset(PromptRawDataset):
+    """The files of one `--data_path` entry; found now, opened when rows are read."""
+
+    def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
+        self.dataset_name = name
+        self.dataset_clean_name = name.replace("/", "_").replace(":", "_")
+        self.output_path = output_path
+        reader = split_reader(name)
+        assert reader is not None, f"{name} names no reader"
+        self._reader, self._address = reader
+        self._columns = columns
+        self._named_format = data_format
+        self._files = share_files(files_of(self._reader, self._address, "data_path"))
+        self._last: tuple[Any, Record] | None = None
+
+    # The rows.
+
+    def get_train_data(self) -> Sequence[FileRow]:
+        return self._opened[0]
+
+    def get_eval_data(self) -> Sequence[FileRow] | None:
+        """Of a folder: the files whose names begin with test, validation or eval, where others begin with train."""
+        return self._opened[1]
+
+    @cached_property
+    def _opened(self) -> tuple[Rows, Rows | None]:
+        train, held_out = (open_rows(self._reader, files, self.output_path) if files else None for files in self._files)
+        assert train is not None
+        return train, held_out
+
+    def get_fingerprint(self) -> str:
+        return " ".join(content_of_files(files, self.output_path) for files in self._files)
+
+    # Their content.
+
+    @cached_property
+    def format(self) -> Format:
+        """The format of the files, recognised by their columns or named by flags."""
+        train, held_out = self._opened
+        found = recognise(train.kinds, self._columns, self._named_format, self._address)
+        if held_out:
+            recognise(held_out.kinds, self._columns, found.name, self._address)
+        return found
+
+    def check_phase(self, phase: int) -> None:
+        """A file must have what its phase needs: responses in phases 1 and 2, a prompt in 2 and 3, and each column that
+        a flag names for the phase.
+
+        A file without rejected responses passes in phase 2 (its rows are dropped and counted, other datasets may have
+        pairs), unless a flag names their column.
+        """
+        kinds, where = self._opened[0].kinds, self._address
+        for role in {1: ("chosen",), 2: ("chosen", "rejected", "margin"), 3: ("reference",)}[phase]:
+            column = getattr(self._columns, role)
+            if column is not None and not has_column(kinds, column):
+                raise ThreestepError(missing_column(kinds, where, column, role))
+        if self.format.name == "text" and phase != 1:
+            raise ThreestepError(
+                f"{where}: phase {phase} needs prompts and this is plain text; give it as --sft_only_data_path, or as "
+                "--unsupervised_dataset_name"
+            )
+        if not self.format.has_responses and phase != 3:
+            raise ThreestepError(
+                f"{where}: phase {phase} needs responses and the columns are {column_names(kinds)} (read as "
+                f"{self.format.name}); name the column of the responses with --chosen_column"
+            )
+
+    def _record(self, sample: Mapping[str, Any]) -> Record:
+        """A row's content, read once for all getters that are called on it in turn."""
+        if self._last is None or self._last[0] is not sample:
+            self._last = (sample, self.format.read(sample, self.format.roles, _where(sample)))
+        return self._last[1]
+
+    def get_prompt(self, sample: Mapping[str, Any]) -> str | None:
+        record = self._record(sample)
+        if not record.prompt_messages:
+            return record.prompt
+        return prompt_text(record.prompt_messages, self.get_tools(sample), _where(sample))
+
+    def get_chosen(self, sample: Mapping[str, Any]) -> str | None:
+        messages = self.get_chosen_messages(sample)
+        return self._record(sample).chosen if messages is None else response_text(messages, _where(sample))
+
+    def get_rejected(self, sample: Mapping[str, Any]) -> str | None:
+        messages = self.get_rejected_messages(sample)
+        return self._record(sample).rejected if messages is None else response_text(messages, _where(sample))
+
+    def get_responses(self, sample: Mapping[str, Any]) -> list[str] | None:
+        return self._record(sample).responses
+
+    def get_margin(self, sample: Mapping[str, Any]) -> Any:
+        return None if self._columns.margin is None else value_of(sample, self._columns.margin)
+
+    # As messages.
+
+    def get_prompt_messages(self, sample: Mapping[str, Any]) -> list[Message] | None:
+        return self._record(sample).prompt_messages
+
+    def get_chosen_messages(self, sample: Mapping[str, Any]) -> list[Message] | None:
+        return self._record(sample).chosen_messages
+
+    def get_rejected_messages(self, sample: Mapping[str, Any]) -> list[Message] | None:
+        return self._record(sample).rejected_messages
+
+    def get_tools(self, sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        return read_tools(value_of(sample, self._columns.tools or "tools"), _where(sample))
+
+    def get_chat_template_kwargs(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The columns `chat_template_kwargs` (an object) and `enable_thinking` (a truth value)."""
+        given = from_json(sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object")
+        if given is not None and not isinstance(given, dict):
+            raise ThreestepError(
+                f"{_where(sample)}: column '{_TEMPLATE_KWARGS}': expected an object, got {kind_of(given)}"
+            )
+        if isinstance(sample.get(_THINKING), bool):
+            given = {_THINKING: sample[_THINKING], **(given or {})}
+        return given
+
+    # What a row carries to step 3.
+
+    def get_reference(self, sample: Mapping[str, Any]) -> Any:
+        return _json_value(value_of(sample, self._columns.reference or f"{_REWARD_MODEL}.{_GROUND_TRUTH}"))
+
+    def get_extra(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All columns but the prompt and responses, without nulls and bytes; also what rewards seek in `extra_info`."""
+        read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference}
+        read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING}
+        extra = {name: value for name, value in sample.items() if name not in read}
+        if self._columns.reference is None and isinstance(extra.get(_REWARD_MODEL), dict):
+            rest = {name: value for name, value in extra.pop(_REWARD_MODEL).items() if name != _GROUND_TRUTH}
+            extra |= {_REWARD_MODEL: rest} if rest else {}
+        info = extra.get(_EXTRA_INFO)
+        lifted = {name: info[name] for name in _IN_EXTRA_INFO if name in info} if isinstance(info, dict) else {}
+        return _json_value({**lifted, **extra}) or None
+
+
+def _where(sample: Mapping[str, Any]) -> str:
+    return getattr(sample, "where", "a row")
+
+
+def _json_value(value: Any) -> Any:
+    """As JSON holds it: dates and decimals as text, without bytes (mostly pictures) and nulls."""
+    if isinstance(value, dict):
+        read = {str(key): _json_value(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in read.items() if inner is not None}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(inner) for inner in value]
+    if isinstance(value, (bytes, bytearray)):
+        return None
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)

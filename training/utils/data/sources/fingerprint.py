@@ -1,0 +1,103 @@
+"""What a build depends on, by content: datasets, their classes and the tokenizer.
+
+Names, dates and paths do not count: a moved file is the same, a changed file is another. Knows nothing of where builds
+are stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from training.utils.data.files.digests import digest_files, hash_text
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+
+def code_of_class(dataset_class: type) -> str:
+    """The hash of the files that define a dataset class and its base classes, without what they import."""
+    files = []
+    for base in dataset_class.__mro__:
+        with suppress(TypeError, OSError):  # a class without a file, such as object
+            files.append(inspect.getfile(base))
+    known = [path for path in dict.fromkeys(files) if os.path.isfile(path)]
+    return dataset_class.__qualname__ + " " + digest_files(known, memo_dir=None)
+
+
+def content_of_dataset(raw_dataset: PromptRawDataset, memo_dir: str) -> str:
+    """The hash of a raw dataset's rows: the class's own, otherwise that of its training and evaluation rows."""
+    given = raw_dataset.get_fingerprint()
+    if given is not None:
+        return given
+    both = [raw_dataset.get_train_data(), raw_dataset.get_eval_data()]
+    return hash_text(" ".join(content_of_rows(rows, memo_dir) for rows in both))
+
+
+def content_of_rows(rows: Sequence[Any] | None, memo_dir: str) -> str:
+    """The hash of rows: an Arrow dataset by its own fingerprint and its files, anything else row by row."""
+    if rows is None:
+        return "none"
+    if hasattr(rows, "_fingerprint") and hasattr(rows, "cache_files"):
+        return _content_of_arrow_dataset(rows, memo_dir)
+    digest = hashlib.sha256()
+    for index in range(len(rows)):
+        row = json.dumps(rows[index], sort_keys=True, ensure_ascii=False, default=repr)
+        digest.update(row.encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def _content_of_arrow_dataset(rows: Any, memo_dir: str) -> str:
+    """`_fingerprint` covers the source's revision and every select or map; the files are hashed too."""
+    files = [entry["filename"] for entry in rows.cache_files]
+    if files:
+        return hash_text(f"{rows._fingerprint} {len(rows)} {digest_files(files, memo_dir)}")
+    import pyarrow
+
+    sink = _HashingSink()
+    with pyarrow.ipc.new_stream(sink, rows.data.schema) as stream:
+        stream.write_table(rows.data.table)
+    return hash_text(f"{rows._fingerprint} {len(rows)} {sink.digest.hexdigest()}")
+
+
+class _HashingSink:
+    """A file that keeps only the hash of what is written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        return len(content)
+
+    def flush(self) -> None:
+        pass
+
+
+def parts_of_tokenizer(tokenizer: Any) -> dict[str, str]:
+    """The tokenizer by content: its model, its special tokens and its chat template."""
+    template = getattr(tokenizer, "chat_template", None)
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return {
+        "tokenizer": f"{type(tokenizer).__name__} {_content_of_tokenizer(tokenizer)}",
+        "special tokens": json.dumps(special, sort_keys=True, ensure_ascii=False),
+        "chat template": hash_text(json.dumps(template, sort_keys=True)) if template else "none",
+    }
+
+
+def _content_of_tokenizer(tokenizer: Any) -> str:
+    if getattr(tokenizer, "is_fast", False):
+        text = tokenizer.backend_tokenizer.to_str()
+        # Truncation and padding come first in the text; they belong to the last call, not to the tokenizer.
+        begin = text.find('"added_tokens"')
+        return hash_text(text[begin:] if begin >= 0 else text)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return digest_files(sorted(str(path) for path in Path(folder).rglob("*") if path.is_file()), None)

@@ -1,0 +1,185 @@
+"""The contract of a raw dataset: rows in, texts out. Knows nothing of tokens, splits or caches.
+
+A subclass written for DeepSpeed-Chat works unchanged; everything new is optional.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from training.utils.run.errors import ThreestepError
+
+ALL_PHASES = (1, 2, 3)
+
+
+class PromptRawDataset:
+    """One source of prompts and responses.
+
+    A subclass sets `dataset_name` and `dataset_clean_name` (fit for a file name) and returns the rows
+    (`get_train_data`, `get_eval_data`: any sequence with `len` and `[i]`) and their texts. Where a text getter returns
+    None, the row is dropped from the phases that need the text.
+
+    `dataset_dir` is the folder of `--dataset_dir`, or None. It is set on the instance before its constructor runs, so a
+    subclass may read it there.
+
+    The constructor loads `raw_datasets` by name, as DeepSpeed-Chat's does: from disk where the name is an existing
+    path, otherwise from the hub. A class that reads or generates its rows overrides `load_raw_datasets`.
+    """
+
+    dataset_name: str = ""
+    dataset_clean_name: str = ""
+    dataset_dir: str | None = None
+
+    def __init__(self, output_path: str, seed: int, local_rank: int, dataset_name: str) -> None:
+        self.output_path = output_path
+        self.seed = seed
+        self.local_rank = local_rank
+        self.dataset_name = dataset_name
+        self.dataset_clean_name = dataset_name.replace("/", "_")
+        self.raw_datasets: Any = self.load_raw_datasets(dataset_name)
+
+    def load_raw_datasets(self, dataset_name: str) -> Any:
+        """Load `raw_datasets`: a mapping from split name to rows."""
+        return load_by_name(dataset_name)
+
+    # The rows.
+
+    def get_train_data(self) -> Sequence[Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no get_train_data")
+
+    def get_eval_data(self) -> Sequence[Any] | None:
+        """Rows only for evaluation; where there are none (or None), a share of the training rows is held out."""
+        return None
+
+    # Their texts.
+
+    def get_prompt(self, sample: Any) -> str | None:
+        """The prompt, for instance "Human: ... Assistant:"."""
+        return None
+
+    def get_chosen(self, sample: Any) -> str | None:
+        """The better response, for instance " ..."."""
+        return None
+
+    def get_rejected(self, sample: Any) -> str | None:
+        """The worse response, None where there is none."""
+        return None
+
+    def get_prompt_and_chosen(self, sample: Any) -> str | None:
+        return _joined(self.get_prompt(sample), self.get_chosen(sample))
+
+    def get_prompt_and_rejected(self, sample: Any) -> str | None:
+        return _joined(self.get_prompt(sample), self.get_rejected(sample))
+
+    # Beyond DeepSpeed-Chat; all optional.
+
+    def get_responses(self, sample: Any) -> list[str] | None:
+        """K >= 2 responses ranked best first; None means chosen and rejected."""
+        return None
+
+    def get_margin(self, sample: Any) -> float | Sequence[float] | None:
+        """By how much the reward model's score of a better response should exceed that of a worse one.
+
+        One number from 0 up applies between all neighbours in the ranking (of a pair: between chosen and rejected), K -
+        1 numbers to one pair of neighbours each. Margins between responses further apart are the sums. None counts as
+        0. Step 2 reads it where --margin_scale is above 0.
+        """
+        return None
+
+    def get_reference(self, sample: Any) -> Any:
+        """The reference that a rule-based reward checks a response against: a string, or any other JSON value."""
+        return None
+
+    def get_extra(self, sample: Any) -> dict[str, Any] | None:
+        """Further JSON values by name for step 3's rewards and samples: verl's `data_source`, `extra_info`, ..."""
+        return None
+
+    # A row as chat messages in OpenAI's form: dictionaries with `role` (system, user, assistant or tool) and `content`
+    # (text, or a list of typed parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`,
+    # ... A class overrides either only `get_messages` (the response is then the last message, if it is the
+    # assistant's), or the getters of the prompt's and the responses' messages. None: the row is only text.
+
+    def get_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The conversation that phase 1 trains on, from its first message to its last.
+
+        It need not end with the assistant (then it is only a prompt); for a pair it is the prompt's messages and the
+        chosen response's.
+        """
+        if type(self).get_prompt_messages is PromptRawDataset.get_prompt_messages:
+            return None
+        prompt = self.get_prompt_messages(sample)
+        return None if prompt is None else [*prompt, *(self.get_chosen_messages(sample) or [])]
+
+    def get_prompt_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The messages that a response answers: shared by a pair's responses in phase 2, the prompt of phase 3."""
+        messages = self.get_messages(sample)
+        return None if messages is None else messages[: response_begins(messages)]
+
+    def get_chosen_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The better response: the messages after the prompt's, first an assistant's, mostly one; None: none."""
+        if type(self).get_messages is PromptRawDataset.get_messages:
+            return None
+        messages = self.get_messages(sample)
+        return None if messages is None else messages[response_begins(messages) :] or None
+
+    def get_rejected_messages(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The worse response to the same prompt, in the same form; None where there is none."""
+        return None
+
+    def get_tools(self, sample: Any) -> list[dict[str, Any]] | None:
+        """The tools that the assistant may call, as a chat template takes them: mostly a list of
+        {"type": "function", "function": {"name", "description", "parameters"}}; None where there are none."""
+        return None
+
+    def get_chat_template_kwargs(self, sample: Any) -> dict[str, Any] | None:
+        """Variables of the chat template for this row only (`enable_thinking`, ...), which override the flags'."""
+        return None
+
+    def get_phases(self, sample: Any) -> tuple[int, ...]:
+        """The phases, out of 1, 2 and 3, that this row may serve; it goes to one of them.
+
+        `data_split` divides rows that serve the same phases between those. Override where rows differ, for instance
+        pairs for phase 2 and solutions for 1 and 3.
+        """
+        return ALL_PHASES
+
+    def check_phase(self, phase: int) -> None:
+        """Raise ThreestepError where this source as a whole cannot serve a phase."""
+
+    def get_fingerprint(self) -> str | None:
+        """A string that changes whenever a row or text of this dataset may change; None: the rows are hashed.
+
+        Override it where rows come from large files: `digests.digest_files` hashes a file once.
+        """
+        return None
+
+
+def response_begins(messages: Sequence[dict[str, Any]]) -> int:
+    """The index of the last message if it is the assistant's, otherwise the number of messages."""
+    answered = bool(messages) and messages[-1].get("role") == "assistant"
+    return len(messages) - answered
+
+
+def _joined(prompt: str | None, response: str | None) -> str | None:
+    return None if prompt is None or response is None else prompt + response
+
+
+def load_by_name(dataset_name: str, config_name: str | None = None) -> Any:
+    """A dataset from the folder of that name (by `save_to_disk`, or of data files), or the hub; else ThreestepError."""
+    import datasets
+
+    saved = (os.path.join(dataset_name, name) for name in ("dataset_dict.json", "state.json"))
+    try:
+        if any(map(os.path.isfile, saved)):
+            return datasets.load_from_disk(dataset_name)
+        return datasets.load_dataset(dataset_name, config_name)
+    except Exception as error:  # the hub's client and the readers raise a dozen unrelated classes
+        where = "from the folder" if os.path.exists(dataset_name) else "from the hub"
+        first_line = (str(error).splitlines() or [""])[0]
+        raise ThreestepError(
+            f"dataset '{dataset_name}' could not be loaded {where}: {type(error).__name__}: {first_line}; "
+            "check the name and the network, or give a folder that save_to_disk wrote and whose path ends in "
+            "the dataset's name"
+        ) from error

@@ -1,0 +1,102 @@
+"""Names of datasets and their classes. Knows nothing of what the classes do.
+
+A `--data_path` entry is one of
+- a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);
+- a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
+- `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+from training.utils.data.files.addresses import check_address
+from training.utils.data.files.readers import READERS, split_reader
+from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.run.errors import ThreestepError, nearest_names
+from training.utils.run.user_files import load_module
+
+_BUILT_IN_MODULES = ("training.utils.data.sources.embedded",)
+_BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
+
+_classes: dict[str, type[PromptRawDataset]] = {}
+
+DatasetClass = TypeVar("DatasetClass", bound=type[PromptRawDataset])
+
+
+def register_dataset(*names: str) -> Callable[[DatasetClass], DatasetClass]:
+    """Class decorator: register a PromptRawDataset subclass under one or more names.
+
+    Raises ThreestepError where another class has the name. The same class from the same file may be registered twice
+    (its module was imported under two names); the later one wins.
+    """
+
+    def register(dataset_class: DatasetClass) -> DatasetClass:
+        for name in names:
+            known = _classes.get(name)
+            if known is not None and _where(known) != _where(dataset_class):
+                raise ThreestepError(
+                    f"two dataset classes are registered as '{name}': {_where(known)} and {_where(dataset_class)}; "
+                    "rename one of them"
+                )
+            _classes[name] = dataset_class
+        return dataset_class
+
+    return register
+
+
+def _where(dataset_class: type) -> str:
+    try:
+        source = os.path.realpath(inspect.getfile(dataset_class))
+    except (TypeError, OSError):
+        source = dataset_class.__module__
+    return f"{dataset_class.__qualname__} in {source}"
+
+
+def registered_names() -> list[str]:
+    """All registered names, including the built-in ones."""
+    package = importlib.import_module(_BUILT_IN_PACKAGE)
+    in_package = [f"{_BUILT_IN_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    for name in [*_BUILT_IN_MODULES, *in_package]:
+        importlib.import_module(name)
+    return sorted(_classes)
+
+
+def load_dataset_module(path: str) -> ModuleType:
+    """Run a Python file that registers datasets; a file already loaded is not run again."""
+    return load_module(path, "dataset_module")
+
+
+def find_dataset(name: str) -> type[PromptRawDataset] | str:
+    """Return the class registered for a `--data_path` entry, or the reader's name for `jsonl:` and the like.
+
+    Raises ThreestepError where the name is unknown (with suggestions) or the file does not exist.
+    """
+    files = split_reader(name)
+    if files is not None:
+        check_address(files[1], "data_path")
+        return files[0]
+    names = registered_names()
+    if name in _classes:
+        return _classes[name]
+    trimmed = name.rstrip("/")
+    endings = [known for known in names if trimmed.endswith("/" + known)]
+    if endings:
+        if not os.path.exists(name):
+            raise ThreestepError(
+                f"--data_path: '{name}' ends in the registered name '{max(endings, key=len)}', but does not exist; "
+                "correct the path, or use the registered name alone"
+            )
+        return _classes[max(endings, key=len)]
+    near = nearest_names(name, names) or f"; known are {', '.join(names)}"
+    raise ThreestepError(
+        f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; register a class for it with "
+        "@register_dataset in a file given as --dataset_module, or read files as "
+        f"{', '.join(f'{reader}:PATH' for reader in READERS)}"
+    )

@@ -1,0 +1,209 @@
+"""The memory of a forward and its backward besides the weights: activations, output layer, key-value cache.
+
+Activations are counted, not guessed: the model runs on the meta device, where a tensor has a shape and no memory, and
+what autograd saves for the backward is added up. For a GPT layer in half precision that gives the terms of Korthikanti
+et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4) without the attention matrix,
+which no kernel used here saves; for other families, whatever their layers save (docs/scale.md).
+
+N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from training.utils.models.attention import SDPA
+from training.utils.models.target_head import CHUNK_BYTES
+
+_COUNTED = "counted_attention"
+
+
+@dataclass(frozen=True)
+class SavedActivations:
+    """Bytes that a forward saves for its backward.
+
+    layers: of each decoder layer
+    outside: of what is in no layer
+    boundary: one layer's input [N, T, H], all that gradient checkpointing saves of a layer
+    widest: the largest tensor
+    """
+
+    layers: tuple[int, ...]
+    outside: int
+    boundary: int
+    widest: int
+
+    def held(self, gradient_checkpointing: bool) -> int:
+        """Everything; or with checkpointing the inputs of the layers, and one layer computed again (Chen et al. 2016,
+        "Training Deep Nets with Sublinear Memory Cost", one segment a layer)."""
+        if not gradient_checkpointing:
+            return self.outside + sum(self.layers)
+        return self.outside + len(self.layers) * self.boundary + max(self.layers, default=0)
+
+
+def saved_activations(model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA) -> SavedActivations:
+    """Count what a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on the meta device,
+    in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
+    key-value heads are repeated for their query heads, and the copies saved."""
+    base: Any = model.base_model
+    found = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+    kinds = [_kind(layer) for layer in found]
+    inputs: dict[int, int] = {}
+    counting = _Counting({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
+
+    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        counting.within = id(layer)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        inputs[id(layer)] = hidden.numel() * hidden.element_size()
+
+    def leave(layer: nn.Module, args: Any, output: Any) -> None:
+        counting.within = 0
+
+    with _first_of_each_kind(base, found, kinds) as run, _counted_attention(model, repeats=attention == SDPA):
+        hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in run]
+        hooks += [layer.register_forward_hook(leave) for layer in run]
+        ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
+        mask = torch.zeros((), dtype=torch.bool, device="meta").expand(rows, 1, tokens, tokens)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
+                base(input_ids=ids_NT, position_ids=ids_NT, attention_mask=mask, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    of_kind = {_kind(layer): counting.bytes.get(id(layer), 0) for layer in run}
+    return SavedActivations(
+        layers=tuple(of_kind[kind] for kind in kinds),
+        outside=counting.bytes.get(0, 0),
+        boundary=max(inputs.values(), default=0),
+        widest=counting.widest,
+    )
+
+
+def head_bytes(model: PreTrainedModel, targets: int, positions: int, with_entropy: bool = False) -> int:
+    """Peak bytes of reading `targets` log-probabilities of `positions` tokens, forward or backward.
+
+    A chunk of logits and its gradient, in float32 and in the model's precision (`target_head`), and the gradient of the
+    head's weight. Families that change their logits after the head hold all logits at once, twice.
+    """
+    from training.utils.models.token_model import PolicyModel
+
+    head: Any = model.get_output_embeddings()
+    vocabulary, width = head.weight.shape
+    size = head.weight.element_size()
+    own = 0 if size >= 4 else size  # float32 logits are not converted
+    if PolicyModel(model)._target_head is None:
+        return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + own)
+    chunk = max(1, CHUNK_BYTES // (4 * vocabulary))
+    logits = min(targets, chunk) * vocabulary * (4 + own + (8 if with_entropy else 0))
+    wide = 4 if targets > chunk else size
+    return logits + (vocabulary * width * wide if head.weight.requires_grad else 0)
+
+
+def cache_bytes(config: Any, sequences: int, tokens: int, element_bytes: int) -> int:
+    """Bytes of the key-value cache of `sequences` of `tokens` tokens: 2 x K x D numbers a token and layer (Pope et al.
+    2022, "Efficiently Scaling Transformer Inference", section 3.3), and of a sliding window no more than its width.
+    Layers without attention are not counted."""
+    config = config.get_text_config()
+    heads = config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None) or tokens
+    held = sum(
+        min(tokens, window) if kind == "sliding_attention" else tokens
+        for kind in kinds
+        if kind.endswith("attention") and kind != "linear_attention"
+    )
+    return 2 * key_value_heads * size * held * sequences * element_bytes
+
+
+class _Counting:
+    """A pack hook of torch.autograd.graph.saved_tensors_hooks: each storage counts once, where it is first saved."""
+
+    def __init__(self, weights: set[int]) -> None:
+        self.within = 0  # the layer; 0 outside of all
+        self.bytes: dict[int, int] = {}
+        self.widest = 0
+        self._seen = weights
+        self._saved: list[torch.Tensor] = []  # a freed storage could pass its address on to another
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._saved.append(tensor)
+            self.widest = max(self.widest, storage.nbytes())
+            self.bytes[self.within] = self.bytes.get(self.within, 0) + storage.nbytes()
+        return tensor
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """Layers with weights of the same shapes and attention of the same reach save the same."""
+    shapes = tuple((name, tuple(part.shape), part.requires_grad) for name, part in layer.named_parameters())
+    return type(layer), getattr(layer, "attention_type", None), shapes
+
+
+@contextlib.contextmanager
+def _first_of_each_kind(base: nn.Module, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
+    """Inside, the model has only its first layers, up to one after the first of the last kind. A kind's second layer is
+    counted if there is one: what all layers share is saved in the first."""
+    parents = [module for module in base.modules() if isinstance(module, nn.ModuleList) and list(module) == layers]
+    length = max((kinds.index(kind) for kind in kinds), default=-1) + 2
+    if len(parents) != 1 or length >= len(layers):
+        yield layers
+        return
+    holder, name = next(
+        (module, name) for module in base.modules() for name, child in module.named_children() if child is parents[0]
+    )
+    config: Any = base.config
+    setattr(holder, name, nn.ModuleList(layers[:length]))
+    text_config = config.get_text_config()
+    depth, text_config.num_hidden_layers = text_config.num_hidden_layers, length
+    try:
+        yield layers[:length]
+    finally:
+        text_config.num_hidden_layers = depth
+        setattr(holder, name, parents[0])
+
+
+class _SavedByKernel(torch.autograd.Function):
+    """What a memory-efficient attention kernel saves: queries, keys, values, output, and a float32 number a query
+    (Dao et al. 2022, "FlashAttention", section 3.1)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        # Kernels write [N, T, A, D]: bringing it into that order copies nothing.
+        count, heads, width, _ = query.shape
+        output = query.new_empty(count, width, heads, value.shape[-1]).transpose(1, 2)
+        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise AssertionError("a count has no backward")
+
+
+@contextlib.contextmanager
+def _counted_attention(model: PreTrainedModel, repeats: bool) -> Iterator[None]:
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> tuple[torch.Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        if repeats and groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        return _SavedByKernel.apply(query, key, value).transpose(1, 2).contiguous(), None
+
+    before = model.config._attn_implementation
+    AttentionInterface.register(_COUNTED, attention)
+    AttentionMaskInterface.register(_COUNTED, lambda *args, **kwargs: None)
+    model.config._attn_implementation = _COUNTED
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before

@@ -1,0 +1,50 @@
+"""Models without weights: every shape and name, on torch's meta device, from a configuration alone.
+
+For dry runs and the recipes' tests. Of a hub name only the configuration is downloaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from training.utils.models.loading import load_config, prepared
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+def causal_lm_on_meta(settings: ModelSettings, dtype: torch.dtype) -> PreTrainedModel:
+    """Return what `load_causal_lm` would load, in train mode with LoRA and dropout, its weights on the meta device.
+    The vocabulary is the configuration's, without tokens added to the tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    return _built(AutoModelForCausalLM, settings, dtype)
+
+
+def scalar_model_on_meta(settings: ModelSettings, dtype: torch.dtype) -> PreTrainedModel:
+    """The same for `load_scalar_model`."""
+    from transformers import AutoModelForSequenceClassification
+
+    return _built(AutoModelForSequenceClassification, settings, dtype, num_labels=1)
+
+
+def _built(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, **config: Any) -> PreTrainedModel:
+    import torch
+
+    found = load_config(settings.name_or_path, settings.trust_remote_code)
+    for name, value in config.items():
+        setattr(found, name, value)
+    try:
+        with torch.device("meta"):
+            model = auto_class.from_config(found, dtype=dtype)
+            # Recomputation and compiling change no weight; the estimate accounts for the memory that they change.
+            model = prepared(model, replace(settings, gradient_checkpointing=False, torch_compile=False), False)
+            for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
+                part.data = part.data.to(dtype)
+    except ValueError as problem:
+        raise ThreestepError(f"'{settings.name_or_path}': cannot build a model from its config: {problem}") from problem
+    return model.train()

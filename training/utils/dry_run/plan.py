@@ -1,0 +1,92 @@
+"""What training one model takes of a rank: its engine's memory, and its largest forward and backward."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training.utils.dry_run.activations import head_bytes, saved_activations
+from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
+from training.utils.dry_run.table import MemoryLine
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.startup import DTYPES
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.attention import SDPA
+from training.utils.models.settings import ModelSettings
+
+
+@dataclass(frozen=True)
+class LargestForward:
+    """The most that one forward of a rank may hold: `rows` rows of `tokens` tokens each, with `targets` tokens to
+    predict in all. masked: a dense mask says which token sees which."""
+
+    rows: int
+    tokens: int
+    targets: int
+    masked: bool
+    with_entropy: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model that will be trained. engine: what it holds; forward: what its largest forward and backward add, with
+    activations first."""
+
+    sentences: tuple[str, ...]
+    engine: EngineMemory
+    forward: tuple[MemoryLine, ...]
+
+    @property
+    def extra_bytes(self) -> int:
+        """On the device, besides what is held: at the peak of a backward or of the optimizer's step."""
+        backward = self.engine.buffers.device_bytes + sum(line.device_bytes for line in self.forward)
+        return max(backward, self.engine.stepping.device_bytes)
+
+
+def plan_training(
+    model: Any, forward: LargestForward, loading: ModelSettings, settings: EngineSettings, ranks: int
+) -> PlannedModel:
+    """Return what training `model` (on the meta device) takes of one rank."""
+    trainable = [part.numel() for part in model.parameters() if part.requires_grad]
+    weights = sum(part.numel() for part in model.parameters())
+    config = deepspeed_config(settings, ranks, sum(trainable), torch.cuda.is_available())
+    zero = config["zero_optimization"]
+    engine = trained_memory(weights, trainable, largest_module(model), settings.dtype, zero, ranks)
+    saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
+    recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
+    lines = [
+        MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
+        MemoryLine("gradients of activations", 3 * saved.widest),
+    ]
+    if model.get_output_embeddings() is not None:
+        positions = forward.rows * forward.tokens
+        lines.append(MemoryLine("logits", head_bytes(model, forward.targets, positions, forward.with_entropy)))
+    if forward.masked and loading.attn_implementation == SDPA:
+        size = DTYPES[settings.dtype].itemsize  # as bool, and as the numbers that the kernel adds to the scores
+        lines.append(MemoryLine("attention mask", forward.rows * forward.tokens**2 * (1 + size)))
+    adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
+    sentences = (
+        f"model: {type(model).__name__}, {weights:,} weights, of which {sum(trainable):,} train{adapters}; "
+        f"{settings.dtype}, attention {loading.attn_implementation}, gradient checkpointing "
+        f"{'on' if loading.gradient_checkpointing else 'off'}",
+        f"DeepSpeed: {json.dumps(config)}",
+    )
+    return PlannedModel(sentences, engine, tuple(lines))
+
+
+def largest_forward(plan: PlanSettings, sequences: int, longest_tokens: int, shared_by: int = 1) -> tuple[int, int]:
+    """Return (rows, tokens a row) of the largest forward; a single sequence may exceed the bound in tokens. shared_by:
+    responses of a prompt, each in a row of its own if nothing is packed."""
+    budget = plan.max_tokens_per_micro_batch
+    if budget is None:
+        return sequences * shared_by, longest_tokens
+    return max(1, -(-budget // longest_tokens)), longest_tokens
+
+
+def largest_module(model: Any) -> int:
+    """Elements of the module with the most parameters of its own: what ZeRO-3 must gather at once."""
+    return max(sum(part.numel() for part in module.parameters(recurse=False)) for module in model.modules())

@@ -1,0 +1,134 @@
+"""The contract of rollout engines. An engine is one file with one subclass of RolloutEngine.
+
+B prompts, each with n adjacent responses: B * n sequences. P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.records import Rollout
+from training.utils.generation.vllm_arguments import VllmArguments
+
+# Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. A model's own generation settings are not read.
+
+    temperature: 0 picks the most likely token.
+    top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
+    bad_words: token sequences that are never completed.
+    stop: texts; a response ends with the token that completes one of them.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    end_token_id: int
+    pad_token_id: int
+    min_p: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """Prompts, and how many responses to draw for each.
+
+    prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
+    seeds: one for each of the B * samples_per_prompt sequences.
+    """
+
+    prompt_ids_BP: torch.Tensor
+    prompt_mask_BP: torch.Tensor
+    sampling: Sampling
+    seeds: Sequence[int]
+    samples_per_prompt: int = 1
+
+    @classmethod
+    def of_prompt(cls, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int) -> RolloutRequest:
+        """One response to one prompt."""
+        ids_1P = prompt_ids_P.unsqueeze(0)
+        return cls(ids_1P, torch.ones_like(ids_1P).bool(), sampling, [seed])
+
+    def repeated(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask with one row per sample of each prompt."""
+        n = self.samples_per_prompt
+        return self.prompt_ids_BP.repeat_interleave(n, dim=0), self.prompt_mask_BP.repeat_interleave(n, dim=0)
+
+
+class RolloutEngine(ABC):
+    """Draws responses from a model's current weights. What an engine can do is stated in its class fields.
+
+    supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
+    logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
+        implementation computes them, whose rounding differs.
+    for_training_only: chat and evaluation cannot use it.
+    longest_tokens: of a prompt with its response; None if only the model's positions bound it.
+    """
+
+    supports_min_p: ClassVar[bool] = True
+    supports_bad_words: ClassVar[bool] = True
+    supports_stop: ClassVar[bool] = True
+    logprobs_are_trained_models: ClassVar[bool] = True
+    for_training_only: ClassVar[bool] = False
+    longest_tokens: int | None = None
+
+    def __init__(self, decode: Decode | None = None) -> None:
+        """decode: required if Sampling has stop strings."""
+        self._decode = decode
+
+    @classmethod  # noqa: B027 (most need no further package)
+    def check_installed(cls) -> None:
+        """Raise ThreestepError if a package that the engine needs is missing; imports none."""
+
+    @classmethod
+    def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> RolloutEngine:
+        """Return an engine for prompts with responses of at most `longest_tokens` together."""
+        return cls(decode)
+
+    @abstractmethod
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        """Return the responses, those of one prompt adjacent. Each depends only on its prompt and its seed, not on the
+        rest of the batch. `model` comes from `lent`, or is any model with whole (unsharded) weights in eval mode."""
+
+    def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
+        """Yield the tokens of one response, if possible as they are drawn, up to `max_new_tokens` or an end token
+        (`sampling.end_token_id` or one of `more_ends`), which is yielded too. Bad words and stop strings are
+        ignored."""
+        for token in self.roll_out(model, request).response_of(0).tolist():
+            yield token
+            if token in more_ends:
+                return
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        """Inside, the engine draws from the trained model's current weights. Every rank must enter together."""
+        with actor.lent() as model:
+            yield model
+
+    def keep(self, model: PreTrainedModel) -> None:  # noqa: B027 (most hold no weights)
+        """Draw from the weights of `model`, which no longer change, from now on."""
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of the rollouts since the last call."""
+        return {}
+
+    def state_dict(self) -> dict[str, int]:
+        """State that rollouts change, the same on every rank; empty if there is none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:  # noqa: B027 (most have none)
+        """Restore what `state_dict` returned."""

@@ -1,0 +1,130 @@
+"""The key-value cache of a decode loop: preallocated room, and rows that can be dropped.
+
+transformers' cache concatenates the new token's keys with all earlier ones at each step, which copies the whole cache
+for every token. Here a step writes one column. Layers that store something else (a sliding window, a state-space
+model's state) remain transformers' own. A rows, H heads, T tokens, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+# A full layer grows by this many tokens, or by this share of its length if that is more. Each token is copied only a
+# few times in all, whatever the response's length, and at most a fifth of a long cache is unused.
+_ROOM_TOKENS, _ROOM_SHARE = 128, 0.25
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How the `count` rows that stay are moved together when others leave: the last rows fill the holes, and no other
+    row is touched.
+
+    holes, movers: int64, of equal length.
+    """
+
+    count: int
+    holes: torch.Tensor
+    movers: torch.Tensor
+
+    @property
+    def order(self) -> torch.Tensor:
+        """int64 [count], the old index of each row that stays."""
+        order = torch.arange(self.count, device=self.holes.device)
+        order[self.holes] = self.movers
+        return order
+
+
+def moves_when_leaving(leaves: Sequence[bool], device: torch.device) -> Moves:
+    """leaves[row]: True if the row leaves."""
+    count = len(leaves) - sum(leaves)
+    holes = [row for row in range(count) if leaves[row]]
+    movers = [row for row in range(count, len(leaves)) if not leaves[row]]
+    return Moves(count, torch.tensor(holes, device=device).long(), torch.tensor(movers, device=device).long())
+
+
+def compacted(tensor: torch.Tensor, moves: Moves) -> torch.Tensor:
+    """Return the rows that stay, in the memory of `tensor`, which is overwritten."""
+    if len(moves.holes):
+        tensor[moves.holes] = tensor[moves.movers]
+    return tensor[: moves.count]
+
+
+class RoomyLayer(DynamicLayer):
+    """A layer's keys and values [A, H, T, D], stored at the front of tensors longer than T."""
+
+    def __init__(self, limit_tokens: int) -> None:
+        super().__init__()
+        self._limit_tokens = limit_tokens
+        self._rooms: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the new tokens and return views of all."""
+        if not self.is_initialized:  # the prompts; later tokens may have more rows
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            return self.keys, self.values
+        assert self.keys is not None and self.values is not None
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if self._rooms is None or end > self._rooms[0].shape[-2]:
+            self._rooms = (self._roomier(self.keys, end), self._roomier(self.values, end))
+        rooms = self._rooms
+        for room, states in zip(rooms, (key_states, value_states), strict=True):
+            room[:, :, start:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in rooms)
+        return self.keys, self.values
+
+    def _roomier(self, held: torch.Tensor, need_tokens: int) -> torch.Tensor:
+        wanted = need_tokens + max(_ROOM_TOKENS, int(_ROOM_SHARE * need_tokens))
+        rows, heads, length, size = held.shape
+        room = held.new_empty(rows, heads, max(min(wanted, self._limit_tokens), need_tokens), size)
+        room[:, :, :length] = held
+        return room
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorder or repeat rows: a copy without room."""
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]  # accepts any int64 tensor
+        self._rooms = None
+
+    def leave(self, moves: Moves) -> None:
+        """Drop rows: at most as many rows are copied as leave."""
+        if self._rooms is None:
+            self.reorder_cache(moves.order)
+            return
+        length = self.get_seq_length()
+        for room in self._rooms:
+            compacted(room[:, :, :length], moves)
+        self._rooms = (self._rooms[0][: moves.count], self._rooms[1][: moves.count])
+        self.keys, self.values = (room[:, :, :length] for room in self._rooms)
+
+
+def roomy_cache(model: PreTrainedModel, limit_tokens: int) -> DynamicCache:
+    """Return an empty cache of the kind that `model` needs, for sequences of at most `limit_tokens`."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [RoomyLayer(limit_tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def reorder(cache: DynamicCache, order: torch.Tensor) -> None:
+    """Select rows by `order` (int64, repeats allowed); copies the cache."""
+    layers: list[Any] = cache.layers
+    for layer in layers:  # transformers' other methods skip state-space layers
+        layer.reorder_cache(order)
+
+
+def leave(cache: DynamicCache, moves: Moves) -> None:
+    """Drop rows. Layers other than RoomyLayer are copied, as they are at each step anyway."""
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if isinstance(layer, RoomyLayer):
+            layer.leave(moves)
+        else:
+            layer.reorder_cache(moves.order)

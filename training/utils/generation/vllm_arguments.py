@@ -1,0 +1,31 @@
+"""The flags of --rollout_engine vllm. Cheap to import for `--help`. Sources of the defaults: docs/vllm.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import flag
+
+
+@dataclass
+class VllmArguments:
+    """Used only by --rollout_engine vllm."""
+
+    vllm_memory_share: float = flag(0.3, "GPU: share of the memory for vLLM's weights and cache.", above=0, below=1)
+    vllm_cache_gib: float | None = flag(
+        None, "GiB of key-value cache; default: on a GPU the rest of the share, on a CPU 2.", above=0
+    )
+    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", least=1)
+    vllm_prefix_caching: bool = flag(True, "Compute the common prompt of samples once, in whole cache blocks.")
+    vllm_chunked_prefill: bool = flag(True, "GPU: batch parts of long prompts with tokens being drawn.")
+    vllm_sleep: bool = flag(True, "GPU: free weights and cache for training between rollouts.")
+    vllm_eager: bool = flag(False, "No CUDA graphs and no compilation; always on a CPU.")
+    vllm_check_weights: bool = flag(False, "Compare checksums of all weights at every update, not only the first.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        parallel = self.vllm_tensor_parallel_size
+        mistakes.require(
+            parallel == 1 or not self.vllm_check_weights,
+            f"--vllm_check_weights expects whole weights, and --vllm_tensor_parallel_size is {parallel}; leave one out",
+        )

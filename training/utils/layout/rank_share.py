@@ -1,0 +1,80 @@
+"""One rank's share of all ranks' sequences, as micro-batches in which the responses to one prompt may share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.layout.planner import PlanSettings, plan_step
+from training.utils.layout.rows import TokenRows, packed_rows
+
+
+class SequenceRows(NamedTuple):
+    """A micro-batch. indices: of its sequences, in the order of the rows."""
+
+    indices: list[int]
+    rows: TokenRows
+
+
+def rank_share(
+    sequences: Sequence[TokenSequence],
+    plan: PlanSettings,
+    pad_token_id: int,
+    rank: int,
+    device: torch.device,
+    sharing: bool = True,
+) -> list[SequenceRows]:
+    """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
+    the same number of tokens. sharing: the responses to one prompt share it, if documents may share rows."""
+    groups, documents = documents_of(sequences, plan, sharing)
+    mine = plan_step([document.tokens for document in documents], plan).micro_batches[rank]
+    return [
+        SequenceRows(
+            [index for row in rows for place in row for index in groups[place]],
+            packed_rows([[documents[place] for place in row] for row in rows], pad_token_id).to(device),
+        )
+        for rows in mine
+    ]
+
+
+def documents_of(
+    sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool = True
+) -> tuple[list[list[int]], list[Document]]:
+    """Return the documents that `rank_share` packs, and the indices of the sequences in each."""
+    groups = [[index] for index in range(len(sequences))]
+    if plan.packed and sharing:
+        groups = shared_groups(sequences, plan.max_row_tokens)
+    return groups, [_document([sequences[index] for index in group]) for group in groups]
+
+
+def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[list[int]]:
+    """Return indices of the sequences that have one prompt (what precedes the first target), in groups of at most
+    `most_tokens` with the prompt counted once."""
+    open_groups: dict[tuple[int, ...], tuple[list[int], int]] = {}  # prompt -> its last group, and its tokens
+    groups: list[list[int]] = []
+    for index, sequence in enumerate(sequences):
+        prompt_tokens = _prompt_tokens(sequence)
+        prompt = tuple(sequence.input_ids[:prompt_tokens].tolist())
+        group, tokens = open_groups.get(prompt, ([], prompt_tokens))
+        response_tokens = len(sequence) - prompt_tokens
+        if not group or tokens + response_tokens > most_tokens:
+            group, tokens = [], prompt_tokens
+            groups.append(group)
+        group.append(index)
+        open_groups[prompt] = (group, tokens + response_tokens)
+    return groups
+
+
+def _prompt_tokens(sequence: TokenSequence) -> int:
+    return int(sequence.is_target.long().argmax())
+
+
+def _document(sequences: Sequence[TokenSequence]) -> Document:
+    if len(sequences) == 1:
+        return plain(sequences[0])
+    cut = _prompt_tokens(sequences[0])
+    prompt = TokenSequence(sequences[0].input_ids[:cut], sequences[0].is_target[:cut])
+    return shared_prompt(prompt, [TokenSequence(item.input_ids[cut:], item.is_target[cut:]) for item in sequences])

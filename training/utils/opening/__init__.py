@@ -1,0 +1,1 @@
+"""Opens a run: folder, model, data and settings of the loop."""

@@ -1,0 +1,43 @@
+"""The flags of a step that trains one model, as one record. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.data.build.arguments import DataArguments
+from training.utils.engine.arguments import EngineArguments
+from training.utils.models.arguments import ModelArguments
+from training.utils.report.arguments import ReportArguments
+from training.utils.run.arguments import resolved_settings
+from training.utils.run.fault_arguments import FaultArguments
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.step import Step
+
+
+@dataclass(frozen=True)
+class OneModelFlags:
+    """The parsed flags of a step: all groups, each of them by name, and the step's own.
+
+    settings: every value by its flag's name
+    """
+
+    step: Step
+    groups: tuple[Any, ...]
+    run: RunArguments
+    checkpoints: CheckpointArguments
+    faults: FaultArguments
+    report: ReportArguments
+    data: DataArguments
+    model: ModelArguments
+    engine: EngineArguments
+    own: Any
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return resolved_settings(self.groups)
+
+
+# From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.
+ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-1]

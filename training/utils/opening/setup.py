@@ -1,0 +1,100 @@
+"""What every step does between its flags and its loop: run folder, seeds, step counts, loading under ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from training.utils.engine.arguments import EngineArguments
+from training.utils.engine.config import deepspeed_config, filled_in_keys
+from training.utils.engine.matmul_rate import peak_of_all_ranks
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.startup import Ranks, born_sharded, check_dtype
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.order import steps_in
+from training.utils.layout.rows import TokenRows
+from training.utils.models.flops import ComputeMeter, model_shape
+from training.utils.run.console import log
+from training.utils.run.errors import ThreestepError
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_folder import RunFolder
+from training.utils.run.seeds import seed_everything
+
+
+def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
+    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank."""
+    folder = RunFolder(run.output_dir, ranks.is_main)
+    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
+    seed_everything(run.seed, ranks.rank)
+    return folder
+
+
+def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, int]:
+    """Return (optimizer steps, sequences of each). Raises ThreestepError if the rows do not fill one."""
+    sequences = engine.per_device_train_batch_size * ranks.world_size * engine.gradient_accumulation_steps
+    steps = steps_in(rows, engine.num_train_epochs, sequences)
+    if steps == 0:
+        raise ThreestepError(
+            f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
+            f"{engine.per_device_train_batch_size} x {ranks.world_size} ranks x --gradient_accumulation_steps "
+            f"{engine.gradient_accumulation_steps}) and {engine.num_train_epochs:g} epochs of {rows} training rows do "
+            "not fill one; lower the batch or add rows or epochs"
+        )
+    if engine.max_train_steps is not None:
+        steps = min(steps, engine.max_train_steps)
+    return steps, sequences
+
+
+def may_pack(
+    padded: bool,
+    model: Any,
+    engine: TrainingEngine,
+    read: Callable[[TokenRows], torch.Tensor],
+    longest_tokens: int,
+    log: Callable[..., None],
+    sharing: bool = True,
+    needs_segments: str | None = None,
+) -> bool:
+    """Whether documents may share rows: the user did not ask for padding, and the model can do it.
+
+    sharing: the documents share prompts
+    needs_segments: the flag that gives a document segments which do not see each other, padded or not; ThreestepError
+        if the model cannot do that
+    """
+    from training.utils.models.layout_check import why_not_packed
+
+    if padded and needs_segments is None:
+        return False
+    engine.eval()
+    sharing = sharing or needs_segments is not None
+    reason = why_not_packed(model, read, longest_tokens, engine.ranks.device, sharing)
+    if reason is not None and needs_segments is not None:
+        raise ThreestepError(
+            f"{needs_segments} needs a model that takes a mask of segments, padded or not, and {type(model).__name__} "
+            f"does not: {reason}; use another model or --attn_implementation, or leave {needs_segments} out"
+        )
+    if reason is not None:
+        log(f"warning: {type(model).__name__} trains on padded rows: {reason}", engine.ranks.is_main)
+    return reason is None and not padded
+
+
+def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
+    """Measure and log the matmul rate of this machine in the model's precision. A collective."""
+    peak = peak_of_all_ranks(model.dtype, ranks)
+    dtype = str(model.dtype).removeprefix("torch.")
+    log(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of it", ranks.is_main)
+    return ComputeMeter(model_shape(model), peak)
+
+
+def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dtype], Any]) -> Any:
+    """Call `load(dtype)`: a ZeRO-3 model is born sharded, any other is moved to this rank's device."""
+    dtype = check_dtype(settings.dtype)
+    config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
+    if settings.deepspeed_config is not None:
+        filled_in = filled_in_keys(settings.deepspeed_config, config)
+        log(f"filled in the keys that {settings.deepspeed_config} lacks: {', '.join(filled_in)}", ranks.is_main)
+    with born_sharded(config, settings.zero_stage):
+        model = load(dtype)
+    return model if settings.zero_stage == 3 else model.to(ranks.device)

@@ -1,0 +1,105 @@
+"""What the loop of a step with one model works on, and the bookkeeping that such loops share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from training.utils.checkpoints.loop import Checkpoints
+from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.loop import LoopSettings
+from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.order import ShuffledStream
+from training.utils.run.console import progress_bar, show
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.traces import traced
+
+
+class NumberedRow(Protocol):
+    """A training row; `row_id` finds it in its dataset."""
+
+    @property
+    def row_id(self) -> int: ...
+
+
+Row = TypeVar("Row", bound=NumberedRow)
+
+
+class TrainingResult(Protocol):
+    """What came of a loop."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def summary(self) -> dict[str, float | None]:
+        """The run's closing figures."""
+
+    def sentence(self) -> str:
+        """The same in words, up to the seconds."""
+
+
+@dataclass(frozen=True)
+class TrainingRun(Generic[Row]):
+    """One model in training.
+
+    name: what the progress bar calls it, e.g. `step 1, SFT`
+    """
+
+    name: str
+    engine: TrainingEngine
+    train_rows: Sequence[Row]
+    eval_rows: Sequence[Row]
+    settings: LoopSettings
+    metrics: MetricsWriter
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    bad_steps: BadSteps = field(default_factory=BadSteps)
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.engine.ranks
+
+
+class TrainingLoop:
+    """The bookkeeping of a loop: resuming, evaluations, progress, checkpoints. Resumes, or evaluates, when created.
+
+    evaluate: given a step, returns a dataclass, or None without evaluation rows
+    evaluation_from: the inverse of dataclasses.asdict
+    """
+
+    def __init__(self, run: TrainingRun, evaluate: Callable[[int], Any], evaluation_from: Callable[..., Any]) -> None:
+        self._run, self._evaluate = run, evaluate
+        self._started = time.monotonic()
+        self._done, saved = run.checkpoints.restore()
+        if saved:
+            self.before, self.after = (saved[name] and evaluation_from(saved[name]) for name in ("before", "after"))
+        else:
+            self.before = self.after = evaluate(0)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def steps(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """(step, indices of its training rows) for every optimizer step that is left; evaluates and saves after those
+        at which it is due."""
+        run, settings = self._run, self._run.settings
+        total, interval = settings.total_steps, settings.eval_interval
+        stream = ShuffledStream(len(run.train_rows), settings.seed)
+        with progress_bar(total, run.name, run.ranks.is_main, done=self._done) as self._bar:
+            for step in traced(range(self._done + 1, total + 1), settings.traces, run.ranks.rank):
+                yield step, stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
+                if step == total or (interval and step % interval == 0):
+                    self.after = self._evaluate(step)
+                if run.checkpoints.due(step, total):
+                    states = {"before": self.before, "after": self.after}
+                    run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
+
+    def record(self, step: int, figures: dict[str, float], taken: Sequence[int]) -> None:
+        """Write the figures of an optimizer step on the rows `taken`, check them and show them in the bar."""
+        run = self._run
+        run.metrics.write(step, figures)
+        run.bad_steps.check(step, figures, [run.train_rows[index].row_id for index in taken])
+        show(self._bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")

@@ -1,0 +1,1 @@
+"""Ranked responses: their batches and scores, and a reference model's log-probabilities of them."""

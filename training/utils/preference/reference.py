@@ -1,0 +1,168 @@
+"""The reference: log-probabilities of each response under the policy before training.
+
+They are read once by the model that is then trained (new LoRA adapters change nothing) and stored in a file
+(`reference_file`). Or, with LoRA, the model reads them in each step with its adapters off.
+
+R rows, K responses of a row, B sequences.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.engine.collectives import from_main, summed
+from training.utils.engine.loop import LoopSettings
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.order import ShuffledStream
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.ranked import sequence_sums
+from training.utils.models.lora import adapters_off, is_adapter_tensor
+from training.utils.opening.opened_model import OpenedModel
+from training.utils.opening.training_run import TrainingRun
+from training.utils.preference.batches import PreferenceBatch, all_preference_batches
+from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
+from training.utils.run.console import log, progress_bar
+from training.utils.run.errors import ThreestepError
+
+# PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences.
+Reference = Callable[[PreferenceBatch], torch.Tensor]
+
+
+class References(NamedTuple):
+    """Of the training rows, and of the evaluation rows."""
+
+    train: Reference
+    eval: Reference
+
+
+@dataclass(frozen=True)
+class Known:
+    """Log-probabilities read before training."""
+
+    logprobs: RowLogprobs
+    device: torch.device
+
+    def __call__(self, batch: PreferenceBatch) -> torch.Tensor:
+        return torch.tensor(self.logprobs.of(batch.row_B, batch.place_B), device=self.device)
+
+
+@dataclass(frozen=True)
+class AdapterOff:
+    """`model`, which `engine` trains, with its adapters off. Call it in eval mode and without gradients."""
+
+    engine: TrainingEngine
+    model: PreTrainedModel
+
+    def __call__(self, batch: PreferenceBatch) -> torch.Tensor:
+        with adapters_off(self.model):
+            return read_sequences(self.engine, batch)
+
+
+def read_reference(
+    reference: Reference, engine: TrainingEngine, batches: Sequence[PreferenceBatch]
+) -> list[torch.Tensor]:
+    """The reference's log-probabilities of each batch, read in eval mode."""
+    engine.eval()
+    with torch.no_grad():
+        return [reference(batch) for batch in batches]
+
+
+def read_sequences(engine: TrainingEngine, batch: PreferenceBatch) -> torch.Tensor:
+    """Return float32 [B], the log-probability of each response, summed over its tokens."""
+    rows = batch.ranked.rows
+    return sequence_sums(engine(rows).logprobs_M, rows.sequence_M, rows.end_B.numel())
+
+
+def read_rows(
+    engine: TrainingEngine,
+    rows: Sequence[ResponsesRow],
+    indices: Sequence[int],
+    plan: PlanSettings,
+    pad_token_id: int,
+    name: str,
+) -> RowLogprobs:
+    """Read the rows `indices` (ascending) with the model as it is. A collective; every rank gets all of them."""
+    most = max((len(rows[index].response_ids) for index in indices), default=0)
+    numbers = np.array(indices, dtype=np.int64)
+    logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
+    engine.eval()
+    with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
+        for batch in all_preference_batches(rows, indices, plan, engine.ranks, pad_token_id, True):
+            places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
+            logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)
+            bar.update(min(plan.ranks * len(np.unique(batch.row_B)), bar.total - bar.n))  # ranks have about as many
+    return RowLogprobs(numbers, summed(logprobs_RK).cpu().numpy())
+
+
+def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
+    """The rows that the run trains on, ascending: all of them unless the run is shorter than an epoch."""
+    positions = min(settings.total_steps * settings.items_per_step, rows)
+    return sorted(ShuffledStream(rows, settings.seed).take(0, positions))
+
+
+def open_references(reference: str, opened: OpenedModel[ResponsesRow]) -> References:
+    """The references of a run that has just been opened. reference: `--reference`. A collective."""
+    if reference == "adapter_off":
+        return adapter_off_references(opened.training.engine, opened.model)
+    file = None
+    if opened.ranks.is_main and not opened.added_tokens:  # drawn embeddings differ in each run: no file would match
+        flags = opened.flags
+        name, dtype = flags.model.model_name_or_path, flags.engine.dtype
+        file = reference_file(name, opened.phase, flags.data, dtype, opened.packed)
+    return known_references(opened.training, file)
+
+
+def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None) -> References:
+    """Log-probabilities of every row that the run will take: from `file`, or read now with the model as it is.
+
+    file: on rank 0 alone; it also stores what is read now. A collective.
+    """
+    started = time.monotonic()
+    stored, reason = file.read() if file is not None else ({}, "")
+    stored = from_main(stored)
+    found: dict[str, RowLogprobs] = {}
+    rows_read = pairs_read = 0
+    for split, rows, indices in (
+        ("train", run.train_rows, taken_rows(len(run.train_rows), run.settings)),
+        ("eval", run.eval_rows, list(range(len(run.eval_rows)))),
+    ):
+        found[split] = stored.get(split, RowLogprobs.none())
+        missing = found[split].lacking(indices)
+        if missing:
+            name = f"{run.name}: reference of {split} rows"
+            new = read_rows(run.engine, rows, missing, run.settings.eval_plan, run.settings.pad_token_id, name)
+            found[split] = found[split].joined(new)
+        rows_read += len(missing)
+        pairs_read += sum(math.comb(len(rows[index].response_ids), 2) for index in missing)
+    if rows_read:
+        seconds = time.monotonic() - started
+        run.metrics.write(0, {"reference/pairs_per_second": pairs_read / seconds})
+    if file is not None and rows_read:
+        file.write(found)
+        why = "these rows were not read before" if stored else reason
+        log(f"reference: read {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
+    elif file is not None:
+        log(f"reference: resumed {sum(len(known.rows_R) for known in found.values()):,} rows; {file.path}")
+    device = run.ranks.device
+    return References(Known(found["train"], device), Known(found["eval"], device))
+
+
+def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel) -> References:
+    """Read nothing before training. model: with LoRA adapters, inside `engine`. Raises ThreestepError if other weights
+    train too: embeddings that have just gained tokens."""
+    others = [name for name, part in model.named_parameters() if part.requires_grad and not is_adapter_tensor(name)]
+    if others:
+        raise ThreestepError(
+            f"--reference adapter_off expects a model of which only the adapters train, and {others[0]} trains for the "
+            "tokens that the tokenizer lacked; start from a model that has them or use --reference cached"
+        )
+    return References(AdapterOff(engine, model), AdapterOff(engine, model))

@@ -1,0 +1,78 @@
+"""Loads a reward model, ours or another's, to score rows of responses as plain transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.frozen import FrozenModel
+from training.utils.engine.settings import EngineSettings
+from training.utils.engine.startup import Ranks
+from training.utils.models.attention import plan_for
+from training.utils.models.layout_check import why_not_packed
+from training.utils.models.loading import check_positions, load_config, load_scalar_model
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import ScalarModel
+from training.utils.opening.setup import load_under
+from training.utils.preference.evaluation import ScoredResponses
+from training.utils.preference.scoring import score_responses, without_end
+from training.utils.run.console import log
+
+ScoreRows = Callable[[Sequence[ResponsesRow]], ScoredResponses]
+
+
+@dataclass(frozen=True)
+class ScorerSettings:
+    """How a reward model is loaded and read.
+
+    name_or_path: a sequence-classification model with one label.
+    dtype: bf16 rounds so far that some scores become equal.
+    zero_stage: 3 shards the model over the ranks.
+    prompts_per_forward: of one rank; packed, the tokens of that many.
+    max_tokens_per_micro_batch: padding included; None sets no bound.
+    padded: one sequence a row.
+    """
+
+    name_or_path: str
+    dtype: str = "fp32"
+    zero_stage: int = 0
+    prompts_per_forward: int = 16
+    max_tokens_per_micro_batch: int | None = None
+    padded: bool = False
+
+
+def load_scorer(
+    settings: ScorerSettings, data: DataArguments, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+) -> ScoreRows:
+    """Load the model; return the function that scores rows with it."""
+    engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
+    loading = ModelSettings(settings.name_or_path)
+    check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
+    own_pad_token_id = load_config(settings.name_or_path).get_text_config().pad_token_id
+    model = load_under(engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True))
+    read = FrozenModel(ScalarModel(model), engine, ranks)
+    reason = None if settings.padded else why_not_packed(model, read, data.rows.max_seq_len, ranks.device)
+    if reason is not None:
+        log(f"warning: {type(model).__name__} reads padded rows: {reason}", ranks.is_main)
+    plan = plan_for(
+        model,
+        sequences=settings.prompts_per_forward,
+        longest_tokens=data.rows.max_seq_len,
+        packed=not settings.padded and reason is None,
+        ranks=ranks.world_size,
+        max_tokens_per_micro_batch=settings.max_tokens_per_micro_batch,
+    )
+    # Plain transformers reads a score at the last token that is not the pad token, and its trainers have trained it
+    # there: where pad ends a response, the end token is not seen.
+    end_token_id = end_of_conversation_id(tokenizer, data.chat.end_of_conversation_token)
+
+    def score(rows: Sequence[ResponsesRow]) -> ScoredResponses:
+        rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
+        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks)
+
+    return score

@@ -1,0 +1,66 @@
+"""Scores of responses, computed by all ranks together and known to each of them.
+
+Knows no loss and no flags; `read` runs the model, wherever and however it is sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.engine.collectives import gathered
+from training.utils.engine.startup import Ranks
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rows import TokenRows
+from training.utils.preference.batches import all_preference_batches
+from training.utils.preference.evaluation import ScoredResponses
+from training.utils.run.errors import ThreestepError
+
+_PLANNED_ROWS = 1024  # laid out at a time, so that memory does not grow with the dataset
+
+
+def score_responses(
+    read: Callable[[TokenRows], torch.Tensor],
+    rows: Sequence[ResponsesRow],
+    plan: PlanSettings,
+    pad_token_id: int,
+    ranks: Ranks,
+) -> ScoredResponses:
+    """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
+
+    read: TokenRows -> float32 [sequences], in eval mode. Raises ThreestepError where a score is not finite.
+    """
+    mine = [np.zeros((0, 4))]
+    for batch in all_preference_batches(rows, range(len(rows)), plan, ranks, pad_token_id, False, _PLANNED_ROWS):
+        with torch.no_grad():
+            scores_B = read(batch.ranked.rows)
+        found = scores_B.double().cpu().numpy()[: len(batch.row_B)]
+        mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, found]))
+    everyone = np.concatenate(gathered(np.concatenate(mine)))
+    prompts, places, tokens, scores = everyone.T
+    not_finite = int(np.count_nonzero(~np.isfinite(scores)))
+    if not_finite:
+        raise ThreestepError(
+            f"{not_finite:,} of {len(scores):,} scores are not finite: the model has diverged; train it with a lower "
+            "--learning_rate, or in another --dtype"
+        )
+    order = np.lexsort((places, prompts))
+    return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
+
+
+def without_end(row: ResponsesRow, end_token_id: int) -> ResponsesRow:
+    """The same row, its responses without the end-of-conversation token. A response that was cut has none and stays
+    whole; one that holds nothing else keeps it."""
+    ends = [len(ids) > 1 and ids[-1] == end_token_id for ids in row.response_ids]
+    return replace(
+        row, response_ids=tuple(ids[:-1] if end else ids for ids, end in zip(row.response_ids, ends, strict=True))
+    )
+
+
+def chosen_alone(rows: Sequence[ResponsesRow]) -> list[ResponsesRow]:
+    """The same rows with their best response only."""
+    return [replace(row, response_ids=row.response_ids[:1], margins=None) for row in rows]

@@ -1,0 +1,45 @@
+"""The flags of a run's trackers and of the report at its end. Cheap to import."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.run.errors import Mistakes, nearest_names
+from training.utils.run.flags import flag
+
+NO_TRACKERS = "none"
+# By their packages' names. Services send data away and are used only on request; TensorBoard reads the run's folder.
+PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")
+
+
+@dataclass
+class ReportArguments:
+    """Where a run's metrics go besides metrics.jsonl, which is always written."""
+
+    report_to: str = flag(
+        "tensorboard",
+        f"Trackers that receive the metrics, separated by commas: {', '.join(PACKAGES)}; or {NO_TRACKERS}. "
+        "wandb, trackio and mlflow read their own environment variables.",
+    )
+    report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Collect unknown names and missing packages."""
+        names = [word.strip() for word in self.report_to.split(",")]
+        for name in names:
+            if name == NO_TRACKERS and len(names) == 1:
+                continue
+            if name not in PACKAGES:
+                names_or_none = f"{', '.join(PACKAGES)}, separated by commas, or {NO_TRACKERS} alone"
+                mistakes.add(f"--report_to expects {names_or_none}, got '{name}'{nearest_names(name, PACKAGES)}")
+            elif importlib.util.find_spec(name) is None:
+                mistakes.add(f"--report_to {name} needs the package {name}: pip install {name}")
+
+
+def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in a run's --report_to, each once."""
+    words = str(settings.get("report_to", ReportArguments.report_to)).split(",")
+    return tuple(dict.fromkeys(word.strip() for word in words if word.strip() != NO_TRACKERS))

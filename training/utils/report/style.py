@@ -1,0 +1,105 @@
+"""The report's style sheet: light or dark by the reader's setting, one column on a phone."""
+
+STYLE = """
+:root { color-scheme: light dark;
+  --back: #f7f7f5; --card: #ffffff; --text: #1c1c1a; --soft: #66655f; --edge: #e3e2dc; --grid: #eceae4;
+  --good: #13795b; --bad: #b3372f; --mark: #f3efdf;
+  --c0: #2a78d6; --c1: #d9622b; --c2: #179267; --c3: #a4561f;
+  --c4: #c04f86; --c5: #5f7a12; --c6: #5a48b5; --c7: #b3372f; }
+@media (prefers-color-scheme: dark) { :root {
+  --back: #161615; --card: #1f1f1d; --text: #ecebe6; --soft: #a3a199; --edge: #34332f; --grid: #2c2b28;
+  --good: #4cc39a; --bad: #ef8078; --mark: #35301c;
+  --c0: #5a9df0; --c1: #f0875a; --c2: #3fbe90; --c3: #d6a05c;
+  --c4: #e585b3; --c5: #a6c24a; --c6: #a597f2; --c7: #ef8078; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--text); line-height: 1.5;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif;
+  -webkit-text-size-adjust: 100%; }
+main, header, footer { max-width: 1240px; margin: 0 auto; padding: 0 20px; }
+header { padding-top: 28px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 20px; margin: 40px 0 12px; padding-top: 8px; }
+h3 { font-size: 15px; margin: 0; }
+p { margin: 0 0 8px; }
+.soft, figcaption p, footer { color: var(--soft); font-size: 13px; }
+.paths { overflow-wrap: anywhere; }
+nav { display: flex; flex-wrap: wrap; gap: 6px 16px; margin: 14px 0 0; font-size: 14px; }
+a { color: var(--c0); text-decoration: none; }
+a:hover { text-decoration: underline; }
+.warning { background: var(--mark); border-radius: 8px; padding: 8px 12px; margin: 12px 0 0; font-size: 14px; }
+.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); margin-top: 22px; }
+.tile, figure, .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; }
+.tile { padding: 12px 14px; }
+.tile b { display: block; font-size: 22px; line-height: 1.3; font-weight: 650; font-variant-numeric: tabular-nums; }
+.tile i { font-style: normal; color: var(--soft); font-size: 17px; font-weight: 400; white-space: nowrap; }
+.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
+figure { margin: 0; padding: 12px 12px 6px; min-width: 0; display: flex; flex-direction: column; }
+figure svg { margin-top: auto; }
+figcaption p { margin: 1px 0 0; }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 0 6px; padding: 0;
+  font-size: 13px; }
+.legend li { display: flex; align-items: center; gap: 6px; overflow-wrap: anywhere; color: var(--text); }
+.legend i { flex: none; width: 14px; height: 3px; border-radius: 2px; background: currentColor; }
+.legend i.dashed { background: repeating-linear-gradient(90deg, currentColor 0 5px, transparent 5px 8px); }
+.legend i.block { height: 10px; width: 10px; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif;
+  fill: var(--soft); }
+.tick.y, .tick.name { text-anchor: end; }
+.tick.x { text-anchor: middle; }
+.grid { stroke: var(--grid); }
+.axis { stroke: var(--edge); }
+.line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+.faint { stroke-width: 1; opacity: .35; }
+.dashed { stroke-dasharray: 5 4; }
+.area { fill: currentColor; fill-opacity: .3; stroke: currentColor; stroke-width: 1.3; }
+.mark { fill: currentColor; stroke: var(--card); stroke-width: 1; }
+.dot { fill: currentColor; opacity: .55; }
+.zone { fill: transparent; }
+.tip { opacity: 0; pointer-events: none; }
+.hover:hover .tip { opacity: 1; }
+.rule { stroke: var(--soft); stroke-dasharray: 2 3; }
+.box { fill: var(--card); stroke: var(--edge); }
+.tip text { fill: var(--text); }
+.c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); } .c3 { color: var(--c3); }
+.c4 { color: var(--c4); } .c5 { color: var(--c5); } .c6 { color: var(--c6); } .c7 { color: var(--c7); }
+details { margin-top: 14px; }
+summary { cursor: pointer; color: var(--soft); font-size: 14px; padding: 4px 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; width: 100%; }
+th, td { text-align: left; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--grid); vertical-align: top; }
+th { color: var(--soft); font-weight: 500; font-size: 13px; }
+tr:last-child > td { border-bottom: 0; }
+th:last-child, td:last-child { padding-right: 0; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.value { overflow-wrap: anywhere; font-size: 13px;
+  font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+.scroll td.value { min-width: 130px; }
+.scroll td.metric { white-space: nowrap; }
+.card { padding: 12px 14px; min-width: 0; }
+.blocks { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
+.spark { width: 96px; height: 22px; }
+.bars { display: grid; gap: 7px; margin-top: 8px; }
+.bars div { display: grid; grid-template-columns: 1fr auto; gap: 0 10px; font-size: 14px; }
+.bars span { font-variant-numeric: tabular-nums; color: var(--soft); }
+.bars u { grid-column: 1 / -1; height: 8px; border-radius: 4px; background: var(--grid); overflow: hidden; }
+.bars u i { display: block; height: 100%; border-radius: 4px; background: var(--c0); }
+.sample { margin-top: 12px; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16em; overflow-y: auto; unicode-bidi: isolate; }
+.prompt { font-weight: 550; }
+.answers { display: grid; gap: 10px; margin-top: 8px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
+.answer { border-left: 3px solid var(--edge); padding-left: 10px; min-width: 0; }
+.marks { display: flex; flex-wrap: wrap; gap: 2px 12px; font-size: 13px; color: var(--soft); margin-top: 3px; }
+.marks b { color: var(--text); font-weight: 600; font-variant-numeric: tabular-nums; }
+.good, .marks b.good { color: var(--good); } .bad, .marks b.bad { color: var(--bad); }
+footer { margin-top: 48px; padding-bottom: 32px; }
+@media (max-width: 600px) {
+  main, header, footer { padding-left: 12px; padding-right: 12px; }
+  h1 { font-size: 22px; } h2 { margin-top: 30px; }
+  .tiles { grid-template-columns: repeat(auto-fill, minmax(145px, 1fr)); gap: 8px; }
+  .tile { padding: 9px 10px; } .tile b { font-size: 18px; } .tile i { font-size: 14px; }
+  figure { padding: 10px 8px 4px; }
+}
+@media print { .charts { grid-template-columns: repeat(2, 1fr); } figure, .card { break-inside: avoid; } }
+"""

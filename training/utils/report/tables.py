@@ -1,0 +1,154 @@
+"""A report's tables as records: samples side by side, what was left out, settings. Plain text, not yet escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.report.figures import sample_groups
+from training.utils.report.reading import StepRun, finite
+
+_FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
+_LONGEST_TEXT = 4000  # characters of one text
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """One response and its scores. marks: (name, value), the reward first."""
+
+    run: str
+    column: str
+    text: str
+    marks: tuple[tuple[str, float | None], ...]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A prompt and its responses by column. why: the heading that it is shown under."""
+
+    why: str
+    prompt: str
+    ground_truth: str
+    answers: tuple[SampledAnswer, ...]
+
+
+def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
+    """Prompts of the first run with every run's responses before and after training: the first prompts, and those whose
+    reward rose or fell most in the first run."""
+    columns: list[tuple[str, str, dict[str, dict[str, Any]]]] = []
+    for step in steps:
+        for label, samples in sample_groups(step):
+            name = label if len(steps) == 1 else f"{step.run}: {label}"
+            columns.append((step.run, name, {_key(sample): sample for sample in samples}))
+    if not columns:
+        return []
+    groups = [samples for _, _, samples in columns]
+    picked = _picked(groups, len(sample_groups(steps[0])) > 1)
+    return [
+        Sampled(
+            why,
+            clipped(_text(groups[0][key].get("prompt"))),
+            clipped(_text(groups[0][key].get("ground_truth"))),
+            tuple(_answer(run, name, samples[key]) for run, name, samples in columns if key in samples),
+        )
+        for why, key in picked
+    ]
+
+
+def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> list[tuple[str, str]]:
+    """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
+    keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
+    found = [("The first", key) for key in keys[:_FIRST]]
+    if not with_gains:
+        return found
+    gains = []
+    for key in keys[_FIRST:]:
+        before, after = (finite(group.get(key, {}).get("reward")) for group in groups[:2])
+        if before is not None and after is not None:
+            gains.append((after - before, key))
+    gains.sort(key=lambda pair: pair[0])
+    rose = [("Rose most", key) for gain, key in reversed(gains[-_MOST_CHANGED:]) if gain > 0]
+    fell = [("Fell most", key) for gain, key in gains[:_MOST_CHANGED] if gain < 0]
+    return found + rose + fell
+
+
+def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
+    marks = [("reward", finite(sample.get("reward")))]
+    marks += [
+        (name.removeprefix("reward/"), finite(value))
+        for name, value in sample.items()
+        if name == "check" or (name.startswith(("reward/", "check/")) and name != "reward/model")
+    ]
+    marks.append(("tokens", finite(sample.get("response_tokens"))))
+    return SampledAnswer(
+        run, column, clipped(_text(sample.get("response"))), tuple(marks), sample.get("ended") is not False
+    )
+
+
+def _key(sample: dict[str, Any]) -> str:
+    return f"{sample.get('uid', '')}|{sample.get('prompt')}"
+
+
+def clipped(text: str, most: int = _LONGEST_TEXT) -> str:
+    """`text`, or its beginning and how many characters follow."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
+def left_out(step: StepRun) -> list[tuple[str, str]]:
+    """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit."""
+    found = []
+    for split, name in (("train", "training rows"), ("eval", "held-out rows")):
+        report = step.data_report.get(split)
+        if isinstance(report, dict):
+            found.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
+            found.append((f"{name} cut", _count(report.get("truncated"))))
+            dropped = report.get("dropped")
+            reasons = dropped.items() if isinstance(dropped, dict) else ()
+            counts = ", ".join(f"{_count(count)} {str(reason).replace('_', ' ')}" for reason, count in reasons)
+            found.append((f"{name} dropped", counts or "none"))
+    skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
+    if skipped:
+        found.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
+    for label, samples in sample_groups(step):
+        cut = sum(sample.get("ended") is False for sample in samples)
+        found.append((f"responses of {label} cut by the length limit", f"{cut:,} of {len(samples):,}"))
+    return found
+
+
+def settings_rows(steps: Sequence[StepRun]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:
+    """(settings that differ between the runs, the others), each as (name, value in each run)."""
+    names = sorted({name for step in steps for name in step.settings})
+    rows = [(name, [_setting(step, name) for step in steps]) for name in names]
+    return [row for row in rows if len(set(row[1])) > 1], [row for row in rows if len(set(row[1])) == 1]
+
+
+def metric_rows(step: StepRun) -> list[tuple[str, list[float | None], int]]:
+    """(metric, [first, last, least, greatest], number of values that are not finite) of every metric."""
+    rows = []
+    for name in step.names:
+        values = [value for _, value in step.points(name)]
+        known = [value for value in values if value is not None]
+        extremes = [min(known), max(known)] if known else [None, None]
+        rows.append((name, [values[0], values[-1], *extremes], len(values) - len(known)))
+    return rows
+
+
+def _count(value: Any) -> str:
+    number = finite(value)
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def _setting(step: StepRun, name: str) -> str:
+    if name not in step.settings:
+        return "–"
+    value = step.settings[name]
+    return "null" if value is None else _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

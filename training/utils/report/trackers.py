@@ -1,0 +1,221 @@
+"""Trackers that receive a run's metrics: TensorBoard, Weights & Biases, Trackio, MLflow.
+
+Each is made from a folder and the settings, and imports its package then. Only the MetricsWriter calls them, on rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.utils.run.errors import ThreestepError
+from training.utils.run.metrics import Tracker
+from training.utils.run.step import Step, step_of
+from training.utils.run.storage import read_json_object
+
+PROJECT = "threestep"
+_IDS = "tracker_runs.json"  # in the run's folder: the services' names for the run, for resuming
+_SHOWN_SAMPLES = 8
+_COLUMNS = ("prompt", "response", "reward", "response_tokens", "check")
+
+
+def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any], done_steps: int) -> list[Tracker]:
+    """Open the trackers `names`. done_steps: of a resumed run, which continues under the same name in each service.
+
+    ThreestepError if one cannot be opened: better now than after days of training that it did not record.
+    """
+    if not done_steps:
+        (folder / _IDS).unlink(missing_ok=True)  # an earlier run's in the same folder
+    ids = read_json_object(str(folder / _IDS)) or {}
+    made: list[Tracker] = []
+    for name in names:
+        try:
+            made.append(TRACKERS[name](folder, settings, done_steps, ids))
+        except Exception as problem:  # (each package has exceptions of its own)
+            raise ThreestepError(
+                f"--report_to {name}: it cannot be opened ({type(problem).__name__}: "
+                f"{' '.join(str(problem).split())}); set it up as its documentation says, or leave it out"
+            ) from problem
+    if ids:
+        (folder / _IDS).write_text(json.dumps(ids) + "\n", encoding="utf-8")
+    return made
+
+
+class TensorBoard(Tracker):
+    """Files in OUTPUT_DIR/tensorboard: scalars, a layout of the report's charts, settings, samples."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if not done_steps:
+            for stale in (folder / "tensorboard").glob("events.out.tfevents.*"):
+                stale.unlink()  # this run's curves replace those of an earlier run in the same folder
+        # TensorBoard hides what the earlier part of the run wrote from purge_step on.
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=done_steps + 1 if done_steps else None)
+        self._settings = settings
+        self._seen: dict[str, None] = {}
+        self._is_described = False
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+        if not self._is_described:
+            self._seen |= dict.fromkeys(metrics)
+            if not all(name.startswith("eval/") for name in metrics):
+                self._describe()
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        for place, sample in enumerate(samples[:_SHOWN_SAMPLES]):
+            text = "\n\n".join(f"{name}: {sample[name]}" for name in _COLUMNS if name in sample)
+            # Four spaces make it a block of plain text in Markdown, whatever a model wrote.
+            self._board.add_text(f"samples/{place}", "".join(f"    {line}\n" for line in text.splitlines()), step)
+
+    def flush(self) -> None:
+        self._board.flush()
+
+    def close(self, ended_well: bool) -> None:
+        if not self._is_described and self._seen:
+            self._describe()
+        self._board.close()
+
+    def _describe(self) -> None:
+        """Write the layout and the settings, once the metrics' names are known."""
+        from torch.utils.tensorboard.summary import hparams
+
+        self._is_described = True
+        layout = chart_layout(step_of(self._settings), list(self._seen))
+        if layout:
+            self._board.add_custom_scalars(layout)
+        results = dict.fromkeys((name for name in self._seen if name.startswith("eval/")), 0.0)  # only names matter
+        # add_hparams would write them to a run of its own, apart from the curves.
+        writer: Any = self._board.file_writer
+        for part in hparams(_flat(self._settings), results):
+            writer.add_summary(part)
+
+
+class WeightsAndBiases(Tracker):
+    """A run of Weights & Biases, which reads WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline and others."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=_project("WANDB_PROJECT"),
+            name=run_name(folder),
+            dir=str(folder),
+            config=dict(settings),
+            id=ids.get("wandb"),
+            resume="allow" if "wandb" in ids else None,
+        )
+        ids["wandb"] = self._run.id
+        # W&B's own step axis cannot go back, as a resumed run does.
+        self._run.define_metric("*", step_metric="step")
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._run.log({"step": step, "samples": self._wandb.Table(columns=list(_COLUMNS), data=_rows(samples))})
+
+    def close(self, ended_well: bool) -> None:
+        self._run.finish(exit_code=0 if ended_well else 1)
+
+
+class Trackio(Tracker):
+    """A run of Trackio: on this machine, or in the space TRACKIO_SPACE_ID."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
+        import trackio
+
+        self._trackio = trackio
+        name = ids.get("trackio")
+        self._run = trackio.init(
+            project=_project("TRACKIO_PROJECT"),
+            name=name,
+            config={"folder": run_name(folder), **_flat(settings)},
+            resume="allow" if name else "never",
+            embed=False,
+        )
+        ids["trackio"] = self._run.name
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._trackio.log(dict(metrics), step=step)
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._trackio.log({"samples": self._trackio.Table(columns=list(_COLUMNS), data=_rows(samples))}, step=step)
+
+    def close(self, ended_well: bool) -> None:
+        self._trackio.finish()
+
+
+class MLflow(Tracker):
+    """A run of MLflow, at MLFLOW_TRACKING_URI."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment(_project("MLFLOW_EXPERIMENT_NAME"))
+        known = ids.get("mlflow")
+        run = mlflow.start_run(run_id=known, run_name=None if known else run_name(folder), log_system_metrics=False)
+        ids["mlflow"] = run.info.run_id
+        params = list(_flat(settings).items()) if known is None else []
+        for start in range(0, len(params), 100):  # the most that one request may hold
+            mlflow.log_params({name: str(value)[:6000] for name, value in params[start : start + 100]})
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        # Its databases cannot store infinity.
+        self._mlflow.log_metrics({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        shown = [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(samples)]
+        self._mlflow.log_text(json.dumps(shown, indent=1, ensure_ascii=False), f"samples/step_{step:06d}.json")
+
+    def close(self, ended_well: bool) -> None:
+        self._mlflow.end_run("FINISHED" if ended_well else "FAILED")
+
+
+_Opener = Callable[[Path, Mapping[str, Any], int, dict[str, str]], Tracker]
+TRACKERS: dict[str, _Opener] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+    "mlflow": MLflow,
+}
+
+
+def chart_layout(step: Step, names: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """TensorBoard's custom scalars: the step's charts in the report, with those of their metrics in `names`."""
+    charts = {}
+    for curve in step.curves:
+        present = [f"^{re.escape(name)}$" for name in curve.metrics.values() if name in names]
+        if present:
+            charts[curve.title] = ["Multiline", present]
+    return {"Threestep": charts} if charts else {}
+
+
+def run_name(folder: Path) -> str:
+    """The folder with its parent's name, e.g. quickstart/step1_sft."""
+    return "/".join(folder.resolve().parts[-2:]).lstrip("/")
+
+
+def _project(variable: str) -> str:
+    return os.environ.get(variable) or PROJECT
+
+
+def _rows(samples: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    return [[sample.get(name) for name in _COLUMNS] for sample in samples[:_SHOWN_SAMPLES]]
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as trackers accept them: numbers, booleans and texts."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
+        for name, value in settings.items()
+    }

@@ -1,0 +1,38 @@
+"""Writes a report: on request, and at the end of a run, where a failure is only a warning."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.utils.report.page import page
+from training.utils.report.reading import read_runs
+from training.utils.run.console import log
+from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import replace_file
+
+REPORT_NAME = "report.html"
+
+
+def write_report(folders: Sequence[str | Path], out: Path) -> Path:
+    """Write the report of the runs in `folders` to the file `out`. ThreestepError if a folder holds no run, or `out`
+    cannot be written."""
+    runs = read_runs(folders)
+    content = page(runs, datetime.datetime.now()).encode("utf-8", "replace")  # half a surrogate pair is not UTF-8
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(out, content)
+    except OSError as problem:
+        raise ThreestepError(f"cannot write the report to {out}: {problem.strerror}") from problem
+    return out
+
+
+def report_at_end(folder: Path, is_wanted: bool) -> None:
+    """Write `folder`'s report to it, on the main rank alone. Any failure is one line: the run itself succeeded."""
+    if not is_wanted:
+        return
+    try:
+        log(f"report: {write_report([folder], folder / REPORT_NAME)}")
+    except Exception as problem:  # noqa: BLE001 (a report must never fail its run)
+        log(f"warning: no report was written ({type(problem).__name__}: {problem}); python -m training.report {folder}")

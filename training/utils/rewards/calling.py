@@ -1,0 +1,110 @@
+"""Calls a reward function: what it receives for each row, and what it must return."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from training.utils.data.rows.phases import PromptRow
+
+# fn(prompts, responses, **columns) -> one number per response, or (those, {name: one number per response}).
+Rule = Callable[..., Any]
+RuleAnswer = tuple[list[float], dict[str, list[float]]]  # scores, and values to log by name
+SHOWN_CHARACTERS = 80  # of a prompt or a response, in an error
+
+
+def reward_columns(rows: Sequence[PromptRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """The `**columns` of a reward function: by name, one value per row, None where a row lacks the column.
+
+    Always present: `ground_truth` (the row's reference), `data_source`, and `names`, the columns that any row of the
+    dataset has. The set of columns therefore does not depend on the batch.
+    """
+    every = dict.fromkeys(["data_source", *names, *(name for row in rows for name in row.columns)])
+    carried = {name: [row.columns.get(name) for row in rows] for name in every}
+    return {"ground_truth": [row.reference for row in rows], **carried}
+
+
+@dataclass(frozen=True)
+class RuleBatch:
+    """The arguments of a rule, each list with one entry per response, and the uids that errors name."""
+
+    uids: list[str]
+    prompts: list[str]
+    responses: list[str]
+    columns: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def call(self, rule: Rule) -> Any:
+        return rule(list(self.prompts), list(self.responses), **self.columns)
+
+    def only(self, index: int) -> RuleBatch:
+        """The batch of that one sample."""
+        columns = {name: [values[index]] for name, values in self.columns.items()}
+        return RuleBatch([self.uids[index]], [self.prompts[index]], [self.responses[index]], columns)
+
+    def sample(self, index: int) -> str:
+        """The sample as errors name it."""
+        prompt, response = self.prompts[index][:SHOWN_CHARACTERS], self.responses[index][:SHOWN_CHARACTERS]
+        return f"uid {self.uids[index]}, prompt {prompt!r}, response {response!r}"
+
+
+def rule_batch(rows: Sequence[PromptRow], responses: Sequence[str], names: Iterable[str] = ()) -> RuleBatch:
+    """rows: one per response. names: see `reward_columns`."""
+    prompts = [row.prompt_text for row in rows]
+    return RuleBatch([row.uid for row in rows], prompts, list(responses), reward_columns(rows, names))
+
+
+def call_rule(name: str, rule: Rule, batch: RuleBatch) -> RuleAnswer:
+    """Return the scores, and the values to log by name (none if the rule returns only scores).
+
+    Raises ThreestepError, which names the rule and the sample at fault, for anything but one finite number per
+    response. What the rule itself raises passes through: see `raised`.
+    """
+    answer = batch.call(rule)
+    scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+    return (
+        _numbers(scores, f"reward function '{name}'", batch),
+        {key: _numbers(own, f"reward function '{name}', value '{key}'", batch) for key, own in values.items()},
+    )
+
+
+def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, look: bool = True) -> ThreestepError:
+    """Return an error that names what `rule` raised, where, and for which sample.
+
+    A rule is called with a whole batch. To find the sample, the rule is called with one sample after the other; the
+    first that raises the same exception type is named.
+    """
+    culprit = f"{len(batch)} samples at once, the first of them {batch.sample(0)}"
+    for index in range(len(batch) if look else 0):
+        try:
+            batch.only(index).call(rule)
+        except BaseException as own:  # noqa: BLE001 - as the first time, also SystemExit
+            if type(own) is type(problem):
+                culprit = batch.sample(index)
+                break
+    place = traceback.extract_tb(problem.__traceback__)[-1]
+    return ThreestepError(
+        f"reward function '{name}' raised {type(problem).__name__}: {problem} ({place.filename}, line {place.lineno}) "
+        f"for {culprit}"
+    )
+
+
+def _numbers(given: Any, source: str, batch: RuleBatch) -> list[float]:
+    if not isinstance(given, Iterable) or isinstance(given, (str, dict)):
+        raise ThreestepError(f"{source}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
+    numbers = list(given)
+    if len(numbers) != len(batch):
+        raise ThreestepError(f"{source}: expected {len(batch)} numbers, one per response, got {len(numbers)}")
+    for index, number in enumerate(numbers):
+        if not isinstance(number, Real) or not math.isfinite(number):
+            raise ThreestepError(f"{source}: expected a finite number, got {number!r} for {batch.sample(index)}")
+    return [float(number) for number in numbers]

@@ -1,0 +1,86 @@
+"""The rewards of a run and their weights: `--reward gsm8k:1.0,model:0.5,my_file.py:my_reward`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from training.utils.generation.records import Rollout
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.calling import Rule
+from training.utils.rewards.rules import RULE_NAMES, RuleFlags, rule_named
+from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.run.user_files import is_address, load_function
+
+MODEL = "model"
+_WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """name: as it is logged.
+    rule: None for the reward model.
+    """
+
+    name: str
+    weight: float
+    rule: Rule | None
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """named: a response's score is their weighted sum.
+    columns: of the dataset; see `reward_columns`.
+    texts_of: returns a rollout's responses as text; None if no rule reads them.
+    """
+
+    named: tuple[Reward, ...]
+    timeout_seconds: float
+    columns: tuple[str, ...] = ()
+    texts_of: Callable[[Rollout], Sequence[str]] | None = None
+
+
+def reads_model(named: Sequence[Reward]) -> bool:
+    """True if one of them is the reward model."""
+    return any(reward.rule is None for reward in named)
+
+
+MODEL_ALONE = Rewards((Reward(MODEL, 1.0, None),), ScoringArguments().reward_timeout)
+
+
+def named_rewards(flags: ScoringArguments, mistakes: Mistakes) -> tuple[Reward, ...]:
+    """Return the rewards of --reward; add unknown and duplicate names to `mistakes`."""
+    found: list[Reward] = []
+    for entry in flags.reward.split(","):
+        address, weight = _split_weight(entry.strip())
+        name, rule = address.rpartition(":")[2], None
+        if address != MODEL:
+            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULE_NAMES))
+            if rule is None:
+                continue
+        mistakes.require(
+            all(name != other.name for other in found),
+            f"--reward expects each reward once and functions of different names, got '{name}' twice in "
+            f"'{flags.reward}'",
+        )
+        found.append(Reward(name, weight, rule))
+    return tuple(found)
+
+
+def found_rule(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = RULE_NAMES) -> Rule:
+    """Return the rule of a name or of a FILE.py:NAME; otherwise ThreestepError, which lists `names`."""
+    if is_address(address):
+        return load_function(address, flag)
+    if address not in RULE_NAMES:
+        raise ThreestepError(
+            f"{flag} expects {', '.join(names)} or a function as FILE.py:NAME, got '{address}'"
+            f"{nearest_names(address, names)}"
+        )
+    return rule_named(address, flags)
+
+
+def _split_weight(entry: str) -> tuple[str, float]:
+    """Split 'NAME:WEIGHT'; 'NAME' and 'FILE.py:NAME' have weight 1."""
+    address, colon, last = entry.rpartition(":")
+    return (address, float(last)) if colon and _WEIGHT.fullmatch(last) else (entry, 1.0)
