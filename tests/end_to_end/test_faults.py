@@ -103,8 +103,8 @@ def faulty(place: Path, name: str, fault: str, start: Path, pairs_file: Path, *f
 
 SAID = {
     "raise": "error on rank 1, the first of the run:",
-    "kill": "error: rank 0 lost another rank, which ended without an error",
-    "exit": "error: rank 0 lost another rank, which ended without an error",
+    "kill": "error: rank 0 lost another rank, which ended without an error message",
+    "exit": "error: rank 0 lost another rank, which ended without an error message",
     "memory": "error: out of memory on rank 1 in a backward of 1 row of ",
     "hang": "error: rank 0 waited for another rank, which hangs or is far slower, until --rank_timeout",
 }
