@@ -14,7 +14,7 @@ def train(opened: OpenedModel, reward: RewardModelArguments) -> TrainingResult:
     """Train on pairs, measure the scale of the scores."""
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
-    from training.utils.models.score_scale import ScoreScale, set_score_scale
+    from training.utils.loading.score_scale import ScoreScale, set_score_scale
 
     options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
     trainer = RewardTrainer(opened.training, options)

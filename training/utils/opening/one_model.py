@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from training.utils.models.settings import check_model_folder
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
