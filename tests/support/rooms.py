@@ -29,7 +29,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "models": ("layout", "run"),
     "engine": ("models", "layout", "run"),
     "checkpoints": ("engine", "models", "report", "run"),
-    "dry_run": ("engine", "models", "layout", "run"),
+    "dry_run": ("engine", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
