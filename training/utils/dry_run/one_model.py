@@ -10,8 +10,8 @@ from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_m
 from training.utils.dry_run.table import peak, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.startup import DTYPES
+from training.utils.loading.configurations import check_positions
 from training.utils.models.arguments import ModelArguments
-from training.utils.models.loading import check_positions
 from training.utils.run.arguments import group_of, resolved_settings
 from training.utils.run.run_arguments import RunArguments
 
