@@ -12,9 +12,9 @@ from training.step3_ppo.checks import Components, check_lengths
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.dry_run.activations import cache_bytes
-from training.utils.dry_run.engine_memory import ELEMENT_BYTES, frozen_memory
+from training.utils.dry_run.engine_memory import ELEMENT_BYTES, weights_memory
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedModel, largest_module, plan_training, rows_at_most
+from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, rows_at_most
 from training.utils.dry_run.table import MemoryLine, peak, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
@@ -105,7 +105,7 @@ def _frozen(actor: Any, scorer: Any, roles: RolesArguments, components: Componen
         zero = {"stage": 0}
         if engine.zero_stage == 3:
             zero = deepspeed_config(engine, ranks, 1, torch.cuda.is_available())["zero_optimization"]
-        line, _ = frozen_memory(_plain_elements(model), largest_module(model), engine.dtype, zero, ranks)
+        line = weights_memory(_plain_elements(model), engine.dtype, zero, ranks)
         lines.append(replace(line, name=f"{name}: {line.name}"))
     if roles.enable_ema:
         trained = sum(part.numel() for part in actor.parameters() if part.requires_grad)

@@ -50,11 +50,11 @@ def plan_training(
     model: Any, forward: LargestForward, loading: ModelSettings, settings: EngineSettings, ranks: int
 ) -> PlannedModel:
     """Return what training `model` (on the meta device) takes of one rank."""
-    trainable = [part.numel() for part in model.parameters() if part.requires_grad]
+    trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
     weights = sum(part.numel() for part in model.parameters())
-    config = deepspeed_config(settings, ranks, sum(trainable), torch.cuda.is_available())
+    config = deepspeed_config(settings, ranks, trained, torch.cuda.is_available())
     zero = config["zero_optimization"]
-    engine = trained_memory(weights, trainable, largest_module(model), settings.dtype, zero, ranks)
+    engine = trained_memory(weights, trained, largest_module(model), settings.dtype, zero, ranks)
     saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
@@ -69,7 +69,7 @@ def plan_training(
         lines.append(MemoryLine("attention mask", forward.rows * forward.tokens**2 * (1 + size)))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     sentences = (
-        f"model: {type(model).__name__}, {weights:,} weights, of which {sum(trainable):,} train{adapters}; "
+        f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
         f"{settings.dtype}, attention {loading.attn_implementation}, gradient checkpointing "
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
