@@ -77,7 +77,7 @@ def score_charts(step: StepRun) -> list[HistogramChart]:
 def sample_charts(step: StepRun) -> list[Chart]:
     """Rewards and lengths of the samples, at the first and at the last evaluation."""
     kinds = []
-    for label, samples in sample_groups(step):
+    for label, samples in step.samples:
         read = [(finite(sample.get("response_tokens")), finite(sample.get("reward"))) for sample in samples]
         pairs = [(tokens, reward) for tokens, reward in read if tokens is not None and reward is not None]
         kinds += [(label, pairs)] if pairs else []
@@ -96,15 +96,6 @@ def sample_charts(step: StepRun) -> list[Chart]:
             f"reward of each response; correlation with its length: {correlations}",
         ),
     ]
-
-
-def sample_groups(step: StepRun) -> list[tuple[str, list[dict[str, Any]]]]:
-    """[("SFT", samples), ("PPO", samples)]: from the first evaluation and, if there was another, from the last."""
-    found: dict[Any, list[dict[str, Any]]] = {}
-    for sample in step.samples:
-        found.setdefault(repr(sample.get("step")), []).append(sample)
-    groups = list(found.values())
-    return list(zip(step.declaration.sample_labels, groups[:1] + groups[1:][-1:], strict=False))
 
 
 def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:
