@@ -77,7 +77,7 @@ class OpenedModel(Generic[Row]):
         is_main, folder = self.ranks.is_main, self.folder
         if is_main:
             save_model(folder.model, self.model, tensors, self.tokenizer)
-        folder.write_summary(result.summary())
+        folder.write_json("summary.json", result.summary())
         report_at_end(folder.path, self.flags.report.report and is_main)
         step, seconds = f"step {self.flags.step.number}", f"{result.seconds:.0f} s"
         log(f"{step}: {result.sentence()} in {seconds}; the model is in {folder.model}", is_main)
