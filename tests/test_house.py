@@ -106,7 +106,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (house.no_pickles, "training.utils.data.cache.cache", "import pickle", "import pyarrow"),
     (
         house.no_pickles,
-        "training.utils.models.loading",
+        "training.utils.loading.models",
         "import torch\ntorch.load('x')",
         "import torch\ntorch.load('x', weights_only=True)",
     ),

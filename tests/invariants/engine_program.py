@@ -180,8 +180,8 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     from tests.invariants.tiny import VOCAB, StandInTokenizer
     from training.utils.engine.settings import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.compiled import compile_blocks
-    from training.utils.models.loading import load_causal_lm, load_scalar_model
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.opening.setup import load_under
     from training.utils.run.seeds import seed_everything

@@ -27,15 +27,17 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
     "data": ("data.sources",),
     "models": ("layout", "run"),
+    "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
     "checkpoints": ("engine", "models", "report", "run"),
-    "dry_run": ("engine", "models", "layout", "run"),
+    "dry_run": ("engine", "loading", "models", "layout", "run"),
     "generation": ("engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
         "checkpoints",
         "dry_run",
         "engine",
+        "loading",
         "models",
         "data.build",
         "data.chat",
@@ -44,7 +46,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "report",
         "run",
     ),
-    "preference": ("opening", "engine", "models", "data.build", "data.files", "data.rows", "layout", "run"),
+    "preference": ("opening", "engine", "loading", "models", "data.build", "data.files", "data.rows", "layout", "run"),
 }
 # A module that loads every file of a folder above it by name, as `known_steps` loads the steps.
 LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.sources.hub"}

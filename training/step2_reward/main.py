@@ -16,7 +16,7 @@ from training.utils.run.program import run_program
 def main(flags: OneModelFlags, reward: RewardModelArguments) -> None:
     """Open the run, train on pairs, measure the scale of the scores, save."""
     from training.step2_reward.trainer import RewardTrainer
-    from training.utils.models.score_scale import ScoreScale, set_score_scale
+    from training.utils.loading.score_scale import ScoreScale, set_score_scale
     from training.utils.preference.batches import check_margins
 
     check_rows = partial(check_margins, margin_scale=reward.margin_scale)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from training.utils.models.settings import check_model_folder
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.opening.flags import OneModelFlags
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.step import Step

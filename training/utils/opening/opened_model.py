@@ -23,16 +23,10 @@ from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
+from training.utils.loading.configurations import check_positions, model_files
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
-from training.utils.models.loading import (
-    add_tokens,
-    check_positions,
-    load_causal_lm,
-    load_scalar_model,
-    load_tokenizer,
-    model_files,
-    with_pad_apart,
-)
 from training.utils.models.saving import save_model
 from training.utils.models.sharding import count_elements
 from training.utils.models.token_model import PolicyModel, ScalarModel
