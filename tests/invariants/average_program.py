@@ -51,7 +51,7 @@ def averaged(stage: int, dtype: str, lora_dim: int, models: Path, ranks: Any) ->
     for step in range(STEPS):
         if step == STEPS - 1:
             second = WeightAverage(engine, DECAY)
-            second.load_state([share.clone() for share in average.state()])
+            second.load_state([share.clone() for share in average.shares])
         rows = engine_program._laid(batches[step * 6 : (step + 1) * 6][ranks.rank :: ranks.world_size])
         engine.backward(-engine(rows).logprobs_M.sum() / 100)
         engine.step()

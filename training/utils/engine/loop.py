@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
-from training.utils.run.traces import NO_TRACES, Traces
+from training.utils.run.traces import Traces
 
 
 @dataclass(frozen=True)
@@ -24,4 +24,4 @@ class LoopSettings:
     pad_token_id: int
     seed: int
     meter: ComputeMeter | None = None
-    traces: Traces = NO_TRACES
+    traces: Traces = Traces()

@@ -20,7 +20,6 @@ class EngineSettings:
     deepspeed_config: str | None = None
     learning_rate: float = 1e-5
     weight_decay: float = 0.0
-    adam_betas: tuple[float, float] = ADAM_BETAS
     lr_scheduler_type: str = "cosine"
     num_warmup_steps: int = 0
     max_grad_norm: float = 1.0
