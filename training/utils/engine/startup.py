@@ -17,8 +17,8 @@ import torch
 from training.utils.engine.collectives import barrier, wait_for_main
 from training.utils.engine.host_memory import keep_freed_memory
 from training.utils.run.errors import ThreestepError
-from training.utils.run.fault_arguments import RANK_TIMEOUT_SECONDS
 from training.utils.run.launch import free_port
+from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -19,7 +19,6 @@ from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import conversation_end, use_chat_template
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
@@ -32,7 +31,7 @@ from training.utils.models.sharding import count_elements
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
-from training.utils.opening.training_run import Row, TrainingResult, TrainingRun
+from training.utils.opening.training_run import LoopSettings, Row, TrainingResult, TrainingRun
 from training.utils.report.writing import report_at_end
 from training.utils.run.console import log
 from training.utils.run.run_folder import RunFolder

@@ -57,9 +57,7 @@ class MetricsWriter:
         return time.monotonic() - self._started
 
     def flush(self) -> None:
-        """Write everything to disk."""
-        if self._file is not None:
-            self._file.flush()
+        """Have the trackers write everything to disk; metrics.jsonl is there after every line."""
         self._each_tracker(lambda tracker: tracker.flush())
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
