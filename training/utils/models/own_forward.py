@@ -27,12 +27,13 @@ from training.utils.run.errors import ThreestepError, first_line
 _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)
 _CHANGED_TOKENS = 3  # at the end of a sequence, to see whether earlier logits move
-_ATTRIBUTE = "_threestep_own_forward"
+_ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
 
 
 @dataclass(frozen=True)
 class OwnForward:
     """numbers_M: float64 on the CPU: log-probabilities of the targets of `probes.alone`, or their scores.
+    of_scores: the model is a scalar model.
     tolerance: the largest `difference` that rounding explains.
     head_is_linear: the logits (or scores) are one linear layer on the last hidden state of `base_model`.
     notes: sentences on what was switched off because of these numbers.
@@ -40,13 +41,14 @@ class OwnForward:
 
     probes: Probes
     numbers_M: torch.Tensor
+    of_scores: bool
     tolerance: float
     head_is_linear: bool
     notes: list[str] = field(default_factory=list)
 
     def difference(self, read_M: torch.Tensor) -> float:
         """Return the root mean square of `read_M` minus the numbers; NaN if one of them is NaN."""
-        return _rms(read_M.detach().double().cpu() - self.numbers_M)
+        return rms(read_M.detach().double().cpu() - self.numbers_M)
 
 
 def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
@@ -57,6 +59,18 @@ def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
     if known is None and weight.device.type != "meta" and not hasattr(weight, "ds_id"):
         return read_own_forward(model)
     return known
+
+
+def head_is_linear(model: PreTrainedModel) -> bool:
+    """Whether the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
+    sharded model that was not read when it was loaded this is unknown, and False."""
+    own = own_forward_of(model)
+    if own is not None:
+        return own.head_is_linear
+    if next(model.parameters()).device.type != "meta":
+        return False
+    with torch.no_grad(), _in_eval_mode(model):
+        return _read(model, make_probes(model.config, 0).alone[0]).head_is_linear
 
 
 def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForward:
@@ -89,16 +103,18 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
             f"{str(model.dtype).removeprefix('torch.')}; check the weights' files, or train in another --dtype"
         )
     # What steps read is float32 at least, and no more than that for scores.
-    eps = torch.finfo(torch.float32 if hasattr(model, "score") else model.dtype).eps
-    tolerance = _NOISE_FACTOR * _rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
+    scores = hasattr(model, "score")
+    eps = torch.finfo(torch.float32 if scores else model.dtype).eps
+    tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
     _check_causal(model, read[0], changed, tolerance)
-    own = OwnForward(probes, numbers_M, tolerance, all(part.head_is_linear for part in read))
+    own = OwnForward(probes, numbers_M, scores, tolerance, all(part.head_is_linear for part in read))
     setattr(model, _ATTRIBUTE, own)
     return own
 
 
 def difference_now(model: PreTrainedModel, own: OwnForward, training: bool = False) -> float:
-    """Return how far the forward of `model`, called plainly, is from `own` now. training: in train mode."""
+    """Return how far the forward of `model`, called plainly, is from `own` now, as `OwnForward.difference`.
+    training: in train mode."""
     with torch.no_grad(), _in_eval_mode(model, training), whole_where_used(model):
         return own.difference(torch.cat([_read(model, part).numbers_M for part in own.probes.alone]))
 
@@ -122,12 +138,11 @@ def _read(model: PreTrainedModel, document: Document, changed_tokens: int = 0) -
     head = model.score if scores else model.get_output_embeddings()
     with _outputs_kept(model.base_model, head) as kept:
         logits = model(input_ids=ids_T.unsqueeze(0).to(model.device)).logits
-    hidden = kept.get("hidden")
     head_is_linear = (
         type(head) is nn.Linear
         and model.base_model is not model
-        and _same(hidden, kept.get("head_input"))
-        and (scores or _same(kept.get("head_output"), logits))
+        and _same(kept.get("head_input"), kept.get("hidden"))
+        and (scores or _same(logits, kept.get("head_output")))
     )
     if scores:
         if not isinstance(kept.get("head_output"), torch.Tensor) or kept["head_output"].shape[:2] != (1, len(ids_T)):
@@ -149,7 +164,7 @@ def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.T
 
 def _check_causal(model: PreTrainedModel, read: _Read, changed: _Read, tolerance: float) -> None:
     earlier = slice(0, len(read.logits_TV) - _CHANGED_TOKENS)
-    moved = _rms(read.logits_TV[earlier] - changed.logits_TV[earlier])
+    moved = rms(read.logits_TV[earlier] - changed.logits_TV[earlier])
     if not moved <= tolerance:
         raise ThreestepError(
             f"{type(model).__name__} is not causal: other tokens at the end of a sequence move the numbers of its "
@@ -157,7 +172,8 @@ def _check_causal(model: PreTrainedModel, read: _Read, changed: _Read, tolerance
         )
 
 
-def _rms(numbers: torch.Tensor) -> float:
+def rms(numbers: torch.Tensor) -> float:
+    """Return the root mean square; NaN if a number is."""
     return float(numbers.square().mean().sqrt())
 
 
@@ -168,12 +184,12 @@ def _tokens_of(document: Document) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return (
-        isinstance(one, torch.Tensor)
-        and isinstance(other, torch.Tensor)
-        and one.shape == other.shape
-        and bool(torch.equal(one.double(), other.double()))
-    )
+    """Whether two tensors hold the same numbers, in any precision; on the meta device, whether they are one tensor."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
+        return False
+    if one.device.type == "meta":
+        return one is other or one._base is other
+    return bool(torch.equal(one.double(), other.double()))
 
 
 @contextlib.contextmanager
