@@ -45,7 +45,14 @@ def main(argv: Sequence[str]) -> None:
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
-    from training.step3_ppo.assembly import make_parts, role_settings, save_roles, start_digests, wanted_score_scale
+    from training.step3_ppo.assembly import (
+        checked_roles,
+        make_parts,
+        role_settings,
+        save_roles,
+        start_digests,
+        wanted_score_scale,
+    )
     from training.step3_ppo.checks import check_lengths
     from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import load_inputs, load_tokenizers
@@ -67,9 +74,8 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
-    roles = load_roles(
-        role_settings(flags.roles, components, inputs.warmup_steps), tokenizers, ranks, inputs.optimizer_steps
-    )
+    roles_wanted = role_settings(flags.roles, components, inputs.warmup_steps, flags.longest_tokens)
+    roles = checked_roles(flags, load_roles(roles_wanted, tokenizers, ranks, inputs.optimizer_steps))
     folder.write_json("data_report.json", asdict(inputs.data_report))
     engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,6 +54,7 @@ class Roles:
     critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
     reward. whole_actor: lends the actor's whole weights to a rollout. average: of the actor's weights, if asked for.
     shares_trunk: the critic's trunk is the actor's.
+    packs: documents may share rows of every model.
     """
 
     actor: TrainingEngine
@@ -66,6 +67,7 @@ class Roles:
     whole_actor: WholeModel
     average: WeightAverage | None = None
     shares_trunk: bool = False
+    packs: bool = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -98,6 +100,7 @@ class RoleSettings:
     reference_engine, reward_engine: of the frozen twins.
     warmup_steps: optimizer steps of the critic alone at the start.
     ema_decay: of the actor's moving average, or None.
+    longest_tokens: of the sequences that the models will read; 0 if unknown.
     """
 
     actor_model: ModelSettings
@@ -112,14 +115,17 @@ class RoleSettings:
     warmup_steps: int = 0
     ema_decay: float | None = None
     share_trunk: bool = False
+    longest_tokens: int = 0
 
 
 def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, total_steps: int) -> Roles:
     """Load the models. total_steps: optimizer steps of the whole run, which the LR schedules span."""
 
+    reading: Any = {"longest_tokens": settings.longest_tokens, "device": ranks.device}
+
     def language_model(model: ModelSettings) -> PreTrainedModel:
         return load_under(
-            settings.actor_engine, ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor))
+            settings.actor_engine, ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor), **reading)
         )
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
@@ -128,7 +134,7 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
         return load_under(
             settings.critic_engine,
             ranks,
-            lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True),
+            lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True, **reading),
         )
 
     scorer = reward_model = None
@@ -145,7 +151,9 @@ def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, tot
     if settings.share_trunk:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(settings.actor_model.as_it_is())
-        critic_model = scalar_model_on_trunk(trunk, settings.critic_model, tokenizers.actor.pad_token_id)
+        critic_model = scalar_model_on_trunk(
+            trunk, settings.critic_model, tokenizers.actor.pad_token_id, settings.longest_tokens
+        )
         actor_model = prepared(trunk, settings.actor_model)
     else:
         actor_model = language_model(settings.actor_model)

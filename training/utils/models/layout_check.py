@@ -81,8 +81,17 @@ def why_not_packed(
     long_M = beside_long_M[len(beside_long_M) - _long_numbers(own) :]
     difference = own.difference(torch.cat([packed_M, long_M]))
     if not difference <= own.tolerance:
-        return f"a packed row and its own forward of single sequences differ by {difference:.2g}"
+        return f"a packed row and separate sequences differ by {difference:.2g}"
     return None
+
+
+def notes_on(model: PreTrainedModel) -> list[str]:
+    """Sentences on what is computed in another way than for most families, and why."""
+    own = _own(model)
+    if own.head_is_linear:
+        return own.notes
+    what = "scores" if own.of_scores else "logits"
+    return [*own.notes, f"all {what} are computed: its own forward has more than one linear layer after its trunk"]
 
 
 def _own(model: PreTrainedModel) -> OwnForward:
@@ -92,9 +101,9 @@ def _own(model: PreTrainedModel) -> OwnForward:
 
 
 def _padded(own: OwnForward) -> list[list[Document]]:
-    """Batches of padded rows: all short sequences, then the shortest with the long one."""
+    """Batches of padded rows: all short sequences, then one of them with the long one."""
     short = own.probes.alone[: len(own.probes.alone) - (own.probes.long is not None)]
-    return [short, *([[min(short, key=len), own.probes.long]] if own.probes.long else [])]
+    return [short, *([[short[0], own.probes.long]] if own.probes.long else [])]
 
 
 def _shared(document: Document, sharing: bool) -> list[Document]:
@@ -120,9 +129,11 @@ def _reaches(
     device: torch.device,
     moved_M: torch.Tensor,
 ) -> bool:
-    """Whether tokens of `first` reach the numbers of `second` in one row, by the gradient at the input embeddings:
-    where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models), whether
-    `moved_M`, how far they moved, is more than that."""
+    """Whether tokens of `first` reach the numbers of `second` in one row, by the gradient at the input embeddings.
+
+    Where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models),
+    whether `moved_M`, how far they moved, is more than that.
+    """
     embedded: list[torch.Tensor] = []
 
     def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
