@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from training.step3_ppo.advantages import WITH_CRITIC
 from training.step3_ppo.algorithm import Algorithm, selected_algorithm
-from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
@@ -42,30 +41,23 @@ class Components(NamedTuple):
 
 
 def checked_components(flags: PpoFlags) -> Components:
-    """Run every check that needs no model, and return what the names select; ThreestepError for what is wrong."""
-    components = selected_components(flags.roles, flags.ppo, flags.algorithm, flags.reward)
-    check_timeouts(flags.faults, flags.reward)
-    check_rollout_dump(flags.saving, flags.ppo)
-    return components
-
-
-def selected_components(
-    roles: RolesArguments, ppo: PpoArguments, algorithm_flags: AlgorithmArguments, reward_flags: ScoringArguments
-) -> Components:
-    """Look every name up; ThreestepError, with suggestions, for unknown names and for flags that do not go together."""
-    mistakes = Mistakes()
+    """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
+    unknown names and for flags that do not go together."""
+    roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes)
     checker = None
     if ppo.checker:
-        checker = mistakes.note(found_rule, ppo.checker, reward_flags, "--checker")
-    rewards = named_rewards(reward_flags, mistakes)
-    algorithm = selected_algorithm(algorithm_flags, ppo, mistakes)
+        checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
+    rewards = named_rewards(flags.reward, mistakes)
+    algorithm = selected_algorithm(flags.algorithm, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
+    _check_timeouts(flags.faults, flags.reward)
+    _check_rollout_dump(flags.saving, ppo)
     return Components(engine, checker, algorithm, rewards, roles.share_trunk)
 
 
@@ -117,7 +109,7 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
     )
 
 
-def check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
+def _check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
     """ThreestepError if a new run would write its rollouts among those of another."""
     folder = ppo.rollout_dump
     if folder is not None and saving.resume is None and any(Path(folder).glob("rollout_*")):
@@ -127,7 +119,7 @@ def check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
         )
 
 
-def check_timeouts(faults: FaultArguments, reward: ScoringArguments) -> None:
+def _check_timeouts(faults: FaultArguments, reward: ScoringArguments) -> None:
     """ThreestepError if ranks would give up on another before its reward function times out."""
     if reward.reward_timeout >= faults.rank_timeout:
         raise ThreestepError(
