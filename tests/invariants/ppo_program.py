@@ -64,6 +64,7 @@ def make_trainer(
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.evaluation import Evaluator
     from training.step3_ppo.kl import KL_ESTIMATORS
+    from training.step3_ppo.kl.control import KlControl
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
@@ -114,7 +115,7 @@ def make_trainer(
         estimator=ESTIMATORS["grpo" if grpo else "gae"],
         advantage=AdvantageSettings(GAMMA, LAM, norm_by_std=True),
         whiten_advantages=not grpo,
-        kl=KlSettings(KL_COEF, in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
+        kl=KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
         mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
