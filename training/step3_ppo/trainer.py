@@ -133,13 +133,7 @@ class PpoTrainer:
             prompts, seeds = self._own(rows, first, "replacement", iteration, batch)
             return self.score(prompts, self.roll_out(prompts, seeds))
 
-        return with_differing_groups(
-            samples,
-            draw,
-            settings.dynamic_sampling_tries,
-            settings.experience.samples_per_prompt,
-            settings.sampling.pad_token_id,
-        )
+        return with_differing_groups(samples, draw, settings.dynamic_sampling_tries, settings.experience)
 
     def experience_of(self, samples: Samples) -> Experience:
         """Parts 4 to 6; an estimator that needs it first gets a scored greedy response to each prompt."""
