@@ -1,7 +1,4 @@
-"""Generalised advantage estimation. Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""Generalised advantage estimation. Pure tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Group policy gradient (GPG). Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""Group policy gradient (GPG). Pure tensors."""
 
 from __future__ import annotations
 
