@@ -10,15 +10,12 @@ from training.step3_ppo.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
-from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.generation.base import RolloutEngine
 from training.utils.generation.engines import checked_engine
 from training.utils.models.loading import check_positions
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.fault_arguments import FaultArguments
 
 
 class Components(NamedTuple):
@@ -56,8 +53,17 @@ def checked_components(flags: PpoFlags) -> Components:
         _check_reuse(roles, ppo, algorithm, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
-    _check_timeouts(flags.faults, flags.reward)
-    _check_rollout_dump(flags.saving, ppo)
+    if flags.reward.reward_timeout >= flags.faults.rank_timeout:
+        raise ThreestepError(
+            f"--reward_timeout {flags.reward.reward_timeout:g} expects less than --rank_timeout "
+            f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
+            "lower the first or raise the second"
+        )
+    if ppo.rollout_dump is not None and flags.saving.resume is None and any(Path(ppo.rollout_dump).glob("rollout_*")):
+        raise ThreestepError(
+            f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
+            "continue the run that wrote them by --resume"
+        )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk)
 
 
@@ -107,25 +113,6 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
         f"--reuse_forwards would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the "
         "loss; leave one of them out, or give --kl_in reward",
     )
-
-
-def _check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
-    """ThreestepError if a new run would write its rollouts among those of another."""
-    folder = ppo.rollout_dump
-    if folder is not None and saving.resume is None and any(Path(folder).glob("rollout_*")):
-        raise ThreestepError(
-            f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the "
-            "run that wrote them by --resume"
-        )
-
-
-def _check_timeouts(faults: FaultArguments, reward: ScoringArguments) -> None:
-    """ThreestepError if ranks would give up on another before its reward function times out."""
-    if reward.reward_timeout >= faults.rank_timeout:
-        raise ThreestepError(
-            f"--reward_timeout {reward.reward_timeout:g} expects less than --rank_timeout {faults.rank_timeout:g}, the "
-            "seconds that ranks wait for one whose reward function is running; lower the first or raise the second"
-        )
 
 
 def check_lengths(flags: PpoFlags, with_critic: bool) -> None:
