@@ -12,7 +12,7 @@ from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.generation.base import RolloutEngine
 from training.utils.generation.engines import checked_engine
-from training.utils.models.loading import check_positions
+from training.utils.loading.configurations import check_positions
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError

@@ -8,8 +8,7 @@ from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo.checks import check_lengths, checked_components
 from training.utils.generation.hf import TransformersRollout
-from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.rules import RULES
+from training.utils.rewards.gsm8k import gsm8k_reward
 from training.utils.run.errors import ThreestepError
 
 
@@ -21,7 +20,7 @@ def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=Non
 
 def test_names_stand_for_parts():
     names = names_of(checker="gsm8k", reward="gsm8k,model:0.5")
-    assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"](ScoringArguments())
+    assert names.rollout_engine is TransformersRollout and names.checker is gsm8k_reward
     assert [(reward.name, reward.weight) for reward in names.rewards] == [("gsm8k", 1.0), ("model", 0.5)]
     assert names_of().checker is None
 
