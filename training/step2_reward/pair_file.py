@@ -88,13 +88,12 @@ def _texts(path: str, data: DataArguments) -> tuple[list[str], ...]:
     raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
     samples: Sequence[Any] = raw.get_train_data()
     columns: tuple[list[str], ...] = ([], [], [])
-    for index in range(len(samples)):
-        sample = samples[index]
+    for place, sample in enumerate(samples, start=1):
         found = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
         for name, column, text in zip(_COLUMNS, columns, found, strict=True):
             if text is None:
                 raise ThreestepError(
-                    f"{path}, pair {index + 1}: expected the texts prompt, chosen and rejected, got no {name}; "
+                    f"{path}, pair {place}: expected the texts prompt, chosen and rejected, got no {name}; "
                     f"name its column with --{name}_column"
                 )
             column.append(text)

@@ -22,7 +22,6 @@ from training.utils.engine.collectives import from_main, summed
 from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import PlanSettings
 from training.utils.layout.ranked import sequence_sums
 from training.utils.models.lora import adapters_off, is_adapter_tensor
 from training.utils.opening.opened_model import OpenedModel
@@ -59,20 +58,16 @@ def read_sequences(engine: TrainingEngine, batch: PreferenceBatch) -> torch.Tens
 
 
 def read_rows(
-    engine: TrainingEngine,
-    rows: Sequence[ResponsesRow],
-    indices: Sequence[int],
-    plan: PlanSettings,
-    pad_token_id: int,
-    name: str,
+    run: TrainingRun[ResponsesRow], rows: Sequence[ResponsesRow], indices: Sequence[int], name: str
 ) -> RowLogprobs:
     """Read the rows `indices` (ascending) with the model as it is. A collective; every rank gets all of them."""
+    engine, plan, pad = run.engine, run.settings.eval_plan, run.settings.pad_token_id
     most = max((len(rows[index].response_ids) for index in indices), default=0)
     numbers = np.array(indices, dtype=np.int64)
     logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
-        for batch in preference_batches(rows, indices, plan, engine.ranks, pad_token_id, True):
+        for batch in preference_batches(rows, indices, plan, engine.ranks, pad, True):
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)
             bar.update(min(plan.ranks * len(np.unique(batch.row_B)), bar.total - bar.n))  # ranks have about as many
@@ -114,8 +109,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
         found[split] = stored.get(split, RowLogprobs.none())
         missing = found[split].lacking(indices)
         if missing:
-            name = f"{run.name}: reference of {split} rows"
-            new = read_rows(run.engine, rows, missing, run.settings.eval_plan, run.settings.pad_token_id, name)
+            new = read_rows(run, rows, missing, f"{run.name}: reference of {split} rows")
             found[split] = found[split].joined(new)
         rows_read += len(missing)
         pairs_read += sum(math.comb(len(rows[index].response_ids), 2) for index in missing)
