@@ -65,9 +65,6 @@ class Document:
     def tokens(self) -> int:
         return sum(len(segment.tokens) for segment in self.segments)
 
-    def __len__(self) -> int:
-        return self.tokens
-
 
 def plain(sequence: TokenSequence) -> Document:
     """Return a document of one sequence, whose first token cannot be a target."""
