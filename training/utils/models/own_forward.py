@@ -70,7 +70,8 @@ def head_is_linear(model: PreTrainedModel) -> bool:
     if next(model.parameters()).device.type != "meta":
         return False
     with torch.no_grad(), _in_eval_mode(model):
-        return _read(model, make_probes(model.config, 0).alone[0]).head_is_linear
+        _, is_linear, _ = _called(model, _tokens_of(make_probes(model.config, 0).alone[0])[0])
+        return is_linear
 
 
 def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForward:
@@ -134,27 +135,34 @@ def _read(model: PreTrainedModel, document: Document, changed_tokens: int = 0) -
     ids_T = ids_T.clone()
     if changed_tokens:
         ids_T[-changed_tokens:] = (ids_T[-changed_tokens:] + 1) % model.config.get_text_config().vocab_size
+    logits_1TV, is_linear, scores = _called(model, ids_T)
+    if hasattr(model, "score"):
+        if not isinstance(scores, torch.Tensor) or scores.shape[:2] != (1, len(ids_T)):
+            raise ThreestepError(
+                f"{type(model).__name__} reads its score from a pooled state, not from each token's; use another family"
+            )
+        return _Read(scores[0].double().cpu(), logits_1TV[0].double().cpu(), is_linear)
+    logits_TV = logits_1TV[0].double().cpu()
+    predictor_M = torch.nonzero(is_target_T).flatten() - 1
+    logprobs_MV = torch.log_softmax(logits_TV[predictor_M], dim=-1)
+    numbers_M = logprobs_MV.gather(-1, ids_T[predictor_M + 1].unsqueeze(-1)).squeeze(-1)
+    return _Read(logits_TV, numbers_M, is_linear)
+
+
+def _called(model: PreTrainedModel, ids_T: torch.Tensor) -> tuple[torch.Tensor, bool, Any]:
+    """Call `model` plainly; return its logits, whether they are one linear layer on the last hidden state, and what that
+    layer returned."""
     scores = hasattr(model, "score")
     head = model.score if scores else model.get_output_embeddings()
     with _outputs_kept(model.base_model, head) as kept:
         logits = model(input_ids=ids_T.unsqueeze(0).to(model.device)).logits
-    head_is_linear = (
+    is_linear = (
         type(head) is nn.Linear
         and model.base_model is not model
         and _same(kept.get("head_input"), kept.get("hidden"))
         and (scores or _same(logits, kept.get("head_output")))
     )
-    if scores:
-        if not isinstance(kept.get("head_output"), torch.Tensor) or kept["head_output"].shape[:2] != (1, len(ids_T)):
-            raise ThreestepError(
-                f"{type(model).__name__} reads its score from a pooled state, not from each token's; use another family"
-            )
-        return _Read(kept["head_output"][0].double().cpu(), logits[0].double().cpu(), head_is_linear)
-    logits_TV = logits[0].double().cpu()
-    predictor_M = torch.nonzero(is_target_T).flatten() - 1
-    logprobs_MV = torch.log_softmax(logits_TV[predictor_M], dim=-1)
-    numbers_M = logprobs_MV.gather(-1, ids_T[predictor_M + 1].unsqueeze(-1)).squeeze(-1)
-    return _Read(logits_TV, numbers_M, head_is_linear)
+    return logits, is_linear, kept.get("head_output")
 
 
 def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.Tensor:
