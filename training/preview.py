@@ -151,13 +151,14 @@ def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: A
     style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)
     for place in places:
         row = shown.split[place]
-        document = document_of(row)
-        targets = sum(int(segment.tokens.is_target.sum()) for segment in document.segments)
+        targets = document_of(row).targets
         origin = ""
         if shown.sources:
             source = source_of(row.row_id, shown.sources)
             origin = f" ({source['source']}, {source['source_part']} row {source['index']})"
-        print(f"== {preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict")
+        print(
+            f"== {preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict"
+        )
         print(row_as_text(row, decode, style, preview.show_layout), end="\n\n")
     print(f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown")
     print(shown.report)

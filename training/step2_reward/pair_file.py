@@ -12,7 +12,7 @@ import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.data.rows.tokenize import Fitted, TextTokenizer, TooLong, fit_sentences
+from training.utils.data.rows.tokenize import Dropped, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.console import log
@@ -40,12 +40,12 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
     chosen_ids, rejected_ids = (texts.encode_responses(columns[0], prompt_ids, responses) for responses in columns[1:])
     rows, left_out = [], {}
     for place, (prompt, *responses) in enumerate(zip(prompt_ids, chosen_ids, rejected_ids, strict=True), start=1):
-        fitted = _fitted(prompt, responses, data, texts.end_id, f"{path}, pair {place}")
-        if fitted.dropped:
-            left_out[place] = fitted.dropped
-        else:
-            as_arrays = tuple(np.array(ids, np.int32) for ids in fitted.response_ids)
-            rows.append(ResponsesRow(place, np.array(fitted.prompt_ids, np.int32), as_arrays))
+        try:
+            prompt, responses = _fitted(prompt, responses, data, texts.end_id, f"{path}, pair {place}")
+            as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
+            rows.append(ResponsesRow(place, np.array(prompt, np.int32), as_arrays))
+        except Dropped as reason:
+            left_out[place] = str(reason)
     return PairFile(rows, left_out)
 
 
@@ -96,11 +96,11 @@ def _texts(path: str, data: DataArguments) -> tuple[list[str], ...]:
 
 def _fitted(
     prompt_ids: list[int], response_ids: list[list[int]], data: DataArguments, end_id: int, where: str
-) -> Fitted:
+) -> tuple[list[int], list[list[int]]]:
     if not prompt_ids:
-        return Fitted(prompt_ids, (), dropped="empty_prompt")
+        raise Dropped("empty_prompt")
     try:
-        return fit_sentences(prompt_ids, response_ids, data.rows.max_seq_len, data.rows.truncation, end_id)
+        return fit_sentences(prompt_ids, response_ids, data.rows.max_seq_len, data.rows.truncation, end_id)[:2]
     except TooLong as long:
         raise ThreestepError(
             f"{where}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {data.rows.max_seq_len} with "

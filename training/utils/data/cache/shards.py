@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.utils.data.cache.cache import Log
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shard_files import (
     finish_shard,
@@ -28,8 +29,6 @@ from training.utils.run.console import progress_bar
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256
 _LEAST_ROWS, _MOST_ROWS = 512, 8192
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

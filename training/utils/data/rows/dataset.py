@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -198,16 +198,13 @@ class _Batch:
 
     def fields(self, index: int) -> dict[str, Any]:
         """The fields of a row, by name."""
-        read = {name: _FIELDS.get(name, _stored)(column[index]) for name, column in self.columns.items()}
+        read = {name: column[index] for name, column in self.columns.items()}
+        read |= {name: _FIELDS[name](value) for name, value in read.items() if name in _FIELDS}
         if "loss_spans" in read:
             read["loss_mask"] = np.zeros(len(read["input_ids"]), dtype=bool)
             for begin, end in read.pop("loss_spans").reshape(-1, 2):
                 read["loss_mask"][begin:end] = True
         return {"row_id": int(self.row_ids[index]), **read}
-
-
-def _stored(value: Any) -> Any:
-    return value
 
 
 # Columns whose values are not the rows' fields.
@@ -270,10 +267,6 @@ class CachedSplit(Sequence):
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._rows))]
