@@ -98,7 +98,7 @@ def loaded(chat: TalkArguments, sampling: SamplingArguments, vllm: VllmArguments
 
 def data_for(chat: TalkArguments, path: str) -> DataArguments:
     """The prompt style of the model at `path` as data flags."""
-    from training.utils.models.loading import load_tokenizer
+    from training.utils.loading.tokenizers import load_tokenizer
 
     style = chat.prompt_style
     if style == AUTO:

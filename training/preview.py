@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
 def load(preview: PreviewArguments, data: DataArguments) -> Any:
     """The tokenizer with training's chat template and added tokens."""
     from training.utils.data.chat.chat import use_chat_template
-    from training.utils.models.loading import add_tokens, load_tokenizer
+    from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)
     if tokenizer.pad_token == tokenizer.eos_token and preview.pad_token is None:

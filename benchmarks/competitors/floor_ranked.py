@@ -21,7 +21,8 @@ from training.step2_reward.loss import LossOptions, ranking_loss
 from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.planner import forward_plan, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.models.loading import load_scalar_model, load_tokenizer
+from training.utils.loading.models import load_scalar_model
+from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 

@@ -92,7 +92,7 @@ def offloaded(models: Path, ranks: Any) -> dict[str, float]:
     from tests.invariants import engine_program, tiny
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.settings import EngineSettings
-    from training.utils.models.loading import load_causal_lm
+    from training.utils.loading.models import load_causal_lm
     from training.utils.models.token_model import PolicyModel
     from training.utils.opening.setup import load_under
 

@@ -57,7 +57,7 @@ def drawn_alike() -> Iterator[None]:
     """Inside, what trains is drawn from a seed of its role, also what would start with 0."""
     import deepspeed
 
-    from training.utils.models import loading
+    from training.utils.loading import models as loading
 
     own = loading.add_lora
 

@@ -268,7 +268,7 @@ def accuracies(folder: Path) -> tuple[list[float], list[float]]:
 
 @cache
 def lora_trained_plainly(models: Path, kind: str, regularized: bool) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
-    from training.utils.models.loading import load_causal_lm
+    from training.utils.loading.models import load_causal_lm
     from training.utils.run.seeds import seed_everything
 
     case = Case("lora", lora_dim=engine_program.LORA_DIM)

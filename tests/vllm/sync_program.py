@@ -42,7 +42,7 @@ def run_case(
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
     from training.utils.generation.base import RolloutRequest
-    from training.utils.models.loading import load_causal_lm
+    from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
     from training.utils.opening.setup import load_under

@@ -10,7 +10,7 @@ from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.base import RolloutRequest
-from training.utils.models.loading import same_tokenizer
+from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.running import start_rules
 from training.utils.rewards.weighted import Reward
 from training.utils.run.console import progress_bar

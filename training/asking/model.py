@@ -25,7 +25,9 @@ from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampli
 from training.utils.generation.engines import checked_engine
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.vllm_arguments import VllmArguments
-from training.utils.models.loading import load_causal_lm, load_config, load_tokenizer, positions_of
+from training.utils.loading.configurations import load_config, positions_of
+from training.utils.loading.models import load_causal_lm
+from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import settings_of

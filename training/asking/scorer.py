@@ -21,7 +21,8 @@ from training.utils.data.sources.messages import (
     response_message,
 )
 from training.utils.engine.startup import Ranks
-from training.utils.models.loading import load_config, load_tokenizer, positions_of
+from training.utils.loading.configurations import load_config, positions_of
+from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.run.errors import ThreestepError
 

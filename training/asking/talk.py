@@ -11,7 +11,7 @@ from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.asking.scorer import Scorer
 from training.utils.data.sources.messages import Message
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.models.loading import same_tokenizer
+from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import note_mistakes
 from training.utils.run.seeds import derived_seed

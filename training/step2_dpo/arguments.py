@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from training.utils.preference.arguments import reference_field
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
-
-if TYPE_CHECKING:
-    from training.step2_dpo.loss import Objective
 
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 
@@ -46,8 +42,3 @@ class DpoArguments:
             smoothing == 0 or self.loss_type == "sigmoid",
             f"--label_smoothing {smoothing} needs --loss_type sigmoid: '{self.loss_type}' has no such form",
         )
-
-    def objective(self) -> Objective:
-        from training.step2_dpo.loss import Objective
-
-        return Objective(self.loss_type, self.beta, self.label_smoothing, self.sft_coef)

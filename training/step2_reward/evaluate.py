@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.report import report_text
     from training.utils.data.build.build import build_phase
     from training.utils.engine.startup import started_process_group
-    from training.utils.models.loading import load_tokenizer
+    from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import load_scorer
     from training.utils.run.console import log

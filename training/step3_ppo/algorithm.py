@@ -17,7 +17,7 @@ from training.step3_ppo.mismatch import MismatchSettings
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LearningSettings, LengthSettings
 from training.utils.generation.engines import engine_class
 from training.utils.layout.planner import PlanSettings
-from training.utils.models.score_scale import ScoreScale
+from training.utils.loading.score_scale import ScoreScale
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import settings_of

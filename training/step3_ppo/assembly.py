@@ -22,11 +22,11 @@ from training.utils.engine.startup import Ranks
 from training.utils.generation.bad_words import tokens_of_words
 from training.utils.generation.base import RolloutEngine, Sampling
 from training.utils.layout.planner import PlanSettings
+from training.utils.loading.configurations import model_files
+from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
-from training.utils.models.loading import model_files
 from training.utils.models.saving import save_model
-from training.utils.models.score_scale import ScoreScale, read_score_scale
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log

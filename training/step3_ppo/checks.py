@@ -14,7 +14,7 @@ from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.generation.base import RolloutEngine
 from training.utils.generation.engines import checked_engine
-from training.utils.models.loading import check_positions
+from training.utils.loading.configurations import check_positions
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model

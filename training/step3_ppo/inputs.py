@@ -19,7 +19,7 @@ from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
-from training.utils.models.loading import load_tokenizer, same_tokenizer
+from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.run.errors import ThreestepError
 
 

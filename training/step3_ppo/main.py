@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
 from training.step3_ppo.flags import PpoFlags
-from training.utils.models.settings import check_model_folder
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 

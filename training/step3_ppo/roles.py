@@ -18,11 +18,11 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import TokenRows
-from training.utils.models.loading import load_causal_lm, load_scalar_model, prepared
+from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
+from training.utils.loading.score_scale import set_score_scale
+from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.lora import adapters_off
-from training.utils.models.score_scale import set_score_scale
 from training.utils.models.settings import ModelSettings
-from training.utils.models.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
 from training.utils.opening.setup import load_under
 

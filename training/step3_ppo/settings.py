@@ -19,8 +19,8 @@ from training.utils.generation.base import Sampling
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceRows, rank_share
+from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.flops import ComputeMeter
-from training.utils.models.score_scale import ScoreScale
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import NO_TRACES, Traces
 

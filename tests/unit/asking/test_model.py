@@ -24,7 +24,7 @@ from training.asking.model import (
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.vllm_arguments import VllmArguments
-from training.utils.models.loading import positions_of
+from training.utils.loading.configurations import positions_of
 from training.utils.run.errors import ThreestepError
 
 TALK = [

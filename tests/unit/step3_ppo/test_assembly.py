@@ -9,7 +9,7 @@ from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.assembly import _plan, wanted_score_scale
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.layout.planner import PlanSettings
-from training.utils.models.score_scale import ScoreScale, set_score_scale
+from training.utils.loading.score_scale import ScoreScale, set_score_scale
 from training.utils.run.errors import ThreestepError
 
 

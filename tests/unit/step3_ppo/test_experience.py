@@ -22,7 +22,7 @@ from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSe
 from training.utils.generation.records import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import rank_share
-from training.utils.models.score_scale import ScoreScale
+from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock
 

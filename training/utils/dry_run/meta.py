@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.utils.models.loading import load_config, prepared
+from training.utils.loading.configurations import load_config
+from training.utils.loading.models import prepared
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 

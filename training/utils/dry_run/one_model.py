@@ -11,9 +11,9 @@ from training.utils.dry_run.table import peak, print_memory, print_plan, ranks_o
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.startup import DTYPES
 from training.utils.layout.planner import forward_plan
+from training.utils.loading.configurations import check_positions
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.attention import long_rows_are_free
-from training.utils.models.loading import check_positions
 from training.utils.run.arguments import group_of, resolved_settings
 from training.utils.run.run_arguments import RunArguments
 

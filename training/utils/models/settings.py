@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from training.utils.run.errors import ThreestepError
 
 
 @dataclass(frozen=True)
@@ -32,13 +29,3 @@ class ModelSettings:
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""
         return ModelSettings(self.name_or_path, trust_remote_code=self.trust_remote_code)
-
-
-def check_model_folder(name_or_path: str) -> None:
-    """ThreestepError if a path holds no model; hub names pass. Programs check before they import a library."""
-    path = Path(name_or_path)
-    looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ThreestepError(f"the folder '{name_or_path}' holds no config.json, so it is not a model folder")

@@ -13,6 +13,7 @@ from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
+from training.utils.opening.result import TrainingResult
 from training.utils.run.console import progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.traces import traced
@@ -26,19 +27,6 @@ class NumberedRow(Protocol):
 
 
 Row = TypeVar("Row", bound=NumberedRow)
-
-
-class TrainingResult(Protocol):
-    """What came of a loop."""
-
-    @property
-    def seconds(self) -> float: ...
-
-    def summary(self) -> dict[str, float | None]:
-        """The run's closing figures."""
-
-    def sentence(self) -> str:
-        """The same in words, up to the seconds."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +66,15 @@ class TrainingLoop:
         else:
             self.before = self.after = evaluate(0)
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
+    def result(
+        self, figures: Callable[[Any, Any], dict[str, float | None]], sentence: Callable[[Any, Any], str]
+    ) -> TrainingResult:
+        """What came of the loop, to be called at its end. figures, sentence: of the evaluations before and after; the
+        second is called if there are evaluation rows."""
+        before, after = self.before, self.after
+        summary = {**figures(before, after), "seconds": time.monotonic() - self._started}
+        said = "trained, without evaluation rows" if after is None else sentence(before, after)
+        return TrainingResult(before, after, summary, said)
 
     def steps(self) -> Iterator[tuple[int, Sequence[int]]]:
         """(step, indices of its training rows) for every optimizer step that is left; evaluates and saves after those

@@ -18,7 +18,6 @@ from training.utils.layout.documents import unshared
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows, real_tokens
 from training.utils.opening.training_run import TrainingRun
-from training.utils.run.errors import ThreestepError
 
 _FORWARDS_AT_A_TIME = 16  # of each rank, where a whole split is read: enough to balance and to sort
 
@@ -140,12 +139,3 @@ def margin_levels(row: ResponsesRow) -> np.ndarray:
     if row.margins is None:
         return np.zeros(len(row.response_ids), np.float32)
     return np.append(np.cumsum(row.margins[::-1])[::-1], 0).astype(np.float32)
-
-
-def check_margins(rows: Sequence[ResponsesRow], margin_scale: float) -> None:
-    """Raise ThreestepError if margins are to be trained with and no row has any."""
-    if margin_scale > 0 and all(row.margins is None for row in rows):
-        raise ThreestepError(
-            f"--margin_scale {margin_scale:g} needs margins and no training row has one: name their column with "
-            "--margin_column, or give the dataset class a get_margin"
-        )

@@ -109,16 +109,16 @@ def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
     return sorted(ShuffledStream(rows, settings.seed).take(0, positions))
 
 
-def open_references(reference: str, opened: OpenedModel[ResponsesRow]) -> References:
+def open_references(reference: str, opened: OpenedModel) -> References:
     """The references of a run that has just been opened. reference: `--reference`. A collective."""
     if reference == "adapter_off":
         return adapter_off_references(opened.training.engine, opened.model)
-    file = None
-    if opened.ranks.is_main and not opened.added_tokens:  # drawn embeddings differ in each run: no file would match
+    run, file = opened.training, None
+    if run.ranks.is_main and not opened.added_tokens:  # drawn embeddings differ in each run: no file would match
         flags = opened.flags
         name, dtype = flags.model.model_name_or_path, flags.engine.dtype
-        file = reference_file(name, opened.phase, flags.data, dtype, opened.packed)
-    return known_references(opened.training, file)
+        file = reference_file(name, opened.phase, flags.data, dtype, run.settings.train_plan.packed)
+    return known_references(run, file)
 
 
 def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None) -> References:

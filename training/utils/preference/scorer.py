@@ -13,9 +13,10 @@ from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
+from training.utils.loading.configurations import check_positions, load_config
+from training.utils.loading.models import load_scalar_model
 from training.utils.models.attention import plan_for
 from training.utils.models.layout_check import why_not_packed
-from training.utils.models.loading import check_positions, load_config, load_scalar_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.opening.setup import load_under

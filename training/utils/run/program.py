@@ -66,7 +66,10 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
     if "timed out" in said.lower() or "timeout" in said.lower():
         why = "waited for another rank, which hangs or is far slower, until --rank_timeout was over"
     else:
-        why = "lost another rank, which ended without an error message: killed from outside, or by the system for its memory"
+        why = (
+            "lost another rank, which ended without an error message: killed from outside, or by the system for its "
+            "memory"
+        )
     _exit_with(f"rank {rank} {why} ({said}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
 
 

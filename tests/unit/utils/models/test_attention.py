@@ -12,10 +12,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.loading.models import load_causal_lm
 from training.utils.models import attention
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.layout_check import why_not_packed
-from training.utils.models.loading import load_causal_lm
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import Mistakes, ThreestepError

@@ -10,9 +10,9 @@ import torch
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.loading.models import load_causal_lm
 from training.utils.models import compiled
 from training.utils.models.compiled import check_compiler, compile_blocks
-from training.utils.models.loading import load_causal_lm
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel

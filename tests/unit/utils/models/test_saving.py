@@ -11,7 +11,8 @@ from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
-from training.utils.models.loading import load_scalar_model, load_tokenizer, with_pad_apart
+from training.utils.loading.models import load_scalar_model
+from training.utils.loading.tokenizers import load_tokenizer, with_pad_apart
 from training.utils.models.saving import plain_skeleton, save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel

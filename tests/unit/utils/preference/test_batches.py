@@ -17,13 +17,11 @@ from training.utils.models.flops import ComputeMeter, ModelShape
 from training.utils.opening.training_run import TrainingRun
 from training.utils.preference.batches import (
     all_preference_batches,
-    check_margins,
     computed_tokens,
     margin_levels,
     preference_batches,
     speed_figures,
 )
-from training.utils.run.errors import ThreestepError
 
 
 def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
@@ -68,13 +66,6 @@ def test_a_rank_without_rows_has_a_batch_without_pairs():
 def test_tokens_are_counted_as_they_are_computed():
     assert computed_tokens(row(3, 2), PlanSettings(1, packed=True)) == 4 + 1 + 2
     assert computed_tokens(row(3, 2), PlanSettings(1)) == 2 * 4 + 1 + 2
-
-
-def test_margins_that_are_asked_for_must_be_there():
-    check_margins([row(0, 2)], 0.0)
-    check_margins([row(0, 2), row(1, 2, [0.0])], 0.5)
-    with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins and no training row.*--margin_col"):
-        check_margins([row(0, 2), row(1, 3)], 0.5)
 
 
 def made(lengths: list[list[int]]) -> list[ResponsesRow]:

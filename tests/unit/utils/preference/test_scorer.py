@@ -10,7 +10,7 @@ from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.step2_reward.pair_file import read_pairs
 from training.utils.engine.startup import Ranks
-from training.utils.models.loading import load_tokenizer
+from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.preference.scorer import ScorerSettings, load_scorer
 from training.utils.run.errors import ThreestepError
 

@@ -138,8 +138,8 @@ def test_a_mistake_is_a_first_error_too(among_two, capsys):
 def test_a_rank_that_ended_without_a_word(among_two, capsys):
     assert among_two(0, RuntimeError(GLOO)) == 1
     assert capsys.readouterr().err == (
-        "error: rank 0 lost another rank, which ended without an error message: killed from outside, or by the system for its "
-        f"memory ({GLOO}); with checkpoints, --resume continues from the last one\n"
+        "error: rank 0 lost another rank, which ended without an error message: killed from outside, or by the "
+        f"system for its memory ({GLOO}); with checkpoints, --resume continues from the last one\n"
     )
 
 

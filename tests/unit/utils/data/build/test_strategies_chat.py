@@ -11,7 +11,7 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
-from training.utils.models.loading import add_tokens
+from training.utils.loading.tokenizers import add_tokens
 from training.utils.run.errors import ThreestepError
 
 TALK = [

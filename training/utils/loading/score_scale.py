@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.models.loading import load_config
+from training.utils.loading.configurations import load_config
 from training.utils.run.errors import ThreestepError
 
 _MEAN, _STD = "threestep_score_mean", "threestep_score_std"

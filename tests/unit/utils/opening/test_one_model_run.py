@@ -14,7 +14,7 @@ from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
-from training.utils.opening.opened_model import loop_settings
+from training.utils.opening.one_model_run import loop_settings
 from training.utils.run.run_arguments import RunArguments
 
 

@@ -11,10 +11,10 @@ from transformers import AutoModelForSequenceClassification
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 from training.utils.layout.documents import join
 from training.utils.layout.rows import padded_rows
-from training.utils.models.loading import prepared
+from training.utils.loading.models import prepared
+from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.lora import adapters_off
 from training.utils.models.settings import ModelSettings
-from training.utils.models.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.errors import ThreestepError
 

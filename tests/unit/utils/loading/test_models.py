@@ -1,4 +1,4 @@
-"""Loading, and every mistake that it tells in a sentence."""
+"""Models that are loaded, and every mistake that is told in a sentence."""
 
 from __future__ import annotations
 
@@ -12,73 +12,19 @@ from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
-from training.utils.models.loading import (
-    add_tokens,
-    check_positions,
-    load_causal_lm,
-    load_config,
-    load_scalar_model,
-    load_tokenizer,
-    model_files,
-    same_tokenizer,
-    set_dropout,
-    with_pad_apart,
-)
+from training.utils.loading.configurations import load_config
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.run.errors import ThreestepError
+
+TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
 
 
 def edit_json(path: str | Path, **changes) -> None:
     values = {**json.loads(Path(path).read_text()), **changes}
     Path(path).write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
-
-
-def test_a_tokenizer_is_loaded_from_the_models_own_folder(save_folder, tiny_tokenizer):
-    loaded = load_tokenizer(save_folder())
-    assert loaded.get_vocab() == tiny_tokenizer.get_vocab()
-    assert loaded.padding_side == "right"
-
-
-def test_no_pad_token_names_the_flag(save_folder):
-    folder = save_folder()
-    edit_json(f"{folder}/tokenizer_config.json", pad_token=None)
-    with pytest.raises(ThreestepError, match=r"has no pad token; name one .*--pad_token '<\|endoftext\|>'"):
-        load_tokenizer(folder)
-    assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
-    assert load_tokenizer(folder, end_may_pad=True).pad_token == "<|endoftext|>"
-    assert load_tokenizer(save_folder(), end_may_pad=True).pad_token == "<|pad|>"
-    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
-        load_tokenizer(folder, "no such")
-
-
-def test_the_unknown_token_may_pad(save_folder):
-    """Users of Llama 2 pad with <unk>."""
-    folder = save_folder()
-    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="!")
-    assert load_tokenizer(folder, "!").pad_token == "!"
-    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
-        load_tokenizer(folder, "no such")
-
-
-def test_no_end_token(save_folder):
-    folder = save_folder()
-    edit_json(f"{folder}/tokenizer_config.json", eos_token=None)
-    with pytest.raises(ThreestepError, match="has no end-of-sequence token; set eos_token"):
-        load_tokenizer(folder)
-
-
-@pytest.mark.parametrize(
-    "load", [load_tokenizer, lambda path: load_causal_lm(ModelSettings(path), torch.float32, 1)], ids=["tok", "model"]
-)
-def test_folders_that_are_none(load, tmp_path):
-    with pytest.raises(ThreestepError, match="the model folder '.*nowhere' does not exist"):
-        load(str(tmp_path / "nowhere"))
-    with pytest.raises(ThreestepError, match=r"the model folder '\./nowhere' does not exist"):
-        load("./nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ThreestepError, match="holds no config.json, so it is not a model folder"):
-        load(str(tmp_path / "empty"))
 
 
 def test_a_name_that_no_hub_has(tiny_tokenizer):
@@ -158,51 +104,6 @@ def test_where_pad_was_eos_the_embeddings_grow_and_eos_trains(save_folder):
     assert model.get_input_embeddings().weight.grad[eos].abs().max() > 0
 
 
-def test_a_pad_token_that_ends_no_response_stays(tiny_tokenizer, tiny_tokenizer_pad_is_eos):
-    assert with_pad_apart(tiny_tokenizer, None).pad_token == "<|pad|>"
-    size = len(tiny_tokenizer)
-    assert len(with_pad_apart(tiny_tokenizer, None)) == size
-    other_end = train_tokenizer(SENTENCES, pad_is_eos=True)
-    assert with_pad_apart(other_end, "!").pad_token == "<|endoftext|>"  # responses end with another token
-    ends_with_pad = train_tokenizer(SENTENCES)
-    ends_with_pad.pad_token = "!"
-    assert with_pad_apart(ends_with_pad, "!").pad_token == "<|pad|>"
-
-
-def test_tokenizers_that_may_meet():
-    one = train_tokenizer(SENTENCES)
-    same_with_pad_is_eos = train_tokenizer(SENTENCES)
-    same_with_pad_is_eos.pad_token = same_with_pad_is_eos.eos_token
-    grown = with_pad_apart(train_tokenizer(SENTENCES, pad_is_eos=True), None)
-    assert same_tokenizer(one, train_tokenizer(SENTENCES))
-    assert same_tokenizer(one, same_with_pad_is_eos) and same_tokenizer(same_with_pad_is_eos, one)
-    assert same_tokenizer(grown, train_tokenizer(SENTENCES, pad_is_eos=True))
-    assert same_tokenizer(train_tokenizer(SENTENCES, pad_is_eos=True), grown)
-
-
-def test_tokenizers_that_differ():
-    one = train_tokenizer(SENTENCES)
-    assert not same_tokenizer(one, train_tokenizer(SENTENCES[:2]))
-    assert not same_tokenizer(one, train_tokenizer(SENTENCES, vocab_size=len(one) - 5))
-    as_many = [train_tokenizer(sentences, vocab_size=290) for sentences in (SENTENCES[:2], SENTENCES[2:])]
-    assert len(as_many[0]) == len(as_many[1]) and not same_tokenizer(*as_many)
-    other_end = train_tokenizer(SENTENCES)
-    other_end.eos_token = "!"
-    assert not same_tokenizer(one, other_end)
-
-
-def test_positions_by_the_configuration_alone(tmp_path):
-    for family in ("llama", "gpt2"):
-        folder = tmp_path / family
-        tiny_causal_lm(family).config.save_pretrained(folder)  # no weights
-        check_positions(ModelSettings(str(folder)), 128, "--max_seq_len")
-        with pytest.raises(
-            ThreestepError,
-            match=f"--max_seq_len allow sequences of 129 tokens and the model '{folder}' has 128 positions; lower them",
-        ):
-            check_positions(ModelSettings(str(folder)), 129, "--max_seq_len")
-
-
 def test_code_of_a_model_runs_where_it_is_asked_for(save_folder, tmp_path, monkeypatch):
     """Not otherwise, nor is anybody asked at the terminal."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -231,26 +132,6 @@ def test_code_of_a_model_runs_where_it_is_asked_for(save_folder, tmp_path, monke
     assert load_config(folder, trust_remote_code=True).model_type == "own" and marker.exists()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma2"])
-def test_dropout_is_set_everywhere(family):
-    changes = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1} if family == "gpt2" else {}
-    changes = {"dropout": 0.1, "attention_dropout": 0.1} if family == "opt" else changes
-    model = tiny_causal_lm(family, **changes)
-    ids = torch.arange(3, 15)[None]
-
-    def differs() -> bool:
-        model.train()
-        with torch.no_grad():
-            return not torch.equal(model(ids).logits, model(ids).logits)
-
-    set_dropout(model, 0.0)
-    assert not differs()
-    set_dropout(model, 0.5)
-    assert differs()
-    set_dropout(model, 0.0)
-    assert not differs()
-
-
 def test_dropout_comes_by_the_settings(save_folder, tiny_tokenizer):
     folder = save_folder(family="gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
     plain = load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
@@ -269,42 +150,6 @@ def test_gradient_checkpointing_changes_no_gradient(save_folder, tiny_tokenizer)
         model(torch.arange(3, 15)[None], use_cache=False).logits.square().mean().backward()
         gradients.append(model.get_input_embeddings().weight.grad)
     torch.testing.assert_close(gradients[0], gradients[1])
-
-
-def test_the_files_of_a_model(tmp_path, monkeypatch):
-    """Of a folder, and of a hub name the folder that it was put into."""
-    for name in ("model-2.safetensors", "model-1.safetensors", "config.json", "tokenizer.json", "notes.txt"):
-        (tmp_path / name).write_text("")
-    wanted = [str(tmp_path / name) for name in ("config.json", "model-1.safetensors", "model-2.safetensors")]
-    assert model_files(str(tmp_path)) == wanted
-
-    def cached_file(name: str, file: str, local_files_only: bool) -> str:
-        assert (name, file, local_files_only) == ("an/owner-model", "config.json", True)
-        return str(tmp_path / file)
-
-    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
-    assert model_files("an/owner-model") == wanted
-
-
-TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
-
-
-def test_added_tokens_are_one_token_each_and_stay_in_the_text():
-    tokenizer = train_tokenizer(SENTENCES)
-    size = len(tokenizer)
-    assert add_tokens(tokenizer, TAGS) == 4 and len(tokenizer) == size + 4
-    ids = tokenizer("Think.<Parallel><Path> 5</Path></Parallel>", add_special_tokens=False)["input_ids"]
-    assert [token for token in ids if token >= size] == tokenizer.convert_tokens_to_ids(TAGS)
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "Think.<Parallel><Path> 5</Path></Parallel>"
-    assert add_tokens(tokenizer, TAGS) == 0 and len(tokenizer) == size + 4
-
-
-def test_a_word_of_the_vocabulary_becomes_one_token_everywhere():
-    """In the vocabulary, and yet cut by the pre-tokenizer where it stands in a text."""
-    tokenizer = train_tokenizer(SENTENCES)
-    word = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
-    assert add_tokens(tokenizer, [word]) == 0
-    assert tokenizer.convert_tokens_to_ids(word) in tokenizer(f"a{word}b", add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])

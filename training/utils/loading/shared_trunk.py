@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from training.utils.models.loading import prepared
+from training.utils.loading.models import prepared
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 

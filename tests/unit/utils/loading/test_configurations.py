@@ -1,0 +1,37 @@
+"""What a configuration says, and which files decide what a model computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.loading.configurations import check_positions, model_files
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import ThreestepError
+
+
+def test_positions_by_the_configuration_alone(tmp_path):
+    for family in ("llama", "gpt2"):
+        folder = tmp_path / family
+        tiny_causal_lm(family).config.save_pretrained(folder)  # no weights
+        check_positions(ModelSettings(str(folder)), 128, "--max_seq_len")
+        with pytest.raises(
+            ThreestepError,
+            match=f"--max_seq_len allow sequences of 129 tokens and the model '{folder}' has 128 positions; lower them",
+        ):
+            check_positions(ModelSettings(str(folder)), 129, "--max_seq_len")
+
+
+def test_the_files_of_a_model(tmp_path, monkeypatch):
+    """Of a folder, and of a hub name the folder that it was put into."""
+    for name in ("model-2.safetensors", "model-1.safetensors", "config.json", "tokenizer.json", "notes.txt"):
+        (tmp_path / name).write_text("")
+    wanted = [str(tmp_path / name) for name in ("config.json", "model-1.safetensors", "model-2.safetensors")]
+    assert model_files(str(tmp_path)) == wanted
+
+    def cached_file(name: str, file: str, local_files_only: bool) -> str:
+        assert (name, file, local_files_only) == ("an/owner-model", "config.json", True)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    assert model_files("an/owner-model") == wanted

@@ -1,0 +1,104 @@
+"""Tokenizers that are loaded, and every mistake that is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SENTENCES, train_tokenizer
+from training.utils.loading.tokenizers import add_tokens, load_tokenizer, same_tokenizer, with_pad_apart
+from training.utils.run.errors import ThreestepError
+
+TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
+
+
+def edit_json(path: str | Path, **changes) -> None:
+    values = {**json.loads(Path(path).read_text()), **changes}
+    Path(path).write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+
+
+def test_a_tokenizer_is_loaded_from_the_models_own_folder(save_folder, tiny_tokenizer):
+    loaded = load_tokenizer(save_folder())
+    assert loaded.get_vocab() == tiny_tokenizer.get_vocab()
+    assert loaded.padding_side == "right"
+
+
+def test_no_pad_token_names_the_flag(save_folder):
+    folder = save_folder()
+    edit_json(f"{folder}/tokenizer_config.json", pad_token=None)
+    with pytest.raises(ThreestepError, match=r"has no pad token; name one .*--pad_token '<\|endoftext\|>'"):
+        load_tokenizer(folder)
+    assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
+    assert load_tokenizer(folder, end_may_pad=True).pad_token == "<|endoftext|>"
+    assert load_tokenizer(save_folder(), end_may_pad=True).pad_token == "<|pad|>"
+    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
+        load_tokenizer(folder, "no such")
+
+
+def test_the_unknown_token_may_pad(save_folder):
+    """Users of Llama 2 pad with <unk>."""
+    folder = save_folder()
+    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="!")
+    assert load_tokenizer(folder, "!").pad_token == "!"
+    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
+        load_tokenizer(folder, "no such")
+
+
+def test_no_end_token(save_folder):
+    folder = save_folder()
+    edit_json(f"{folder}/tokenizer_config.json", eos_token=None)
+    with pytest.raises(ThreestepError, match="has no end-of-sequence token; set eos_token"):
+        load_tokenizer(folder)
+
+
+def test_a_pad_token_that_ends_no_response_stays(tiny_tokenizer, tiny_tokenizer_pad_is_eos):
+    assert with_pad_apart(tiny_tokenizer, None).pad_token == "<|pad|>"
+    size = len(tiny_tokenizer)
+    assert len(with_pad_apart(tiny_tokenizer, None)) == size
+    other_end = train_tokenizer(SENTENCES, pad_is_eos=True)
+    assert with_pad_apart(other_end, "!").pad_token == "<|endoftext|>"  # responses end with another token
+    ends_with_pad = train_tokenizer(SENTENCES)
+    ends_with_pad.pad_token = "!"
+    assert with_pad_apart(ends_with_pad, "!").pad_token == "<|pad|>"
+
+
+def test_tokenizers_that_may_meet():
+    one = train_tokenizer(SENTENCES)
+    same_with_pad_is_eos = train_tokenizer(SENTENCES)
+    same_with_pad_is_eos.pad_token = same_with_pad_is_eos.eos_token
+    grown = with_pad_apart(train_tokenizer(SENTENCES, pad_is_eos=True), None)
+    assert same_tokenizer(one, train_tokenizer(SENTENCES))
+    assert same_tokenizer(one, same_with_pad_is_eos) and same_tokenizer(same_with_pad_is_eos, one)
+    assert same_tokenizer(grown, train_tokenizer(SENTENCES, pad_is_eos=True))
+    assert same_tokenizer(train_tokenizer(SENTENCES, pad_is_eos=True), grown)
+
+
+def test_tokenizers_that_differ():
+    one = train_tokenizer(SENTENCES)
+    assert not same_tokenizer(one, train_tokenizer(SENTENCES[:2]))
+    assert not same_tokenizer(one, train_tokenizer(SENTENCES, vocab_size=len(one) - 5))
+    as_many = [train_tokenizer(sentences, vocab_size=290) for sentences in (SENTENCES[:2], SENTENCES[2:])]
+    assert len(as_many[0]) == len(as_many[1]) and not same_tokenizer(*as_many)
+    other_end = train_tokenizer(SENTENCES)
+    other_end.eos_token = "!"
+    assert not same_tokenizer(one, other_end)
+
+
+def test_added_tokens_are_one_token_each_and_stay_in_the_text():
+    tokenizer = train_tokenizer(SENTENCES)
+    size = len(tokenizer)
+    assert add_tokens(tokenizer, TAGS) == 4 and len(tokenizer) == size + 4
+    ids = tokenizer("Think.<Parallel><Path> 5</Path></Parallel>", add_special_tokens=False)["input_ids"]
+    assert [token for token in ids if token >= size] == tokenizer.convert_tokens_to_ids(TAGS)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Think.<Parallel><Path> 5</Path></Parallel>"
+    assert add_tokens(tokenizer, TAGS) == 0 and len(tokenizer) == size + 4
+
+
+def test_a_word_of_the_vocabulary_becomes_one_token_everywhere():
+    """In the vocabulary, and yet cut by the pre-tokenizer where it stands in a text."""
+    tokenizer = train_tokenizer(SENTENCES)
+    word = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
+    assert add_tokens(tokenizer, [word]) == 0
+    assert tokenizer.convert_tokens_to_ids(word) in tokenizer(f"a{word}b", add_special_tokens=False)["input_ids"]

@@ -1,0 +1,61 @@
+"""A model's configuration and the names of its files, without its weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import ThreestepError, first_line
+
+
+def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
+    """Return a model's configuration; ThreestepError if there is none, or if it is untrusted code."""
+    from transformers import AutoConfig
+
+    check_model_folder(name_or_path)
+    with errors_explained("model", name_or_path, OSError, ValueError):
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    return config
+
+
+def positions_of(config: Any) -> int | None:
+    """The longest sequence that a model has positions for; None if unbounded."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
+    """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration."""
+    positions = positions_of(load_config(settings.name_or_path, settings.trust_remote_code))
+    if positions is not None and longest_tokens > positions:
+        raise ThreestepError(
+            f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "
+            f"{positions} positions; lower them or use a model with more positions"
+        )
+
+
+@contextlib.contextmanager
+def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn `errors` of transformers inside into a ThreestepError."""
+    try:
+        yield
+    except errors as problem:
+        if "trust_remote_code" in str(problem):
+            raise ThreestepError(
+                f"'{name_or_path}' comes with Python code of its own, which is not run by default: read it, then give "
+                "--trust_remote_code true, or use an architecture that transformers has"
+            ) from problem
+        raise ThreestepError(f"no {what} could be loaded from '{name_or_path}': {first_line(problem)}") from problem
+
+
+def model_files(name_or_path: str) -> list[str]:
+    """Return the files that decide what a loaded model computes: its configuration and safetensors."""
+    from transformers.utils import cached_file
+
+    folder = Path(name_or_path)
+    if not folder.is_dir():  # a hub name: its local snapshot
+        folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent
+    return [str(folder / "config.json"), *sorted(str(path) for path in folder.glob("*.safetensors"))]

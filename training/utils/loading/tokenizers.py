@@ -1,0 +1,81 @@
+"""Tokenizers from a folder or a hub name; users' mistakes fail before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.utils.loading.configurations import errors_explained
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(
+    name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """Return a model's tokenizer. ThreestepError if it lacks an end or a pad token.
+
+    end_may_pad: pad with the end token if there is no pad token, as long as nothing is trained or saved; a folder with
+    a tokenizer and no model is then enough.
+    """
+    from transformers import AutoTokenizer
+
+    if not (end_may_pad and (Path(name_or_path) / "tokenizer_config.json").is_file()):
+        check_model_folder(name_or_path)
+    with errors_explained("tokenizer", name_or_path, Exception):  # transformers raises many kinds
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    if pad_token is not None:
+        unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
+        if unknown and pad_token != tokenizer.unk_token:
+            raise ThreestepError(f"--pad_token expects a token of the tokenizer in '{name_or_path}', got '{pad_token}'")
+        tokenizer.pad_token = pad_token
+    if tokenizer.eos_token_id is None:
+        raise ThreestepError(
+            f"the tokenizer in '{name_or_path}' has no end-of-sequence token; set eos_token in its files"
+        )
+    if tokenizer.pad_token_id is None and end_may_pad:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        raise ThreestepError(
+            f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
+            f"e.g. --pad_token '{tokenizer.eos_token}'"
+        )
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> PreTrainedTokenizerBase:
+    """Return `tokenizer` with a pad token that never ends a response: `<|pad|>`, if it would.
+
+    Plain transformers reads a score at the last token that is not pad; if pad ended a response, that would be the token
+    before the last.
+    """
+    if tokenizer.pad_token == (end_token or tokenizer.eos_token):
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    return tokenizer
+
+
+def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> int:
+    """Add ordinary tokens, which decoding without special tokens keeps in the text; return how many are new."""
+    from tokenizers import AddedToken
+
+    before = len(tokenizer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    return len(tokenizer) - before
+
+
+def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """True if both turn every text into the same ids; pad tokens may differ."""
+
+    def text_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        return {token: index for token, index in tokenizer.get_vocab().items() if token != tokenizer.pad_token}
+
+    ours, theirs = text_tokens(one), text_tokens(other)
+    for pads in (one, other):  # one's pad token may be an ordinary token of the other, with the same id
+        ours.pop(pads.pad_token, None)
+        theirs.pop(pads.pad_token, None)
+    return ours == theirs and one.eos_token_id == other.eos_token_id
