@@ -1,4 +1,4 @@
-"""JSON lines and JSON lists as sequences of rows. Of JSON lines, only the place where each row begins stays in memory."""
+"""JSON lines and JSON lists as sequences of rows; they remember where each row begins, and parse it when it is read."""
 
 from __future__ import annotations
 
