@@ -34,8 +34,8 @@ from training.utils.generation.base import RolloutRequest, Sampling
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
 from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
+from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import why_not_packed
-from training.utils.models.loading import load_causal_lm
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
