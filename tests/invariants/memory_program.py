@@ -35,8 +35,8 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from training.utils.dry_run.engine_memory import trained_memory
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.config import deepspeed_config
-    from training.utils.engine.settings import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.lora import add_lora
     from training.utils.models.settings import ModelSettings

@@ -440,8 +440,8 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
 
 def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     """A DeepSpeed configuration of the user's, damaged."""
-    from training.utils.engine.config import deepspeed_config, filled_in_keys
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
 
     content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
     if dice.random() < 0.7:
@@ -452,7 +452,7 @@ def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
         text = damage_bytes(dice, text)
     Path("ds.json").write_bytes(text)
     settings = EngineSettings(dtype="bf16", zero_stage=1, deepspeed_config="ds.json")
-    filled_in_keys("ds.json", deepspeed_config(settings, 1, 100, False))
+    filled_in_keys(users_config("ds.json"), deepspeed_config(settings, 1, 100, False))
 
 
 KINDS: dict[str, Callable[[random.Random, Any], None]] = {

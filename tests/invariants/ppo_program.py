@@ -76,7 +76,7 @@ def make_trainer(
         PpoSettings,
     )  # fmt: skip
     from training.step3_ppo.trainer import PpoTrainer
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.generation.base import Sampling
     from training.utils.generation.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings

@@ -37,7 +37,7 @@ def row_losses(
     losses, targets, right = [0.0] * len(documents), [0] * len(documents), 0
     for first in range(0, len(documents), _PLANNED_ROWS):
         part = documents[first : first + _PLANNED_ROWS]
-        for layout in plan_step([document.tokens for document in part], plan).micro_batches[0]:
+        for layout in plan_step([document.tokens for document in part], plan)[0]:
             found = read(packed_rows([[part[index] for index in row] for row in layout], pad).to(ranks.device))
             right += int(found.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]

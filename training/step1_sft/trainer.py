@@ -154,7 +154,7 @@ class SftTrainer:
     def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""
         ranks = self.run.ranks
-        mine = plan_step([document.tokens for document in documents], plan).micro_batches[ranks.rank]
+        mine = plan_step([document.tokens for document in documents], plan)[ranks.rank]
         pad = self.run.settings.pad_token_id
         return [
             SentenceBatch(

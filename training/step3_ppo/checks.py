@@ -19,7 +19,7 @@ from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.fault_arguments import FaultArguments
+from training.utils.run.run_arguments import FaultArguments
 
 
 class Components(NamedTuple):

@@ -85,7 +85,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
 
     if not flags.ppo.val_only:
         save_roles(roles, tokenizers, folder)
-    folder.write_summary(result.summary())
+    folder.write_json("summary.json", result.summary())
     report_at_end(folder.path, flags.reporting.report and ranks.is_main)
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
 

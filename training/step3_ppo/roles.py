@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from training.utils.engine.arguments import DTYPE_NAMES, SCHEDULES, check_offload
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import DTYPE_NAMES, SCHEDULES, EngineSettings, check_offload
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of

@@ -22,7 +22,7 @@ from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.flops import ComputeMeter
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
-from training.utils.run.traces import NO_TRACES, Traces
+from training.utils.run.traces import Traces
 
 
 @dataclass(frozen=True)
@@ -135,4 +135,4 @@ class PpoSettings:
     stop_kl: float | None = None
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
-    traces: Traces = NO_TRACES
+    traces: Traces = Traces()

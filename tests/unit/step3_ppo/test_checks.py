@@ -15,7 +15,7 @@ from training.utils.generation.hf import TransformersRollout
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.rules import RULES
 from training.utils.run.errors import ThreestepError
-from training.utils.run.fault_arguments import FaultArguments
+from training.utils.run.run_arguments import FaultArguments
 
 
 def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):

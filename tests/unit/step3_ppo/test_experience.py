@@ -153,7 +153,10 @@ def test_samples_share_their_prompt(rollout, roles, most):
     ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
     samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
-    tokens = sum(rows.real_tokens for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu")))
+    tokens = sum(
+        int((rows.segment_ids_NT >= 0).sum())
+        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu"))
+    )
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17

@@ -152,7 +152,7 @@ def _save_average(average: WeightAverage, path: Path) -> None:
     from safetensors.torch import save_file
 
     try:
-        save_file({str(index): share.contiguous() for index, share in enumerate(average.state())}, path)
+        save_file({str(index): share.contiguous() for index, share in enumerate(average.shares)}, path)
     except SafetensorError as problem:
         raise OSError(None, str(problem), str(path)) from problem
 

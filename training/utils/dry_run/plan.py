@@ -11,8 +11,8 @@ import torch
 from training.utils.dry_run.activations import head_bytes, saved_activations
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
 from training.utils.dry_run.table import MemoryLine
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import DTYPES
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.attention import SDPA

@@ -1,10 +1,10 @@
-"""The flags of one trained engine, shared by steps 1 and 2. Cheap to import: `--help` reaches this module."""
+"""How one model is trained under DeepSpeed: as one record, and as the flags that steps 1 and 2 share. Cheap to import:
+`--help` reaches this module."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.engine.settings import EngineSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
 
@@ -13,6 +13,28 @@ DTYPE_NAMES = ("fp32", "bf16", "fp16")
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
 )  # fmt: skip
+ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How one model is trained under DeepSpeed.
+
+    learning_rate: the schedule's peak.
+    lora_learning_rate: of LoRA's adapters; None: the same.
+    max_grad_norm: over all weights and ranks; 0 turns clipping off.
+    """
+
+    dtype: str = "fp32"
+    zero_stage: int = 0
+    offload: bool = False
+    deepspeed_config: str | None = None
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    lr_scheduler_type: str = "cosine"
+    num_warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    lora_learning_rate: float | None = None
 
 
 @dataclass

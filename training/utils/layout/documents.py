@@ -69,9 +69,6 @@ class Document:
     def targets(self) -> int:
         return sum(int(segment.tokens.is_target.sum()) for segment in self.segments)
 
-    def __len__(self) -> int:
-        return self.tokens
-
 
 def plain(sequence: TokenSequence) -> Document:
     """Return a document of one sequence, whose first token cannot be a target."""

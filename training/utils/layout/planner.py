@@ -87,15 +87,9 @@ def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
     return 60.0 / 6.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """micro_batches[rank][m]: the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
-
-    micro_batches: tuple[tuple[MicroBatch, ...], ...]
-
-
-def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
-    """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once."""
+def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once. [rank][m] of the result:
+    the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
     shares = _shares(lengths, settings)
     fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
@@ -105,7 +99,7 @@ def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
             spread = _laid_out(lengths, share, most, settings)
             mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else mine
         micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
-    return StepPlan(tuple(micro_batches))
+    return tuple(micro_batches)
 
 
 def _shares(lengths: Sequence[int], settings: PlanSettings) -> list[list[int]]:

@@ -57,7 +57,7 @@ def preference_batches(
     documents = [responses_document(row, are_targets) for row in taken]
     levels = [margin_levels(row) for row in taken]
     batches = []
-    for layout in plan_step(lengths, plan).micro_batches[ranks.rank]:
+    for layout in plan_step(lengths, plan)[ranks.rank]:
         ranked = ranked_rows([[documents[number] for number in row] for row in layout], plan.packed, pad_token_id)
         numbers = [number for row in layout for number in row]
         sequences = [

@@ -20,14 +20,13 @@ from transformers import PreTrainedModel
 
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import from_main, summed
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.ranked import sequence_sums
 from training.utils.models.lora import adapters_off, is_adapter_tensor
 from training.utils.opening.opened_model import OpenedModel
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, all_preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
 from training.utils.run.console import log, progress_bar

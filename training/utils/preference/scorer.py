@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model

@@ -123,7 +123,9 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
     """Return every value of the parsed groups by its flag's name."""
     values: dict[str, Any] = {}
     for instance in instances:
-        for name, value in _flat(instance).items():
+        members = [getattr(instance, name) for name in _members(type(instance))]
+        own = resolved_settings(members) if members else dataclasses.asdict(instance)
+        for name, value in own.items():
             if name in values and values[name] != value:
                 raise AssertionError(f"two argument groups share the name {name}")
             values[name] = value
@@ -171,16 +173,21 @@ def _flags_of(values: dict[str, Any], parser: argparse.ArgumentParser, path: str
             mistakes.add(f"{path}: unknown setting '{name}'{nearest_names(str(name), names)}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
-        elif value is None:
-            continue  # "name:" without a value keeps the default
-        elif isinstance(value, list):
-            flags += [f"--{name}", *(str(item) for item in value)] if value else []
-        elif isinstance(value, bool):
-            flags += [f"--{name}", "true" if value else "false"]
-        else:
-            flags += [f"--{name}={value}"]
+        elif value != []:
+            flags += words_of(name, value)
     mistakes.raise_if_any()
     return flags
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """Write a YAML value as a flag's words; none for "name:" without a value, which keeps the default."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [f"--{name}", *(str(item) for item in value)]
+    if isinstance(value, bool):
+        return [f"--{name}", "true" if value else "false"]
+    return [f"--{name}={value}"]
 
 
 def _names(parser: argparse.ArgumentParser) -> list[str]:
@@ -215,11 +222,3 @@ def _members(group: type) -> dict[str, type]:
 def _parts(group: type) -> list[type]:
     """The groups of flags in `group`."""
     return [part for member in _members(group).values() for part in _parts(member)] or [group]
-
-
-def _flat(instance: Any) -> dict[str, Any]:
-    """Every value of a group by its flag's name."""
-    values = dataclasses.asdict(instance)
-    if _members(type(instance)):
-        return {name: value for member in values.values() for name, value in member.items()}
-    return values

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,10 +15,9 @@ Entry = TypeVar("Entry")
 
 def imported(address: str) -> Callable[..., Any]:
     """Return a function that imports MODULE:NAME when it is called, so that a table costs nothing to import."""
-    module, _, name = address.partition(":")
 
     def call(*arguments: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments, **named)
+        return pkgutil.resolve_name(address)(*arguments, **named)
 
     return call
 

@@ -21,9 +21,6 @@ class Traces:
         return self.folder / f"step{step}_rank{rank}.pt.trace.json.gz"
 
 
-NO_TRACES = Traces()
-
-
 def traced(steps: Iterable[int], traces: Traces, rank: int) -> Iterator[int]:
     """Yield the same steps; the profiler runs from where a step to trace is yielded until the next is requested."""
     for step in steps:

@@ -78,4 +78,4 @@ def test_the_planner_bounds_what_is_computed_padding_included(responses):
     for shared in (False, True):
         rows = ranked_rows([[one]], shared, 0).rows
         assert planned_tokens(10, lengths, shared) == rows.input_ids_NT.numel()
-        assert real_tokens(10, lengths, shared) == rows.real_tokens
+        assert real_tokens(10, lengths, shared) == int((rows.segment_ids_NT >= 0).sum())

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter, ModelShape
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import (
     all_preference_batches,
     computed_tokens,

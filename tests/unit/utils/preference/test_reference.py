@@ -8,14 +8,13 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import adapter_off_references, known_references, read_rows, taken_rows
 from training.utils.preference.reference_file import ReferenceFile
