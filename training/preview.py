@@ -156,9 +156,7 @@ def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: A
         if shown.sources:
             source = source_of(row.row_id, shown.sources)
             origin = f" ({source['source']}, {source['source_part']} row {source['index']})"
-        print(
-            f"== {preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict"
-        )
+        print(f"== {preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict")
         print(row_as_text(row, decode, style, preview.show_layout), end="\n\n")
     print(f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown")
     print(shown.report)
