@@ -88,33 +88,24 @@ class Evaluator:
                 rollout = self.rollout_engine.roll_out(model, request)
             scored = start_scoring(rows, rollout, self.roles, self.settings.experience).scored
         responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_id)
-        samples = [
-            {
-                "prompt_index": indices[place],
-                "uid": row.uid,
-                "prompt": row.prompt_text,
-                "response": responses[place],
-                "reward": float(scored.scores_B[place]),
-                "response_tokens": int(rollout.response_lengths_B[place]),
-                "ended": bool(rollout.ended_B[place]),
-                "ground_truth": row.reference,
-                "columns": row.columns,
-            }
-            for place, row in enumerate(rows)
-        ]
-        for name, part_B in scored.parts.items():
-            for sample, value in zip(samples, part_B.tolist(), strict=True):
-                sample[f"reward/{name}"] = value
+        columns: dict[str, Sequence[Any]] = {
+            "prompt_index": indices,
+            "uid": [row.uid for row in rows],
+            "prompt": [row.prompt_text for row in rows],
+            "response": responses,
+            "reward": scored.scores_B.tolist(),
+            "response_tokens": rollout.response_lengths_B.tolist(),
+            "ended": rollout.ended_B.tolist(),
+            "ground_truth": [row.reference for row in rows],
+            "columns": [row.columns for row in rows],
+            **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
+        }
         if self.checker is not None:
-            seconds = self.settings.experience.rewards.timeout_seconds
-            wait = start_rules(
-                {"--checker": self.checker}, rows, responses, self.settings.experience.rewards.columns, seconds, device
-            )
+            rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
+            wait = start_rules(rules, rows, responses, rewards.columns, rewards.timeout_seconds, device)
             checks, values = wait()["--checker"]
-            for place, sample in enumerate(samples):
-                sample["check"] = checks[place]
-                sample |= {f"check/{name}": own[place] for name, own in values.items()}
-        return samples
+            columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
+        return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
 
 
 def sample_line(sample: dict[str, Any], characters: int = 100) -> str:

@@ -152,7 +152,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _first_of_each_kind(base: nn.Module, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
+def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
     """Inside, the model has only its first layers, up to one after the first of the last kind. A kind's second layer is
     counted if there is one: what all layers share is saved in the first."""
     parents = [module for module in base.modules() if isinstance(module, nn.ModuleList) and list(module) == layers]
@@ -160,18 +160,14 @@ def _first_of_each_kind(base: nn.Module, layers: list[Any], kinds: list[Any]) ->
     if len(parents) != 1 or length >= len(layers):
         yield layers
         return
-    holder, name = next(
-        (module, name) for module in base.modules() for name, child in module.named_children() if child is parents[0]
-    )
-    config: Any = base.config
-    setattr(holder, name, nn.ModuleList(layers[:length]))
-    text_config = config.get_text_config()
+    text_config = base.config.get_text_config()
     depth, text_config.num_hidden_layers = text_config.num_hidden_layers, length
+    del parents[0][length:]
     try:
         yield layers[:length]
     finally:
         text_config.num_hidden_layers = depth
-        setattr(holder, name, parents[0])
+        parents[0].extend(layers[length:])
 
 
 class _SavedByKernel(torch.autograd.Function):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.dry_run.meta import causal_lm_on_meta, scalar_model_on_meta
-from training.utils.dry_run.plan import LargestForward, largest_forward, plan_training
+from training.utils.dry_run.meta import model_on_meta
+from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.table import peak, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.startup import DTYPES
-from training.utils.layout.planner import forward_plan
 from training.utils.loading.configurations import check_positions
 from training.utils.models.arguments import ModelArguments
-from training.utils.models.attention import long_rows_are_free
 from training.utils.run.arguments import group_of, resolved_settings
 from training.utils.run.run_arguments import RunArguments
 
@@ -31,25 +29,17 @@ def dry_run(
     ranks = ranks_of_dry_run(group_of(groups, RunArguments).num_ranks)
     settings = engine.settings(learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
-    built = (scalar_model_on_meta if scalar else causal_lm_on_meta)(model, DTYPES[settings.dtype])
+    built = model_on_meta(model, DTYPES[settings.dtype], scalar)
     sequences = engine.per_device_train_batch_size
-    plan = forward_plan(
-        sequences,
-        max_seq_len,
-        built.config.get_text_config().hidden_size,
-        not engine.padded,
-        ranks,
-        engine.max_tokens_per_micro_batch,
-        long_rows_are_free(model.attn_implementation),
-    )
-    rows, tokens = largest_forward(plan, sequences, max_seq_len, responses)
-    forward = LargestForward(rows, tokens, rows * tokens, masked=not engine.padded)
+    rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)
+    tokens = rows * max_seq_len
+    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded)
     planned = plan_training(built, forward, model, settings, ranks)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
         f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
-        f"{rows * tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {tokens:,}"
+        f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
     print_plan(program, ranks, resolved_settings(groups), [*planned.sentences, batches])
     held = planned.engine.held

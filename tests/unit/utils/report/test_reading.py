@@ -42,7 +42,8 @@ def test_samples_are_those_of_the_first_and_the_last_step(ppo_run):
     with open(folder / "samples.jsonl", "a") as file:
         file.write('{"step": 20, "greedy": true}\n')  # beside the sampled ones
     step = only_step(folder)
-    assert [sample["step"] for sample in step.samples] == [0] * 8 + [20] * 8
+    found = [(label, [sample["step"] for sample in samples]) for label, samples in step.samples]
+    assert found == [("SFT", [0] * 8), ("PPO", [20] * 8)]
 
 
 def test_what_is_missing_is_empty(tmp_path):
