@@ -364,12 +364,11 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
 
 
 def check_step3(by_name: dict[str, Any]) -> None:
-    from training.step3_ppo.checks import check_rollout_dump, check_timeouts, selected_components
+    from training.step3_ppo import STEP
+    from training.step3_ppo.checks import checked_components
+    from training.step3_ppo.flags import PpoFlags
 
-    roles, ppo = by_name["RolesArguments"], by_name["PpoArguments"]
-    selected_components(roles, ppo, by_name["AlgorithmArguments"], by_name["ScoringArguments"])
-    check_rollout_dump(by_name["CheckpointArguments"], ppo)
-    check_timeouts(by_name["FaultArguments"], by_name["ScoringArguments"])
+    checked_components(PpoFlags(*(by_name[group.__name__] for group in STEP.groups)))
 
 
 def yaml_text(settings: dict[str, Any]) -> str:

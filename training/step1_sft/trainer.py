@@ -132,13 +132,11 @@ class SftTrainer:
         figures = {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / targets,
-            "train/tokens_per_second": sum(document.tokens for document in documents) / seconds,
+            **run.speed_figures(documents, targets, seconds),
             **report.figures("train"),
         }
         if self.z_loss_coef:
             figures["train/z_loss"] = totals["z_loss"]
-        if run.settings.meter is not None:
-            figures["train/mfu"] = run.settings.meter.mfu(documents, targets, seconds)
         return figures
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,19 +26,11 @@ from training.utils.run.traces import Traces
 
 @dataclass(frozen=True)
 class KlSettings:
-    """coefficient: at the start.
-    in_loss: the KL is part of the loss, otherwise of the reward.
-    target, horizon: of the adaptive controller; without a target the coefficient is fixed.
-    """
+    """control: of the coefficient, as a run starts. in_loss: the KL is part of the loss, otherwise of the reward."""
 
-    coefficient: float
+    control: KlControl
     in_loss: bool
     estimator: KlEstimator
-    target: float | None = None
-    horizon: float = math.inf
-
-    def controller(self) -> KlControl:
-        return KlControl(self.coefficient, self.target, self.horizon)
 
 
 @dataclass(frozen=True)

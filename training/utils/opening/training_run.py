@@ -11,6 +11,7 @@ from training.utils.checkpoints.loop import Checkpoints
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import Document
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
@@ -69,6 +70,14 @@ class TrainingRun(Generic[Row]):
     @property
     def ranks(self) -> Ranks:
         return self.engine.ranks
+
+    def speed_figures(self, documents: Sequence[Document], outputs: int, seconds: float) -> dict[str, float]:
+        """train/tokens_per_second, and train/mfu if the loop has a meter, of an optimizer step on `documents`, of all
+        ranks. outputs: tokens or scores that the model predicts."""
+        figures = {"train/tokens_per_second": sum(document.tokens for document in documents) / seconds}
+        if self.settings.meter is not None:
+            figures["train/mfu"] = self.settings.meter.mfu(documents, outputs, seconds)
+        return figures
 
 
 class TrainingLoop:

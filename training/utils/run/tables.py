@@ -22,10 +22,8 @@ def imported(address: str) -> Callable[..., Any]:
     return call
 
 
-def entry_named(
-    flag: str, given: str, table: Mapping[str, Entry], kind: type[Entry], parameters: Sequence[str]
-) -> Entry | Callable[..., Any]:
-    """Return the table's entry of that name, or FILE.py's: an entry of this kind, or a function of `parameters`.
+def entry_named(flag: str, given: str, table: Mapping[str, Entry], kind: type[Entry]) -> Entry:
+    """Return the table's entry of that name, or FILE.py's: an entry of this kind, or one made from a function.
     ThreestepError for anything else."""
     if not is_address(given):
         if given not in table:
@@ -34,11 +32,7 @@ def entry_named(
             )
         return table[given]
     found = load_named(given, flag)
-    if isinstance(found, kind):
-        return found
-    function = load_function(given, flag)
-    check_signature(function, flag, given, parameters)
-    return function
+    return found if isinstance(found, kind) else kind(load_function(given, flag))  # type: ignore[call-arg]
 
 
 def either(names: Iterable[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -63,7 +65,9 @@ def settings(packed: bool = True, steps: int = 2, per_step: int = 3, seed: int =
 def test_the_numbers_are_those_of_each_sequence_alone(packed):
     model, rows = tiny_causal_lm("llama"), made(9, seed=1)
     model.train()  # reading puts it into eval mode
-    known = read_rows(OneRank(model), rows, [0, 1, 4, 8], plan(packed), 0, "test")
+    nothing: Any = None
+    run = TrainingRun("test", OneRank(model), rows, [], settings(packed), nothing)
+    known = read_rows(run, rows, [0, 1, 4, 8], "test")
     assert known.rows_R.tolist() == [0, 1, 4, 8] and known.logprobs_RK.shape == (4, 3)
     for number, row in ((0, 0), (1, 1), (2, 4), (3, 8)):
         for place, response in enumerate(rows[row].response_ids):

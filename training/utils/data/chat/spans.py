@@ -227,14 +227,12 @@ class TurnFinder:
     def _check(self, turns: Sequence[AssistantTurn], evidence: _Evidence, conversation: Conversation) -> None:
         """Raise BadConversation unless each text is in the turn it belongs to."""
         origin, where = evidence.origin, conversation.where
-        begins = np.array([turn.begin for turn in turns], np.int64)
-        ends = np.array([turn.end for turn in turns], np.int64)
-        owners = np.array([turn.message for turn in turns], np.int64)
-        turn_M = np.searchsorted(begins, origin.positions_M, side="right") - 1
-        inside_M = turn_M >= 0
-        inside_M[inside_M] = origin.positions_M[inside_M] < ends[turn_M[inside_M]]
-        wrong_M = inside_M.copy()
-        wrong_M[inside_M] = owners[turn_M[inside_M]] != origin.messages_M[inside_M]
+        owner_C = np.full(len(evidence.plain), -1)  # the message whose turn a character is in
+        for turn in turns:
+            owner_C[turn.begin : turn.end] = turn.message
+        owner_M = owner_C[origin.positions_M]
+        inside_M = owner_M >= 0
+        wrong_M = inside_M & (owner_M != origin.messages_M)
         if wrong_M.any():
             place = int(origin.messages_M[wrong_M][0])
             raise BadConversation(
@@ -243,9 +241,9 @@ class TurnFinder:
             )
         written = set(origin.texts_M.tolist())
         outside = set(origin.texts_M[~inside_M].tolist())
-        turn_texts = {place: "" for place in owners.tolist()}
+        turn_texts: dict[int, str] = {}
         for turn in turns:
-            turn_texts[turn.message] += evidence.plain[turn.begin : turn.end]
+            turn_texts[turn.message] = turn_texts.get(turn.message, "") + evidence.plain[turn.begin : turn.end]
         for place in () if evidence.marks else turn_texts:
             for name in _called(conversation.messages[place]):
                 if name not in turn_texts[place]:
