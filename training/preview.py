@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.utils.data.build.arguments import DataArguments
@@ -83,10 +84,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load(preview, data)
         shown = open_split(preview, data, tokenizer)
         places = shown_places(preview, len(shown.split))
-
-    def decode(ids: Sequence[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     try:
         (print_json if preview.json else print_text)(preview, shown, places, decode)
         sys.stdout.flush()
