@@ -220,12 +220,11 @@ def format_table(summary: Mapping[str, float | None], steps: Iterable[str]) -> s
             margin = f" (the difference's standard error: {number(row.error)})" if has_error else ""
             rows.append((f"step {step.number}: {row.title}{margin}", number(row.before), number(row.after)))
     rows += [(f"seconds: {step.title}", "", f"{summary[f'seconds_{step.kind}']:.1f}") for step in declared]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
     lines = []
     for name, before, after in rows:
         fill = "-" if name == "---" else " "
-        cells = [name.ljust(widths[0], fill), before.rjust(widths[1], fill), after.rjust(widths[2], fill)]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {name:{fill}<{first}} | {before:{fill}>{second}} | {after:{fill}>{third}} |")
     return "\n".join(lines)
 
 

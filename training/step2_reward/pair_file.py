@@ -12,7 +12,7 @@ import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.data.rows.tokenize import TextTokenizer, TooLong, fit_sentences
+from training.utils.data.rows.tokenize import Dropped, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.console import log
@@ -40,21 +40,19 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
     chosen_ids, rejected_ids = (texts.encode_responses(columns[0], prompt_ids, responses) for responses in columns[1:])
     rows, left_out, most = [], {}, data.rows.max_seq_len
     for place, (prompt, *responses) in enumerate(zip(prompt_ids, chosen_ids, rejected_ids, strict=True), start=1):
-        if not prompt:
-            left_out[place] = "empty_prompt"
-            continue
         try:
-            fitted = fit_sentences(prompt, responses, most, data.rows.truncation, texts.end_id)
+            if not prompt:
+                raise Dropped("empty_prompt")
+            prompt, responses, _ = fit_sentences(prompt, responses, most, data.rows.truncation, texts.end_id)
+            as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
+            rows.append(ResponsesRow(place, np.array(prompt, np.int32), as_arrays))
+        except Dropped as reason:
+            left_out[place] = str(reason)
         except TooLong as long:
             raise ThreestepError(
                 f"{path}, pair {place}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {most} with "
                 "--truncation error; raise the one or change the other"
             ) from None
-        if fitted.dropped:
-            left_out[place] = fitted.dropped
-        else:
-            as_arrays = tuple(np.array(ids, np.int32) for ids in fitted.response_ids)
-            rows.append(ResponsesRow(place, np.array(fitted.prompt_ids, np.int32), as_arrays))
     return PairFile(rows, left_out)
 
 

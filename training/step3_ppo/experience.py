@@ -106,12 +106,9 @@ def _per_token(
         found = read_balanced(
             rollout.sequences(), settings, read, lambda sequence: int(sequence.is_target.sum()), mask_BR.device
         )
-    result = {}
-    for name, values in found.items():
-        result[name] = torch.zeros(mask_BR.shape, device=mask_BR.device)
-        # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
-        result[name][mask_BR] = values
-    return result, reusable
+    nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+    # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
+    return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in found.items()}, reusable
 
 
 def _read(

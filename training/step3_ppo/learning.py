@@ -41,16 +41,6 @@ _A_TOKEN = ("actor/clip_fraction", "actor/ratio", "actor/update_kl", "actor/entr
 
 
 @dataclass(frozen=True)
-class _Minibatch:
-    """One optimizer step of all ranks. selected: by a sequence's number, the tokens that KL-Cov or Clip-Cov treats
-    apart; None for other losses."""
-
-    sequences: dict[int, TrainingSequence]
-    totals: StepTotals
-    selected: dict[int, torch.Tensor] | None
-
-
-@dataclass(frozen=True)
 class Learner:
     """Takes optimizer steps. train_actor: False trains the critic alone."""
 
@@ -73,17 +63,24 @@ class Learner:
         the minibatch, if reading has made them; each is good for one backward.
         """
         actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
-        minibatch = self._minibatch(sequences, noise_seed)
+        by_number = {sequence.number: sequence for sequence in sequences}
+        # What the step's denominators count.
+        counted = [sequence for sequence in sequences if sequence.counts]
+        tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
+        totals = StepTotals(tokens, float(len(counted)), float(self.experience.length.max_tokens))
+        selected = None
+        if self.settings.policy_loss.keys is not None:
+            selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
         sums: dict[str, float] = {}
         for forward in reusable or self._forwards(sequences):
-            batch = TokenColumns([minibatch.sequences[number] for number in forward.numbers], device)
+            batch = TokenColumns([by_number[number] for number in forward.numbers], device)
             seen: dict[str, float] = {}
             if self.train_actor:
-                loss, seen = self._actor_loss(forward, batch, minibatch)
+                loss, seen = self._actor_loss(forward, batch, totals, selected)
                 actor.backward(loss)
             if critic is not None:
                 values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
-                loss, own = self._critic_loss(values_M, forward, batch, minibatch.totals)
+                loss, own = self._critic_loss(values_M, forward, batch, totals)
                 critic.backward(loss)
                 seen |= own
             for name, value in seen.items():
@@ -96,36 +93,27 @@ class Learner:
         figures = actor.step().figures("actor") if self.train_actor else {}
         if critic is not None:
             figures |= critic.step().figures("critic")
-        total, tokens = summed_numbers(sums, device), minibatch.totals.tokens
+        total = summed_numbers(sums, device)
         if tokens:  # without a response that counts there are no means
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
         if texts:
             figures["actor/pretraining_loss"] = total["actor/pretraining_loss"] / self.settings.unsup_coef
         return figures
 
-    def _minibatch(self, sequences: Sequence[TrainingSequence], noise_seed: int) -> _Minibatch:
-        """Count what the step's denominators count, and select tokens where the loss asks for it."""
-        counted = [sequence for sequence in sequences if sequence.counts]
-        tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
-        totals = StepTotals(tokens, float(len(counted)), float(self.experience.length.max_tokens))
-        selected = None
-        if self.settings.policy_loss.keys is not None:
-            selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, self.roles.actor.ranks.device)
-        return _Minibatch({sequence.number: sequence for sequence in sequences}, totals, selected)
-
     def _forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
         shares = self.experience.share([sequence.tokens for sequence in sequences], self.roles.actor.ranks.device)
         return [Forward([sequences[index].number for index in indices], rows) for indices, rows in shares]
 
     def _actor_loss(
-        self, forward: Forward, batch: TokenColumns, minibatch: _Minibatch
+        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: dict[int, torch.Tensor] | None
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return this micro-batch's part of the actor's loss, and its summands of the figures."""
+        """Return this micro-batch's part of the actor's loss, and its summands of the figures. selected: by a
+        sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other losses."""
         roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
         rows, read = forward.rows, forward.policy
         selected_M = None
-        if minibatch.selected is not None:
-            parts = [minibatch.selected[number] for number in forward.numbers]
+        if selected is not None:
+            parts = [selected[number] for number in forward.numbers]
             selected_M = torch.cat([rows.sequence_M.new_zeros(0).bool(), *parts])
         exact_kl = kl.in_loss and kl.estimator.of_logits and roles.reference is not None
         ref_logits_MV = None
@@ -137,7 +125,7 @@ class Learner:
         # Exactly on-policy, the old policy is this one.
         old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
         tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)
-        weights_M = AGGREGATIONS[settings.aggregation](batch.counted_M, rows.sequence_M, minibatch.totals)
+        weights_M = AGGREGATIONS[settings.aggregation](batch.counted_M, rows.sequence_M, totals)
         policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
         if batch.weights_M is not None:
             policy_M = policy_M * batch.weights_M

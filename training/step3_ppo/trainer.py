@@ -90,7 +90,8 @@ class PpoTrainer:
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
                 if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
-                    after = self.evaluate(iteration)
+                    with self.clock.phase("evaluation"):
+                        after = self.evaluator.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
                 give_back_freed_memory(iteration)
                 if last:
@@ -181,10 +182,6 @@ class PpoTrainer:
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
 
-    @timed("evaluation")
-    def evaluate(self, iteration: int) -> PpoEvaluation:
-        return self.evaluator.evaluate(iteration)
-
     @timed("checkpoint")
     def save_checkpoint(
         self,
@@ -203,7 +200,7 @@ class PpoTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
         return {
-            "kl_control": self.kl_control.state_dict(),
+            "kl_control": {"coefficient": self.kl_control.coefficient},
             "texts_taken": self.updates.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
             "rollout_engine": self.rollout_engine.state_dict(),
@@ -211,7 +208,7 @@ class PpoTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A collective."""
-        self.kl_control.load_state_dict(state["kl_control"])
+        self.kl_control.coefficient = state["kl_control"]["coefficient"]
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
         self.rollout_engine.load_state_dict(state["rollout_engine"])

@@ -42,11 +42,9 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
     model = described.model
+    save_model(out, model, dict(full_tensors(model, 0, merged=not keep_lora)), described.tokenizer)
     if keep_lora:
-        save_model(out, model, dict(full_tensors(model, 0, merged=False)), described.tokenizer)
         save_adapter(out / "adapter", model, base=out)
-    else:
-        save_model(out, model, dict(full_tensors(model, 0)), described.tokenizer)
 
 
 def engine_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -18,9 +18,7 @@ ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as D
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How one model is trained under DeepSpeed.
-
-    learning_rate: the schedule's peak.
+    """learning_rate: the schedule's peak.
     lora_learning_rate: of LoRA's adapters; None: the same.
     max_grad_norm: over all weights and ranks; 0 turns clipping off.
     """
@@ -81,15 +79,14 @@ class EngineArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
-        check_offload(mistakes, self.offload, ("--zero_stage", self.zero_stage))
+        check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
 
     def settings(self, learning_rate: float) -> EngineSettings:
         return settings_of(EngineSettings, self, learning_rate=learning_rate)
 
 
-def check_offload(mistakes: Mistakes, offload: bool, stage: tuple[str, int]) -> None:
-    """Note offload at a ZeRO stage without it. stage: its flag and its value."""
-    flag, got = stage
+def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int) -> None:
+    """Note offload at a ZeRO stage without it."""
     mistakes.require(
-        not offload or got > 0, f"--offload expects {flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
+        not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
     )

@@ -65,6 +65,10 @@ class Document:
     def tokens(self) -> int:
         return sum(len(segment.tokens) for segment in self.segments)
 
+    @cached_property
+    def targets(self) -> int:
+        return sum(int(segment.tokens.is_target.sum()) for segment in self.segments)
+
 
 def plain(sequence: TokenSequence) -> Document:
     """Return a document of one sequence, whose first token cannot be a target."""

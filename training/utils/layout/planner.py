@@ -134,14 +134,13 @@ def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings
         filled = _filled(lengths, share, settings)
         even = _laid_out(lengths, share, len(filled), settings)
         return even if all(_fits(lengths, rows, settings) for rows in even) else filled
-    count, budget = 1, settings.max_tokens_per_micro_batch
+    fewest, budget = 1, settings.max_tokens_per_micro_batch
     if budget is not None:  # a document above the budget takes one micro-batch of any length
-        count = max(count, -(-sum(min(lengths[index], budget) for index in share) // budget))
-    while True:
+        fewest = max(fewest, -(-sum(min(lengths[index], budget) for index in share) // budget))
+    for count in range(fewest, len(share) + 1):
         micro_batches = _laid_out(lengths, share, count, settings)
-        if count >= len(share) or all(_fits(lengths, rows, settings) for rows in micro_batches):
+        if all(_fits(lengths, rows, settings) for rows in micro_batches):
             break
-        count += 1
     # A few more may pad less. With many, widths are similar already.
     if count <= _MANY:
         for more in range(count + 1, min(len(share), count + _MANY) + 1):

@@ -67,7 +67,7 @@ def _by_kind(runs: Sequence[ReportedRun]) -> dict[str, list[StepRun]]:
     """Every step, by its kind, in the order of the steps."""
     found: dict[str, list[StepRun]] = {}
     for step in sorted((step for run in runs for step in run.steps), key=lambda step: step.place):
-        found.setdefault(step.kind, []).append(step)
+        found.setdefault(step.declaration.kind, []).append(step)
     return found
 
 
@@ -139,8 +139,9 @@ def _line_notes(chart: LineChart) -> list[str]:
     windows = sorted({line.window for line in chart.lines if line.window > 1})
     notes = [f"bold: mean of {' or '.join(str(window) for window in windows)} steps around"] if windows else []
     for line in chart.lines:
-        if line.gaps:
-            notes.append(f"{line.label}: {line.gaps} value{'s' if line.gaps > 1 else ''} not finite")
+        gaps = len(line.points) - len(line.known)
+        if gaps:
+            notes.append(f"{line.label}: {gaps} value{'s' if gaps > 1 else ''} not finite")
     return notes
 
 
@@ -223,7 +224,7 @@ def _time(runs: Sequence[ReportedRun]) -> str:
     for run in runs:
         for step in run.steps:
             phases, total = phase_seconds(step)
-            whole = run.summary.get(f"seconds_{step.kind}")  # all_steps writes it
+            whole = run.summary.get(f"seconds_{step.declaration.kind}")  # all_steps writes it
             if isinstance(whole, (int, float)) and whole > total > 0:
                 phases.append(("start-up, loading and saving", whole - total))
                 total = float(whole)

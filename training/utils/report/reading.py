@@ -43,10 +43,6 @@ class StepRun:
     problems: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> str:
-        return self.declaration.kind
-
-    @property
     def place(self) -> int:
         """Among all steps; unknown ones come last."""
         return [*known_steps(), UNKNOWN_STEP.name].index(self.declaration.name)

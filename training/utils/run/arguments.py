@@ -12,7 +12,7 @@ import importlib.util
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import yaml
 
@@ -20,8 +20,6 @@ from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import VALUES, note_mistakes
 from training.utils.run.old_flags import OldFlag, translated
-
-_Group = TypeVar("_Group")
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -112,11 +110,6 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ThreestepError(f"{path}: expected 'name: value' lines, got a {type(values).__name__}")
     return values
-
-
-def group_of(groups: Sequence[Any], kind: type[_Group]) -> _Group:
-    """The parsed group that is an instance of `kind`."""
-    return next(group for group in groups if isinstance(group, kind))
 
 
 def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
-from training.utils.run.traces import FOLDER, Traces
+from training.utils.run.traces import Traces
 
 RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
@@ -34,7 +34,7 @@ class RunArguments:
     )
 
     def traces(self) -> Traces:
-        return Traces(frozenset(self.profile_steps), Path(self.output_dir) / FOLDER)
+        return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""

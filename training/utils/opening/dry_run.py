@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.table import peak, print_memory, print_plan, ranks_of_dry_run
-from training.utils.engine.arguments import EngineArguments
 from training.utils.engine.startup import DTYPES
 from training.utils.loading.configurations import check_positions
-from training.utils.models.arguments import ModelArguments
-from training.utils.run.arguments import group_of, resolved_settings
-from training.utils.run.run_arguments import RunArguments
+from training.utils.opening.flags import OneModelFlags
 
 
-def dry_run(
-    program: str,
-    groups: Sequence[Any],
-    learning_rate: float,
-    max_seq_len: int,
-    scalar: bool = False,
-    responses: int = 1,
-) -> None:
-    """Print what a step's run would be. groups: its parsed arguments; responses: of one prompt, 2 for pairs."""
-    engine, model = group_of(groups, EngineArguments), group_of(groups, ModelArguments).settings()
-    ranks = ranks_of_dry_run(group_of(groups, RunArguments).num_ranks)
-    settings = engine.settings(learning_rate)
+def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
+    """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
+    engine, model, max_seq_len = flags.engine, flags.model.settings(), flags.data.rows.max_seq_len
+    ranks = ranks_of_dry_run(flags.run.num_ranks)
+    settings = engine.settings(flags.own.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)
     sequences = engine.per_device_train_batch_size
@@ -41,7 +28,7 @@ def dry_run(
         f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
-    print_plan(program, ranks, resolved_settings(groups), [*planned.sentences, batches])
+    print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, batches])
     held = planned.engine.held
     print_memory(
         [*held, planned.engine.buffers, *planned.forward, planned.engine.stepping], [peak(held, planned.extra_bytes)]
