@@ -89,7 +89,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
                 for index, document in list(enumerate(probes.alone))[-2:]
                 for seed in _NOISE_SEEDS
             ]
-            changed = _read(model, probes.alone[0], changed_tokens=_CHANGED_TOKENS)
+            changed = _read(model, probes.alone[-1], changed_tokens=_CHANGED_TOKENS)
         except ThreestepError:
             raise
         except Exception as problem:
@@ -107,7 +107,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
     scores = hasattr(model, "score")
     eps = torch.finfo(torch.float32 if scores else model.dtype).eps
     tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
-    _check_causal(model, read[0], changed, tolerance)
+    _check_causal(model, read[-1], changed, tolerance)
     own = OwnForward(probes, numbers_M, scores, tolerance, all(part.head_is_linear for part in read))
     setattr(model, _ATTRIBUTE, own)
     return own
