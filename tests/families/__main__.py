@@ -32,10 +32,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="families judged at a time")
     parser.add_argument("--limit_seconds", type=float, default=180.0, help="for one family")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the answers go, family by family")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page of all families, docs/models.md")
     flags = parser.parse_args()
     import_all_once()
     names = flags.only or families()
     results = sweep(names, flags.processes, flags.limit_seconds, flags.json)
+    if flags.out is not None:
+        from tests.families.page import page
+
+        flags.out.write_text(page(results, "python -m tests.families --out docs/models.md"), encoding="utf-8")
     bad = [result for result in results if result["verdict"].startswith(("WRONG", "TRACEBACK"))]
     built = sum(not result["built"] for result in results)
     print(f"{len(names)} families, {built} judged, {len(bad)} of them wrong or ended in a traceback")

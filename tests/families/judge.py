@@ -84,10 +84,10 @@ def verdict(subject: Subject, answers: list[Answer]) -> str:
             return f"refused, because {found[name].said}"
     if not subject.is_causal:
         return f"WRONG not causal (later tokens move earlier ones by {subject.looks_ahead:.1g}) and not refused"
-    for bad in (WRONG, TRACEBACK):
-        worst = [answer for answer in answers if answer.verdict == bad]
-        if worst:
-            return f"{bad.upper()} " + "; ".join(map(_in_words, worst))
+    bad = [answer for answer in answers if answer.verdict in (WRONG, TRACEBACK)]
+    if bad:
+        kind = WRONG if any(answer.verdict == WRONG for answer in bad) else TRACEBACK
+        return f"{kind.upper()} " + "; ".join(map(_in_words, bad))
     if found["rows.packed"].verdict == REFUSED:
         return f"padded, because {found['rows.packed'].said}"
     return "packs" if found["rows.shared"].verdict == REFUSED else "shares"
