@@ -40,10 +40,8 @@ FLAGS = {
 
 GIVEN = [
     Given("wrapped", 1, MODEL, ["'module._orig_mod.' of a wrapper in their names", "key_mapping={r'^module"]),
-    Given("lacking", 1, MODEL, ["lacks the tensor model.norm.weight", "would be random"]),
     Given("lacking", 2, MODEL, ["lacks the tensor model.norm.weight", "would be random"], ranks=2),
     Given("misshapen", "dpo", MODEL, ["/model.safetensors'", "model.norm.weight expects the shape [64]", "got [63]"]),
-    Given("reward", 1, MODEL, ["expected a language model, got", "sequence classification", "score.weight"]),
     Given("reward", 3, ACTOR, ["expected a language model, got", "sequence classification", "score.weight"]),
     Given("two_labels", 2, MODEL, ["expected a model with one label, got 2 labels"]),
     Given("headless", 3, CRITIC, ["expected a reward model, got one without score.weight", "step 2"]),
