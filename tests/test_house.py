@@ -17,7 +17,7 @@ USERS = {**modules(ROOT / "benchmarks"), **modules(ROOT / "examples")}
 PROGRAMS = sorted(
     name
     for name, source in MODULES.items()
-    if "run_program(" in source and '__name__ == "__main__"' in source and name != "training.utils.run.launch"
+    if rooms.runs_by_itself(source) and "_program(" in source and name != "training.utils.run.launch"
 )
 
 # rule, module, source that breaks it, source that does not
@@ -172,6 +172,11 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
             "training.x": '"""python -m training.x"""\nif __name__ == "__main__":\n    import training.y',
             "training.y": "x = 1",
         },
+    ),
+    (
+        rooms.every_file_serves_somebody,
+        {"training.x": '"""Does it."""\nmain = program(__name__)'},
+        {"training.x": '"""python -m training.x"""\nmain = program(__name__)'},
     ),
     (
         house.class_names_are_used_once,

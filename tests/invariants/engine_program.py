@@ -178,7 +178,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     """(the engine, the transformers model in it)."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.compiled import compile_blocks
@@ -238,7 +238,7 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from training.utils.engine.arguments import EngineArguments
-    from training.utils.opening.opened_model import loop_settings
+    from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
     from training.utils.run.metrics import MetricsWriter
@@ -286,7 +286,6 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 
 def make_trainer(case: Case, run: Any, model: Any) -> Any:
-    from training.step1_sft.settings import SftSettings
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.loss import Objective
     from training.step2_dpo.trainer import DpoTrainer
@@ -298,7 +297,7 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
         references = adapter_off_references(run.engine, model) if case.adapter_off else known_references(run, None)
         return DpoTrainer(run, references, Objective(*PREFERENCES[case.kind]))
     if case.kind == "sft":
-        return SftTrainer(run, SftSettings(neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef))
+        return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.support.rooms import runs_by_itself
 from training.utils.opening import one_model
 from training.utils.run.errors import ThreestepError
 
@@ -166,7 +167,7 @@ def all_programs() -> list[str]:
     names = []
     for path in [*ROOT.glob("training/**/*.py"), ROOT / "benchmarks" / "__main__.py"]:
         text = path.read_text(encoding="utf-8")
-        if '__name__ == "__main__"' in text and re.search(r"def main\(|import main$", text, re.MULTILINE):
+        if runs_by_itself(text) and re.search(r"def main\(|import main$|^main = ", text, re.MULTILINE):
             names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))
     return sorted(set(names) - {"training.utils.run.launch"})
 
@@ -176,10 +177,9 @@ def _program(module: str) -> Any:
     path = ROOT.joinpath(*module.split("."))
     found = importlib.import_module(f"{module}.__main__" if (path / "__main__.py").is_file() else module)
     if not hasattr(found, "main") or found.main.__module__ != found.__name__:
-        lines = inspect.getsource(found)
-        other = re.search(r"from ([\w.]+) import main", lines)
-        assert other is not None, f"{module} has no main"
-        found = importlib.import_module(other[1])
+        other = re.search(r"from ([\w.]+) import main", inspect.getsource(found))
+        assert other is not None or hasattr(found, "main"), f"{module} has no main"
+        found = found if other is None else importlib.import_module(other[1])
     return found
 
 

@@ -220,7 +220,7 @@ def _tell_parts(writer: int) -> None:
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.checkpoints.loop import RunCheckpoints
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.opening import opened_model
+    from training.utils.opening import one_model_run
 
     def told(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def _tell_parts(writer: int) -> None:
         return wrapped
 
     places: list[tuple[Any, str, str]] = [
-        (opened_model, "build_phase", "data"), (inputs, "build_phase", "data"), (RunCheckpoints, "save", "save"),
+        (one_model_run, "build_phase", "data"), (inputs, "build_phase", "data"), (RunCheckpoints, "save", "save"),
         (RunCheckpoints, "restore", "restore"), (TrainingEngine, "backward", "step"),
         (TrainingEngine, "step", "update"), (SftTrainer, "evaluate", "evaluation"),
         (RewardTrainer, "evaluate", "evaluation"), (DpoTrainer, "evaluate", "evaluation"),
@@ -265,4 +265,4 @@ def import_everything() -> None:
     import training.step3_ppo.trainer
     import training.utils.checkpoints.loop
     import training.utils.models.saving
-    import training.utils.opening.opened_model  # noqa: F401
+    import training.utils.opening.one_model_run  # noqa: F401

@@ -30,7 +30,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
     "checkpoints": ("engine", "models", "report", "run"),
-    "dry_run": ("engine", "loading", "models", "layout", "run"),
+    "dry_run": ("engine", "loading", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
@@ -222,7 +222,7 @@ def every_file_serves_somebody(sources: Mapping[str, str]) -> list[str]:
     for all files of a room, in the package's. `sources` are those of the package and of what else uses it.
     """
     graph = import_graph(sources)
-    programs = {module for module, source in sources.items() if _has_main_block(source)}
+    programs = {module for module, source in sources.items() if runs_by_itself(source)}
     reached = {name for name in sources if name in programs or not inside(name, "training") or _says(name, sources)}
     waiting = list(reached)
     while waiting:
@@ -244,8 +244,14 @@ def _says(module: str, sources: Mapping[str, str]) -> bool:
     return any(SERVES.search(ast.get_docstring(tree(source)) or "") for source in (sources[module], package))
 
 
-def _has_main_block(source: str) -> bool:
-    return any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in tree(source).body)
+def runs_by_itself(source: str) -> bool:
+    """Whether `python -m` runs more than definitions: the top level has a block for `__main__`, or makes something that
+    is told `__name__` (`main = one_model_program(__name__, ...)`)."""
+    calls = (
+        node.value for node in tree(source).body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+    )
+    told = any(isinstance(word, ast.Name) and word.id == "__name__" for call in calls for word in call.args)
+    return told or any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in tree(source).body)
 
 
 def _rooms_in_a_circle() -> list[str]:

@@ -7,19 +7,14 @@ The loss falls on the tokens of the responses, or of whole conversations (--loss
 
 from training.step1_sft import STEP
 from training.step1_sft.arguments import SftArguments
-from training.utils.opening.one_model import OneModelFlags, one_model, one_model_program
-from training.utils.run.program import run_program
+from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
 
 
-@one_model_program(STEP, __doc__)
-def main(flags: OneModelFlags, sft: SftArguments) -> None:
-    """Open the run, train on sentences, save."""
+def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
+    """Train on sentences."""
     from training.step1_sft.trainer import SftTrainer
 
-    with one_model(flags, phase=1) as opened:
-        trainer = SftTrainer(opened.training, sft.settings())
-        opened.finish(trainer.train())
+    return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef).train()
 
 
-if __name__ == "__main__":
-    run_program(main)
+main = one_model_program(__name__, STEP, train, phase=1)

@@ -17,13 +17,13 @@ import torch
 
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
-from training.step1_sft.settings import SftSettings
 from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.phases import SentenceRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import Document
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import TrainingLoop, TrainingRun
 from training.utils.run.seeds import derived_seed
 
@@ -42,34 +42,22 @@ class SftEvaluation:
     token_accuracy: float
 
 
-@dataclass(frozen=True)
-class SftResult:
-    """The evaluations before and after training; None without evaluation rows."""
+def closing_figures(before: SftEvaluation | None, after: SftEvaluation | None) -> dict[str, float | None]:
+    """Of the evaluations before and after training; None without evaluation rows."""
+    return {
+        "eval_loss_before": getattr(before, "loss", None),
+        "eval_loss_after": getattr(after, "loss", None),
+        "eval_token_accuracy_before": getattr(before, "token_accuracy", None),
+        "eval_token_accuracy": getattr(after, "token_accuracy", None),
+    }
 
-    before: SftEvaluation | None
-    after: SftEvaluation | None
-    seconds: float
 
-    def summary(self) -> dict[str, float | None]:
-        """The run's closing figures."""
-        before, after = ({} if one is None else vars(one) for one in (self.before, self.after))
-        return {
-            "eval_loss_before": before.get("loss"),
-            "eval_loss_after": after.get("loss"),
-            "eval_token_accuracy_before": before.get("token_accuracy"),
-            "eval_token_accuracy": after.get("token_accuracy"),
-            "seconds": self.seconds,
-        }
-
-    def sentence(self) -> str:
-        """The same in words."""
-        before, after = self.before, self.after
-        if before is None or after is None:
-            return "trained, without evaluation rows,"
-        return (
-            f"evaluation loss {before.loss:.3f} -> {after.loss:.3f} nats a token, token accuracy "
-            f"{before.token_accuracy:.3f} -> {after.token_accuracy:.3f},"
-        )
+def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
+    """The same in words."""
+    return (
+        f"evaluation loss {before.loss:.3f} -> {after.loss:.3f} nats a token, token accuracy "
+        f"{before.token_accuracy:.3f} -> {after.token_accuracy:.3f}"
+    )
 
 
 @dataclass(frozen=True)
@@ -81,18 +69,23 @@ class SentenceBatch:
 
 
 class SftTrainer:
-    """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences."""
+    """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences.
 
-    def __init__(self, run: TrainingRun[SentenceRow], sft: SftSettings) -> None:
+    neftune_alpha: size of the noise on input embeddings in training (`neftune`)
+    z_loss_coef: weight of the z-loss (`loss.z_loss`); 0 leaves either out
+    """
+
+    def __init__(self, run: TrainingRun[SentenceRow], neftune_alpha: float = 0.0, z_loss_coef: float = 0.0) -> None:
         self.run = run
-        self.sft = sft
+        self.neftune_alpha = neftune_alpha
+        self.z_loss_coef = z_loss_coef
 
-    def train(self) -> SftResult:
-        """Take every optimizer step; return the evaluations before and after."""
+    def train(self) -> TrainingResult:
+        """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved))
         for step, taken in loop.steps():
             loop.record(step, self._optimizer_step(step, taken), taken)
-        return SftResult(loop.before, loop.after, loop.seconds)
+        return loop.result(closing_figures, closing_sentence)
 
     def evaluate(self, step: int) -> SftEvaluation | None:
         """Return (and record) how the model predicts the evaluation rows, without noise; None without such rows."""
@@ -126,9 +119,9 @@ class SftTrainer:
         for micro_batch in self._micro_batches(documents, run.settings.train_plan):
             read = run.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, step))
             loss = nll = sft_loss(read.logprobs_M, targets)
-            if self.sft.z_loss_coef:
+            if self.z_loss_coef:
                 drift = z_loss(read.log_normalizers_M, targets)
-                loss = nll + self.sft.z_loss_coef * drift
+                loss = nll + self.z_loss_coef * drift
                 sums["z_loss"] += float(drift.detach())
             run.engine.backward(loss)
             sums["loss"] += float(nll.detach())
@@ -139,29 +132,27 @@ class SftTrainer:
         figures = {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / targets,
-            "train/tokens_per_second": sum(document.tokens for document in documents) / seconds,
+            **run.speed_figures(documents, targets, seconds),
             **report.figures("train"),
         }
-        if self.sft.z_loss_coef:
+        if self.z_loss_coef:
             figures["train/z_loss"] = totals["z_loss"]
-        if run.settings.meter is not None:
-            figures["train/mfu"] = run.settings.meter.mfu(documents, targets, seconds)
         return figures
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
         """NEFTune's noise; its seeds are the sequences' places in the run, so that the layout changes nothing."""
-        if not self.sft.neftune_alpha:
+        if not self.neftune_alpha:
             return None
         settings = self.run.settings
         first = (step - 1) * settings.items_per_step
         seeds = [derived_seed(settings.seed, "neftune", first + index) for index in micro_batch.taken]
         policy: Any = self.run.engine.module
-        return embedding_noise(micro_batch.rows, seeds, self.sft.neftune_alpha, policy.embedding_width)
+        return embedding_noise(micro_batch.rows, seeds, self.neftune_alpha, policy.embedding_width)
 
     def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""
         ranks = self.run.ranks
-        mine = plan_step([document.tokens for document in documents], plan).micro_batches[ranks.rank]
+        mine = plan_step([document.tokens for document in documents], plan)[ranks.rank]
         pad = self.run.settings.pad_token_id
         return [
             SentenceBatch(

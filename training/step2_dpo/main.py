@@ -4,23 +4,19 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 """
 
 from training.step2_dpo import STEP
-from training.step2_dpo.arguments import DpoArguments
-from training.utils.opening.one_model import OneModelFlags, one_model, one_model_program
-from training.utils.preference.arguments import check_reference
-from training.utils.run.program import run_program
+from training.step2_dpo.arguments import DpoArguments, check_reference
+from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
 
 
-@one_model_program(STEP, __doc__, responses=2, check=check_reference)
-def main(flags: OneModelFlags, dpo: DpoArguments) -> None:
-    """Open the run, read the reference, train on pairs, save."""
+def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
+    """Read the reference, train on pairs."""
+    from training.step2_dpo.loss import Objective
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.preference.reference import open_references
 
-    with one_model(flags, phase=2, rereads_start=True) as opened:
-        references = open_references(dpo.reference, opened)
-        result = DpoTrainer(opened.training, references, dpo.objective()).train()
-        opened.finish(result)
+    objective = Objective(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.sft_coef)
+    references = open_references(dpo.reference, opened)
+    return DpoTrainer(opened.training, references, objective).train()
 
 
-if __name__ == "__main__":
-    run_program(main)
+main = one_model_program(__name__, STEP, train, phase=2, rereads_start=True, check=check_reference)

@@ -18,6 +18,7 @@ from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, p
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.ranked import sequence_sums
+from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import TrainingLoop, TrainingRun
 from training.utils.preference.batches import (
     PreferenceBatch,
@@ -47,32 +48,18 @@ class DpoEvaluation:
     rejected_reward: float
 
 
-@dataclass(frozen=True)
-class DpoResult:
-    """The evaluations before and after training; None without evaluation rows."""
+def closing_figures(before: DpoEvaluation | None, after: DpoEvaluation | None) -> dict[str, float | None]:
+    """Of the evaluations before and after training; None without evaluation rows."""
+    own = {f"eval_{field.name}": getattr(after, field.name, None) for field in fields(DpoEvaluation)}
+    return {"eval_loss_before": getattr(before, "loss", None), **own}
 
-    before: DpoEvaluation | None
-    after: DpoEvaluation | None
-    seconds: float
 
-    def summary(self) -> dict[str, float | None]:
-        """The run's closing figures."""
-        after = {} if self.after is None else vars(self.after)
-        return {
-            "eval_loss_before": None if self.before is None else self.before.loss,
-            **{f"eval_{field.name}": after.get(field.name) for field in fields(DpoEvaluation)},
-            "seconds": self.seconds,
-        }
-
-    def sentence(self) -> str:
-        """The same in words."""
-        before, after = self.before, self.after
-        if before is None or after is None:
-            return "trained, without evaluation rows,"
-        return (
-            f"evaluation loss {before.loss:.3f} -> {after.loss:.3f}, pair accuracy {after.accuracy:.3f}, reward margin "
-            f"{after.reward_margin:.2f},"
-        )
+def closing_sentence(before: DpoEvaluation, after: DpoEvaluation) -> str:
+    """The same in words."""
+    return (
+        f"evaluation loss {before.loss:.3f} -> {after.loss:.3f}, pair accuracy {after.accuracy:.3f}, reward margin "
+        f"{after.reward_margin:.2f}"
+    )
 
 
 class DpoTrainer:
@@ -83,12 +70,12 @@ class DpoTrainer:
         self.references = references
         self.objective = objective
 
-    def train(self) -> DpoResult:
-        """Take every optimizer step; return the evaluations before and after."""
+    def train(self) -> TrainingResult:
+        """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved))
         for step, taken in loop.steps():
             loop.record(step, self._optimizer_step(taken), taken)
-        return DpoResult(loop.before, loop.after, loop.seconds)
+        return loop.result(closing_figures, closing_sentence)
 
     def evaluate(self, step: int) -> DpoEvaluation | None:
         """Return (and record) the policy's implicit rewards of the evaluation rows; None without such rows."""

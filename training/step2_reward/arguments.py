@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import flag
 
 if TYPE_CHECKING:
-    from training.step2_reward.loss import LossOptions
+    from training.utils.data.rows.phases import ResponsesRow
 
 
 @dataclass
@@ -41,7 +43,11 @@ class RewardModelArguments:
         least=0,
     )
 
-    def options(self) -> LossOptions:
-        from training.step2_reward.loss import LossOptions
 
-        return LossOptions(self.margin_scale, self.label_smoothing, self.center_coef)
+def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) -> None:
+    """Raise ThreestepError if margins are to be trained with and no row has any."""
+    if reward.margin_scale > 0 and all(row.margins is None for row in rows):
+        raise ThreestepError(
+            f"--margin_scale {reward.margin_scale:g} needs margins and no training row has one: name their column with "
+            "--margin_column, or give the dataset class a get_margin"
+        )

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.report import gain_sentence
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.order import ShuffledStream
+from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import TrainingLoop, TrainingRun
 from training.utils.preference.batches import speed_figures, train_batches
 from training.utils.preference.evaluation import (
@@ -27,27 +27,14 @@ from training.utils.preference.evaluation import (
 from training.utils.preference.scoring import chosen_alone, score_responses
 
 
-@dataclass(frozen=True)
-class RewardResult:
-    """The evaluations before and after training."""
-
-    before: RewardEvaluation
-    after: RewardEvaluation
-    seconds: float
-
-    def summary(self) -> dict[str, float | None]:
-        """The run's closing figures."""
-        return {
-            "eval_accuracy_before": self.before.accuracy,
-            "eval_accuracy": self.after.accuracy,
-            "eval_score_gap": self.after.score_gap,
-            "eval_loss": self.after.loss,
-            "seconds": self.seconds,
-        }
-
-    def sentence(self) -> str:
-        """The same in words."""
-        return f"{gain_sentence(self.before, self.after)},"
+def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[str, float | None]:
+    """Of the evaluations before and after training."""
+    return {
+        "eval_accuracy_before": before.accuracy,
+        "eval_accuracy": after.accuracy,
+        "eval_score_gap": after.score_gap,
+        "eval_loss": after.loss,
+    }
 
 
 class RewardTrainer:
@@ -57,12 +44,12 @@ class RewardTrainer:
         self.run = run
         self.options = options
 
-    def train(self) -> RewardResult:
-        """Take every optimizer step; return the evaluations before and after."""
+    def train(self) -> TrainingResult:
+        """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, evaluation_from)
         for step, taken in loop.steps():
             loop.record(step, self._optimizer_step(taken), taken)
-        return RewardResult(loop.before, loop.after, loop.seconds)
+        return loop.result(closing_figures, gain_sentence)
 
     def evaluate(self, step: int) -> RewardEvaluation:
         """Return (and record) how the model ranks the evaluation rows."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from training.step1_sft import main, trainer
 from training.step1_sft.arguments import SftArguments
-from training.step1_sft.settings import SftSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes
 
@@ -26,6 +29,8 @@ def test_what_is_added_to_the_loss_is_off_and_never_negative(flag):
     assert mistakes.sentences == [f"--{flag} expects 0 or more, got -1.0"]
 
 
-def test_every_setting_is_passed_on():
-    assert SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4).settings() == SftSettings(5.0, 1e-4)
-    assert SftArguments().settings() == SftSettings()
+def test_every_setting_is_passed_on(monkeypatch):
+    monkeypatch.setattr(trainer, "SftTrainer", lambda *given: SimpleNamespace(train=lambda: given))
+    opened: Any = SimpleNamespace(training="run")
+    assert main.train(opened, SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4)) == ("run", 5.0, 1e-4)
+    assert main.train(opened, SftArguments()) == ("run", 0.0, 0.0)

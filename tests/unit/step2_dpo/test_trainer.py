@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from training.step2_dpo.trainer import DpoEvaluation, DpoResult
+from training.step2_dpo.trainer import DpoEvaluation, closing_figures, closing_sentence
 
 
 def test_the_closing_figures():
     before, after = DpoEvaluation(0.6931, 0.0, 0.0, 0.0, 0.0), DpoEvaluation(0.51, 0.75, 1.5, 0.5, -1.0)
-    result = DpoResult(before, after, 9.0)
-    assert result.summary() == {
+    assert closing_figures(before, after) == {
         "eval_loss_before": 0.6931,
         "eval_loss": 0.51,
         "eval_accuracy": 0.75,
         "eval_reward_margin": 1.5,
         "eval_chosen_reward": 0.5,
         "eval_rejected_reward": -1.0,
-        "seconds": 9.0,
     }
-    assert result.sentence() == "evaluation loss 0.693 -> 0.510, pair accuracy 0.750, reward margin 1.50,"
+    said = "evaluation loss 0.693 -> 0.510, pair accuracy 0.750, reward margin 1.50"
+    assert closing_sentence(before, after) == said
 
 
 def test_without_evaluation_rows_the_same_figures_are_none():
-    result = DpoResult(None, None, 9.0)
-    full = DpoResult(*[DpoEvaluation(1.0, 1.0, 1.0, 1.0, 1.0)] * 2, 9.0)
-    assert result.summary() == {**dict.fromkeys(full.summary()), "seconds": 9.0}
-    assert result.sentence() == "trained, without evaluation rows,"
+    full = DpoEvaluation(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert closing_figures(None, None) == dict.fromkeys(closing_figures(full, full))

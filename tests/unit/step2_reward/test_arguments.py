@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from training.step2_reward.arguments import RewardModelArguments
-from training.utils.run.errors import Mistakes
+from training.step2_reward.arguments import RewardModelArguments, check_margins
+from training.utils.data.rows.phases import ResponsesRow
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
 
 
@@ -34,3 +36,12 @@ def test_the_defaults_are_sound():
 )
 def test_a_setting_that_cannot_be(given, sentence):
     assert sentences(**given) == [sentence]
+
+
+def test_margins_that_are_asked_for_must_be_there():
+    ids = np.ones(1, np.int32)
+    without, without_too = ResponsesRow(0, ids, (ids, ids)), ResponsesRow(1, ids, (ids, ids, ids))
+    check_margins([without], RewardModelArguments())
+    check_margins([without, ResponsesRow(1, ids, (ids, ids), np.zeros(1))], RewardModelArguments(margin_scale=0.5))
+    with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins and no training row.*--margin_col"):
+        check_margins([without, without_too], RewardModelArguments(margin_scale=0.5))

@@ -1,192 +1,29 @@
-"""Opens a run that trains one model, and closes it: everything before and after the loop."""
+"""A run that trains one model, between its flags and its end. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, Generic
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from training.utils.checkpoints.loop import checkpointed_run
-from training.utils.checkpoints.parts import CheckpointParts
-from training.utils.checkpoints.plan import plan_checkpoints
-from training.utils.checkpoints.run_lock import only_run_in
-from training.utils.data.build.build import PhaseData, build_phase
-from training.utils.data.chat.chat import conversation_end, use_chat_template
-from training.utils.data.files.digests import digest_files
-from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.loop import LoopSettings
-from training.utils.engine.startup import Ranks, started_process_group
-from training.utils.engine.training_engine import TrainingEngine
-from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
-from training.utils.loading.configurations import check_positions, model_files
-from training.utils.loading.models import load_causal_lm, load_scalar_model
-from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
-from training.utils.models.attention import plan_for
-from training.utils.models.saving import save_model
-from training.utils.models.sharding import count_elements
-from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.flags import OneModelFlags
-from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
-from training.utils.opening.training_run import Row, TrainingResult, TrainingRun
-from training.utils.report.writing import report_at_end
-from training.utils.run.console import log
 from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.data.build.build import PhaseData
+    from training.utils.opening.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
-class OpenedModel(Generic[Row]):
-    """A run between its flags and its end.
-
-    added_tokens: those that the tokenizer gained at the start; the model draws their embeddings
+class OpenedModel:
+    """added_tokens: those that the tokenizer gained at the start; the model draws their embeddings
     model: the transformers model inside `training.engine`
-    close_loop: ends metrics and checkpoints
     """
 
     flags: OneModelFlags
     folder: RunFolder
     phase: PhaseData
-    tokenizer: PreTrainedTokenizerBase
     added_tokens: int
     model: PreTrainedModel
-    training: TrainingRun[Row]
-    close_loop: Callable[[], None]
-
-    @property
-    def packed(self) -> bool:
-        return self.training.settings.train_plan.packed
-
-    @property
-    def ranks(self) -> Ranks:
-        return self.training.ranks
-
-    def finish(self, result: TrainingResult) -> None:
-        """Save the model and its closing figures; write the report. A collective."""
-        self.close_loop()
-        tensors = self.training.engine.full_state(self.model)
-        is_main, folder = self.ranks.is_main, self.folder
-        if is_main:
-            save_model(folder.model, self.model, tensors, self.tokenizer)
-        folder.write_summary(result.summary())
-        report_at_end(folder.path, self.flags.report.report and is_main)
-        step, seconds = f"step {self.flags.step.number}", f"{result.seconds:.0f} s"
-        log(f"{step}: {result.sentence()} in {seconds}; the model is in {folder.model}", is_main)
-
-
-@contextlib.contextmanager
-def opened_model(
-    flags: OneModelFlags,
-    phase: int,
-    scores: bool,
-    rereads_start: bool,
-    check_rows: Callable[[Sequence[Any]], None] | None,
-) -> Iterator[OpenedModel[Any]]:
-    """`one_model` says what the arguments are."""
-    run, data, faults = flags.run, flags.data, flags.faults
-    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
-        plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
-        folder = start_run(run, flags.settings, ranks)
-        check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
-        tokenizer, added_tokens = _tokenizer(flags, scores)
-        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
-        if check_rows is not None:
-            check_rows(rows.train)
-        steps = whole_steps(flags.engine, len(rows.train), ranks)
-        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
-        packed = may_pack(
-            flags.engine.padded,
-            model,
-            engine,
-            engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
-            data.rows.max_seq_len,
-            log,
-            sharing=phase == 2,
-            needs_segments=data.chat.needs_segments,
-        )
-        loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
-        folder.write_json("data_report.json", asdict(rows.report))
-        files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
-        digests = {"model_name_or_path": partial(digest_files, files, data.cache.cache_dir)}
-        parts = CheckpointParts({"model": engine}, ranks, tokenizers={"model": tokenizer})
-        fingerprint = rows.train.manifest["fingerprint"]
-        with contextlib.ExitStack() as loop_open:
-            opening = checkpointed_run(plan, folder, parts, fingerprint, digests)
-            metrics, checkpoints = loop_open.enter_context(opening)
-            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
-            name = f"step {flags.step.number}, {flags.step.label}"
-            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps)
-            yield OpenedModel(flags, folder, rows, tokenizer, added_tokens, model, training, loop_open.close)
-
-
-def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerBase, int]:
-    """The start model's tokenizer, and how many tokens it gained here."""
-    model, data = flags.model, flags.data
-    tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code)
-    tokenizer = use_chat_template(tokenizer, data.chat)
-    added = add_tokens(tokenizer, data.chat.tokens_in_need)
-    if scores:
-        tokenizer = with_pad_apart(tokenizer, conversation_end(data.chat, tokenizer))
-    return tokenizer, added
-
-
-def _engine(
-    flags: OneModelFlags,
-    tokenizer: PreTrainedTokenizerBase,
-    added_tokens: int,
-    scores: bool,
-    total_steps: int,
-    ranks: Ranks,
-) -> tuple[PreTrainedModel, TrainingEngine]:
-    """The transformers model, and the engine that trains it."""
-    settings = flags.engine.settings(flags.own.learning_rate)
-
-    def load(dtype: torch.dtype) -> PreTrainedModel:
-        if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens)
-
-    model = load_under(settings, ranks, load)
-    return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)
-
-
-def loop_settings(
-    flags: OneModelFlags,
-    steps: tuple[int, int],
-    model: PreTrainedModel,
-    packed: bool,
-    ranks: Ranks,
-    pad_token_id: int,
-) -> LoopSettings:
-    """Settings of the training loop. steps: optimizer steps, and sequences of each. A collective with `--report_mfu`,
-    which measures the matmul rate."""
-    engine = flags.engine
-    weights = count_elements(model.parameters())
-    overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
-
-    def plan(sequences: int) -> PlanSettings:
-        most = engine.max_tokens_per_micro_batch
-        return plan_for(
-            model,
-            sequences,
-            flags.data.rows.max_seq_len,
-            packed=packed,
-            ranks=ranks.world_size,
-            max_tokens_per_micro_batch=most,
-            forward_tokens=overhead,
-        )
-
-    return LoopSettings(
-        total_steps=steps[0],
-        items_per_step=steps[1],
-        train_plan=plan(engine.per_device_train_batch_size),
-        eval_plan=plan(engine.per_device_eval_batch_size),
-        eval_interval=engine.eval_interval,
-        pad_token_id=pad_token_id,
-        seed=flags.run.seed,
-        meter=compute_meter(model, ranks) if engine.report_mfu else None,
-        traces=flags.run.traces(),
-    )
+    training: TrainingRun[Any]

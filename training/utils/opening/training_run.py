@@ -9,13 +9,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import Document
 from training.utils.layout.order import ShuffledStream
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.flops import ComputeMeter
+from training.utils.opening.result import TrainingResult
 from training.utils.run.console import progress_bar, show
 from training.utils.run.metrics import MetricsWriter
-from training.utils.run.traces import traced
+from training.utils.run.traces import Traces, traced
 
 
 class NumberedRow(Protocol):
@@ -28,17 +31,24 @@ class NumberedRow(Protocol):
 Row = TypeVar("Row", bound=NumberedRow)
 
 
-class TrainingResult(Protocol):
-    """What came of a loop."""
+@dataclass(frozen=True)
+class LoopSettings:
+    """Settings of the loops of steps 1 and 2.
 
-    @property
-    def seconds(self) -> float: ...
+    items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
+    eval_interval: in optimizer steps; 0 evaluates only before and after training.
+    meter: None if MFU is not reported.
+    """
 
-    def summary(self) -> dict[str, float | None]:
-        """The run's closing figures."""
-
-    def sentence(self) -> str:
-        """The same in words, up to the seconds."""
+    total_steps: int
+    items_per_step: int
+    train_plan: PlanSettings
+    eval_plan: PlanSettings
+    eval_interval: int
+    pad_token_id: int
+    seed: int
+    meter: ComputeMeter | None = None
+    traces: Traces = Traces()
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,14 @@ class TrainingRun(Generic[Row]):
     def ranks(self) -> Ranks:
         return self.engine.ranks
 
+    def speed_figures(self, documents: Sequence[Document], outputs: int, seconds: float) -> dict[str, float]:
+        """train/tokens_per_second, and train/mfu if the loop has a meter, of an optimizer step on `documents`, of all
+        ranks. outputs: tokens or scores that the model predicts."""
+        figures = {"train/tokens_per_second": sum(document.tokens for document in documents) / seconds}
+        if self.settings.meter is not None:
+            figures["train/mfu"] = self.settings.meter.mfu(documents, outputs, seconds)
+        return figures
+
 
 class TrainingLoop:
     """The bookkeeping of a loop: resuming, evaluations, progress, checkpoints. Resumes, or evaluates, when created.
@@ -78,9 +96,15 @@ class TrainingLoop:
         else:
             self.before = self.after = evaluate(0)
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
+    def result(
+        self, figures: Callable[[Any, Any], dict[str, float | None]], sentence: Callable[[Any, Any], str]
+    ) -> TrainingResult:
+        """What came of the loop, to be called at its end. figures, sentence: of the evaluations before and after; the
+        second is called if there are evaluation rows."""
+        before, after = self.before, self.after
+        summary = {**figures(before, after), "seconds": time.monotonic() - self._started}
+        said = "trained, without evaluation rows" if after is None else sentence(before, after)
+        return TrainingResult(before, after, summary, said)
 
     def steps(self) -> Iterator[tuple[int, Sequence[int]]]:
         """(step, indices of its training rows) for every optimizer step that is left; evaluates and saves after those

@@ -10,20 +10,15 @@ import pytest
 import torch
 
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter, ModelShape
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import (
-    all_preference_batches,
-    check_margins,
-    computed_tokens,
     margin_levels,
     preference_batches,
     speed_figures,
 )
-from training.utils.run.errors import ThreestepError
 
 
 def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
@@ -63,18 +58,6 @@ def test_margins_stay_with_their_pairs(packed, micro):
 def test_a_rank_without_rows_has_a_batch_without_pairs():
     batches = preference_batches([row(0, 2, [1.0])], [0], PlanSettings(2), ranks(2, 1), 0, are_targets=False)
     assert [batch.margin_Q.tolist() for batch in batches] == [[]]
-
-
-def test_tokens_are_counted_as_they_are_computed():
-    assert computed_tokens(row(3, 2), PlanSettings(1, packed=True)) == 4 + 1 + 2
-    assert computed_tokens(row(3, 2), PlanSettings(1)) == 2 * 4 + 1 + 2
-
-
-def test_margins_that_are_asked_for_must_be_there():
-    check_margins([row(0, 2)], 0.0)
-    check_margins([row(0, 2), row(1, 2, [0.0])], 0.5)
-    with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins and no training row.*--margin_col"):
-        check_margins([row(0, 2), row(1, 3)], 0.5)
 
 
 def made(lengths: list[list[int]]) -> list[ResponsesRow]:
@@ -118,7 +101,7 @@ def test_each_sequence_is_the_response_it_says(packed, taken):
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_rank_with_nothing_to_do_has_an_empty_batch(packed):
     mine, none = (
-        preference_batches(ROWS, [3], plan(packed, 2), ranks(2, rank), pad_token_id=9, are_targets=True)
+        list(preference_batches(ROWS, [3], plan(packed, 2), ranks(2, rank), pad_token_id=9, are_targets=True))
         for rank in (0, 1)
     )
     assert len(mine) == len(none) == 1
@@ -128,10 +111,10 @@ def test_a_rank_with_nothing_to_do_has_an_empty_batch(packed):
 
 def test_any_number_of_rows_some_at_a_time():
     rows = made([[1, 2]] * 70)
-    batches = list(all_preference_batches(rows, range(70), plan(False), ranks(), pad_token_id=9, are_targets=True))
+    batches = list(preference_batches(rows, range(70), plan(False), ranks(), pad_token_id=9, are_targets=True))
     assert sorted(np.concatenate([batch.row_B for batch in batches]).tolist()) == sorted([*range(70), *range(70)])
     assert max(batch.row_B.max() for batch in batches[:16]) == 31  # 16 forwards of 2 rows are laid out first
-    assert list(all_preference_batches(rows, [], plan(False), ranks(), pad_token_id=9, are_targets=True)) == []
+    assert list(preference_batches(rows, [], plan(False), ranks(), pad_token_id=9, are_targets=True)) == []
 
 
 # Ten weights a token, a head of 2, attention of width 1: 60 FLOPs a token, 12 an output, 12 a pair of tokens.

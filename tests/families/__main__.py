@@ -1,0 +1,125 @@
+"""`python -m tests.families`: judges every family of causal language models of the installed transformers.
+
+    python -m tests.families [--only NAME ...] [--processes N] [--json FILE] [--out docs/models.md]
+
+Each family is judged in a process of its own, forked from this one, which has imported everything once; a hang or a
+crash of one is its result. --json: the answers as they come. --out: the page of all families.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="families, by their model_type; default: all")
+    parser.add_argument("--processes", type=int, default=1, help="families judged at a time")
+    parser.add_argument("--limit_seconds", type=float, default=180.0, help="for one family")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the answers go, family by family")
+    flags = parser.parse_args()
+    from tests.support.forked_runs import import_everything
+
+    import_everything()
+    names = flags.only or families()
+    results = sweep(names, flags.processes, flags.limit_seconds, flags.json)
+    bad = [result for result in results if result["verdict"].startswith(("WRONG", "TRACEBACK"))]
+    built = sum(not result["built"] for result in results)
+    print(f"{len(names)} families, {built} judged, {len(bad)} of them wrong or ended in a traceback")
+    sys.exit(1 if bad else 0)
+
+
+def families() -> list[str]:
+    """Return every model_type that has a causal language model in the installed transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def sweep(names: list[str], processes: int, limit_seconds: float, kept: Path | None) -> list[dict[str, Any]]:
+    """Return the results in the order of `names`."""
+    place = Path(tempfile.mkdtemp(prefix="families_"))
+    waiting, running = list(reversed(names)), {}
+    results: dict[str, dict[str, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                name = waiting.pop()
+                running[_started(name, place / name)] = (name, time.monotonic())
+            for process, (name, started) in list(running.items()):
+                ended, status = os.waitpid(process, os.WNOHANG)
+                late = time.monotonic() - started > limit_seconds
+                if late and not ended:
+                    os.killpg(process, signal.SIGKILL)
+                    _, status = os.waitpid(process, 0)
+                if ended or late:
+                    del running[process]
+                    how = f"not done after {limit_seconds:g} seconds" if late else _ending(status)
+                    results[name] = _result(name, place / name, how)
+                    _tell(results[name])
+                    shutil.rmtree(place / name, ignore_errors=True)
+                    if kept is not None:
+                        kept.write_text(json.dumps(list(results.values()), indent=1))
+            time.sleep(0.02)
+    finally:
+        for process in running:
+            os.killpg(process, signal.SIGKILL)
+        shutil.rmtree(place, ignore_errors=True)
+    return [results[name] for name in names]
+
+
+def _started(name: str, place: Path) -> int:
+    """Judge a family in a new process; return its id."""
+    place.mkdir(parents=True)
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        handle = os.open(place / "log", os.O_WRONLY | os.O_CREAT, 0o644)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        from tests.families.judge import judged
+
+        (place / "result.json").write_text(json.dumps(judged(name, place)))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _ending(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"its process ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
+
+
+def _result(name: str, place: Path, how: str) -> dict[str, Any]:
+    found = place / "result.json"
+    if not found.is_file():
+        said = (place / "log").read_text(errors="replace")[-300:] if (place / "log").is_file() else ""
+        return {"family": name, "model": "", "built": "", "answers": [], "verdict": f"TRACEBACK {how}: {said}"}
+    result = json.loads(found.read_text())
+    result.setdefault("verdict", f"not built: {result['built']}")
+    return result
+
+
+def _tell(result: dict[str, Any]) -> None:
+    print(f"{result['family']:24} {result.get('seconds', 0):5} s  {result['verdict'][:400]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

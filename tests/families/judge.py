@@ -1,0 +1,80 @@
+"""Judges one family: builds it, asks every question, and sums the answers up in one verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.families.answers import REFUSED, TRACEBACK, WRONG, Answer, asked, placed
+from tests.families.builds import build, quiet
+from tests.families.configs import PAD
+from tests.families.reading import ask_rollout, ask_rows, ask_saving, load
+from tests.families.subjects import LONG, Subject, alone, documents, known
+from training.utils.layout.rows import padded_rows
+from training.utils.models.token_model import PolicyModel
+
+Question = Callable[[Subject, Path], list[Answer]]
+QUESTIONS: dict[str, Question] = {"save": ask_saving, "rows": ask_rows, "rollout": ask_rollout}
+
+
+def judged(family: str, place: Path) -> dict[str, Any]:
+    """Return, as JSON values, what is found about a family. place: an empty folder."""
+    import torch
+
+    torch.set_num_threads(1)
+    quiet()
+    started = time.monotonic()
+    result: dict[str, Any] = {"family": family, "model": "", "built": "", "answers": []}
+    try:
+        folder = place / "start"
+        model = build(family, folder)
+        result |= {"model": type(model).__name__, "weights": sum(weight.numel() for weight in model.parameters())}
+        subject = known(family, folder)
+    except Exception as problem:  # noqa: BLE001 - why plain transformers cannot build a family is the answer
+        return result | {"built": placed(problem)}
+    result |= {
+        "dtype": str(subject.dtype).removeprefix("torch."),
+        "runs": subject.runs,
+        "looks_ahead": subject.looks_ahead,
+    }
+    answers: list[Answer] = []
+    # What plain transformers does not compute either has no truth: it is to be refused, and nothing else is asked.
+    questions = {"runs": ask_to_run} if subject.runs else QUESTIONS
+    for name, question in questions.items():
+        answers += asked(name, lambda question=question: question(subject, place))  # type: ignore[misc]
+    return result | {
+        "answers": [answer.as_json() for answer in answers],
+        "verdict": verdict(subject, answers),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def ask_to_run(subject: Subject, place: Path) -> list[Answer]:
+    """A model that computes nothing from token ids alone ends in one sentence."""
+    rows = padded_rows(alone(documents(LONG)), PAD)
+    PolicyModel(load(subject.folder, subject.dtype))(rows)
+    return [Answer("runs", WRONG, None, f"it runs here and not in plain transformers ({subject.runs})")]
+
+
+def verdict(subject: Subject, answers: list[Answer]) -> str:
+    """Return "packs", "shares", "padded, because ...", "refused, because ...", "WRONG ..." or "TRACEBACK ..."."""
+    found = {answer.question: answer for answer in answers}
+    for name in ("runs", "rows", "rows.padded"):
+        if name in found and found[name].verdict == REFUSED:
+            return f"refused, because {found[name].said}"
+    if not subject.is_causal:
+        return f"WRONG not causal (later tokens move earlier ones by {subject.looks_ahead:.1g}) and not refused"
+    for bad in (WRONG, TRACEBACK):
+        worst = [answer for answer in answers if answer.verdict == bad]
+        if worst:
+            return f"{bad.upper()} " + "; ".join(map(_in_words, worst))
+    if found["rows.packed"].verdict == REFUSED:
+        return f"padded, because {found['rows.packed'].said}"
+    return "packs" if found["rows.shared"].verdict == REFUSED else "shares"
+
+
+def _in_words(answer: Answer) -> str:
+    size = "" if answer.difference is None else f" by {answer.difference:.2g}"
+    return f"{answer.question}{size} {answer.said}".strip()

@@ -1,0 +1,159 @@
+"""A run that trains one model: everything before and after the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from training.utils.checkpoints.loop import checkpointed_run
+from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.checkpoints.plan import plan_checkpoints
+from training.utils.checkpoints.run_lock import only_run_in
+from training.utils.data.build.build import build_phase
+from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.files.digests import digest_files
+from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.startup import Ranks, started_process_group
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
+from training.utils.loading.configurations import check_positions, model_files
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
+from training.utils.models.attention import plan_for
+from training.utils.models.saving import save_model
+from training.utils.models.sharding import count_elements
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.opening.flags import OneModelFlags
+from training.utils.opening.opened_model import OpenedModel
+from training.utils.opening.result import TrainingResult
+from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
+from training.utils.opening.training_run import LoopSettings, TrainingRun
+from training.utils.report.writing import report_at_end
+from training.utils.run.console import log
+
+
+def run_one_model(
+    flags: OneModelFlags,
+    train: Callable[[OpenedModel, Any], TrainingResult],
+    phase: int,
+    scores: bool,
+    rereads_start: bool,
+    check_rows: Callable[[Sequence[Any], Any], None] | None,
+) -> None:
+    """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
+    arguments are."""
+    run, data, faults = flags.run, flags.data, flags.faults
+    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
+        plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
+        folder = start_run(run, flags.settings, ranks)
+        check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
+        tokenizer, added_tokens = _tokenizer(flags, scores)
+        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
+        if check_rows is not None:
+            check_rows(rows.train, flags.own)
+        steps = whole_steps(flags.engine, len(rows.train), ranks)
+        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        packed = may_pack(
+            flags.engine.padded,
+            model,
+            engine,
+            engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
+            data.rows.max_seq_len,
+            log,
+            sharing=phase == 2,
+            needs_segments=data.chat.needs_segments,
+        )
+        loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
+        folder.write_json("data_report.json", asdict(rows.report))
+        files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
+        digests = {"model_name_or_path": partial(digest_files, files, data.cache.cache_dir)}
+        parts = CheckpointParts({"model": engine}, ranks, tokenizers={"model": tokenizer})
+        fingerprint = rows.train.manifest["fingerprint"]
+        with checkpointed_run(plan, folder, parts, fingerprint, digests) as (metrics, checkpoints):
+            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
+            name = f"step {flags.step.number}, {flags.step.label}"
+            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps)
+            result = train(OpenedModel(flags, folder, rows, added_tokens, model, training), flags.own)
+
+        tensors = engine.full_state(model)
+        if ranks.is_main:
+            save_model(folder.model, model, tensors, tokenizer)
+        folder.write_json("summary.json", result.summary)
+        report_at_end(folder.path, flags.report.report and ranks.is_main)
+        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+        log(f"{said}; the model is in {folder.model}", ranks.is_main)
+
+
+def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerBase, int]:
+    """The start model's tokenizer, and how many tokens it gained here."""
+    model, data = flags.model, flags.data
+    tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code)
+    tokenizer = use_chat_template(tokenizer, data.chat)
+    added = add_tokens(tokenizer, data.chat.tokens_in_need)
+    if scores:
+        tokenizer = with_pad_apart(tokenizer, conversation_end(data.chat, tokenizer))
+    return tokenizer, added
+
+
+def _engine(
+    flags: OneModelFlags,
+    tokenizer: PreTrainedTokenizerBase,
+    added_tokens: int,
+    scores: bool,
+    total_steps: int,
+    ranks: Ranks,
+) -> tuple[PreTrainedModel, TrainingEngine]:
+    """The transformers model, and the engine that trains it."""
+    settings = flags.engine.settings(flags.own.learning_rate)
+
+    def load(dtype: torch.dtype) -> PreTrainedModel:
+        if scores:
+            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens)
+        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens)
+
+    model = load_under(settings, ranks, load)
+    return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)
+
+
+def loop_settings(
+    flags: OneModelFlags,
+    steps: tuple[int, int],
+    model: PreTrainedModel,
+    packed: bool,
+    ranks: Ranks,
+    pad_token_id: int,
+) -> LoopSettings:
+    """Settings of the training loop. steps: optimizer steps, and sequences of each. A collective with `--report_mfu`,
+    which measures the matmul rate."""
+    engine = flags.engine
+    weights = count_elements(model.parameters())
+    overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+
+    def plan(sequences: int) -> PlanSettings:
+        most = engine.max_tokens_per_micro_batch
+        return plan_for(
+            model,
+            sequences,
+            flags.data.rows.max_seq_len,
+            packed=packed,
+            ranks=ranks.world_size,
+            max_tokens_per_micro_batch=most,
+            forward_tokens=overhead,
+        )
+
+    return LoopSettings(
+        total_steps=steps[0],
+        items_per_step=steps[1],
+        train_plan=plan(engine.per_device_train_batch_size),
+        eval_plan=plan(engine.per_device_eval_batch_size),
+        eval_interval=engine.eval_interval,
+        pad_token_id=pad_token_id,
+        seed=flags.run.seed,
+        meter=compute_meter(model, ranks) if engine.report_mfu else None,
+        traces=flags.run.traces(),
+    )

@@ -1,0 +1,19 @@
+"""What comes of a loop. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """before, after: the evaluations; None without evaluation rows
+    summary: the run's closing figures
+    sentence: the same in words, up to the seconds
+    """
+
+    before: Any
+    after: Any
+    summary: dict[str, float | None]
+    sentence: str
