@@ -26,7 +26,7 @@ _OTHER_HEADS = (*_OUTPUT_HEADS, HEAD, "v_head.", "value_head.", "classifier.", "
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadReport:
     """What transformers says of one load, in the model's names.
 
     names: of all that the model holds
@@ -43,7 +43,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Expected:
+class WantedModel:
     """The model that is asked for.
 
     where: its folder or hub name
@@ -62,7 +62,7 @@ class Expected:
         return list(getattr(self.config, "architectures", None) or [])
 
 
-def judge(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> None:
+def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if `found` is not the model that is `wanted`; a log line for what is new, and what is unused."""
     for refused in (_unconverted, _wrapped, _no_language_model, _wrong_head, _wrong_shape, _missing):
         sentence = refused(wanted, found, stored)
@@ -89,7 +89,7 @@ def judge(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) ->
 # --- what is refused, each a sentence or None
 
 
-def _unconverted(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> str | None:
+def _unconverted(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     if not found.unconverted:
         return None
     return (
@@ -98,7 +98,7 @@ def _unconverted(wanted: Expected, found: Found, stored: Mapping[str, StoredTens
     )
 
 
-def _wrapped(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrapped(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """Names of a wrapper around the model, or adapters beside it."""
     adapters = sorted(name for name in found.unexpected if ".lora_" in name)
     if adapters:
@@ -119,7 +119,7 @@ def _wrapped(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor])
     )
 
 
-def _no_language_model(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> str | None:
+def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     if wanted.is_scalar or not any(name.startswith(HEAD) for name in found.unexpected):
         return None
     without = ", ".join(sorted(found.missing)[:2])
@@ -131,7 +131,7 @@ def _no_language_model(wanted: Expected, found: Found, stored: Mapping[str, Stor
     )
 
 
-def _wrong_head(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrong_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     lacks = sorted(name for name in found.missing if name.startswith(HEAD))
     if wanted.is_scalar and lacks and not wanted.new_head:
         return (
@@ -147,7 +147,7 @@ def _wrong_head(wanted: Expected, found: Found, stored: Mapping[str, StoredTenso
     return None
 
 
-def _wrong_shape(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrong_shape(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     if not found.wrong_shapes:
         return None
     name, got, model = min(found.wrong_shapes)
@@ -159,7 +159,7 @@ def _wrong_shape(wanted: Expected, found: Found, stored: Mapping[str, StoredTens
     )
 
 
-def _missing(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor]) -> str | None:
+def _missing(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     lacks = sorted(name for name in found.missing if not (wanted.new_head and name.startswith(HEAD)))
     if not lacks:
         return None
@@ -172,14 +172,14 @@ def _missing(wanted: Expected, found: Found, stored: Mapping[str, StoredTensor])
     return f"{held}{_classes(wanted)}: they would be random; download or save the model again"
 
 
-def _known(name: str, found: Found) -> bool:
+def _known(name: str, found: LoadReport) -> bool:
     """Whether the model has a tensor of this name, with or without the name of its trunk."""
     return name in found.names or any(
         known.endswith(f".{name}") or name.endswith(f".{known}") for known in found.missing
     )
 
 
-def _classes(wanted: Expected) -> str:
+def _classes(wanted: WantedModel) -> str:
     kind = "a scalar model" if wanted.is_scalar else "a language model"
     return f"{kind} of type {getattr(wanted.config, 'model_type', '?')}"
 

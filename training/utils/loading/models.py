@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.configurations import errors_explained, load_config
-from training.utils.loading.judgement import Expected
+from training.utils.loading.judgement import WantedModel
 from training.utils.models.attention import SDPA
 from training.utils.models.dropout import set_dropout
 from training.utils.models.lora import add_lora
@@ -31,7 +31,7 @@ def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, add
 
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    model = _load(AutoModelForCausalLM, settings, dtype, Expected(settings.name_or_path, config, is_scalar=False))
+    model = _load(AutoModelForCausalLM, settings, dtype, WantedModel(settings.name_or_path, config, is_scalar=False))
     _check_vocabulary(model, settings, tokenizer_size - added_tokens)
     if added_tokens:
         _grow_embeddings(model, tokenizer_size)
@@ -84,7 +84,7 @@ def load_scalar_model(
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     pad_token_id = tokenizer.pad_token_id if inside else None
-    wanted = Expected(settings.name_or_path, config, is_scalar=True, new_head=not must_have_head)
+    wanted = WantedModel(settings.name_or_path, config, is_scalar=True, new_head=not must_have_head)
     model = _load(AutoModelForSequenceClassification, settings, dtype, wanted, num_labels=1, pad_token_id=pad_token_id)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
@@ -98,7 +98,7 @@ def _config_of(settings: ModelSettings) -> Any:
 
 
 def _load(
-    auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: Expected, **changes: Any
+    auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel, **changes: Any
 ) -> PreTrainedModel:
     """Return the model, all of whose tensors are the folder's; changes: of its configuration."""
     import torch

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from training.utils.loading.judgement import HEAD, Expected, Found, judge
+from training.utils.loading.judgement import HEAD, LoadReport, WantedModel, judge
 from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -29,7 +29,7 @@ _DTYPES = {
 
 
 def check_weights(
-    auto_class: Any, wanted: Expected, changes: Mapping[str, Any], stored: Mapping[str, StoredTensor], **options: Any
+    auto_class: Any, wanted: WantedModel, changes: Mapping[str, Any], stored: Mapping[str, StoredTensor], **options: Any
 ) -> None:
     """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold.
 
@@ -49,7 +49,9 @@ def check_weights(
     _check_tied(wanted, model, stored)
 
 
-def judge_loaded(wanted: Expected, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> None:
+def judge_loaded(
+    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> None:
     """Judge what from_pretrained said in earnest: ThreestepError if it did not load what the rehearsal did.
 
     report: transformers' loading_info, which under ZeRO-3 knows of missing tensors alone
@@ -62,7 +64,7 @@ def judge_loaded(wanted: Expected, model: Any, report: Mapping[str, Any], stored
             "give the merged model"
         )
     parameters = {name for name, _ in model.named_parameters()}
-    found = Found(
+    found = LoadReport(
         names=parameters,
         missing=frozenset(report["missing_keys"]) & parameters,
         unexpected=frozenset(),  # said already
@@ -105,7 +107,7 @@ def _downloaded(name: str, explicit: str | None) -> list[Path]:
 
 def _rehearsed(
     auto_class: Any, config: Any, stored: Mapping[str, StoredTensor], options: Mapping[str, Any]
-) -> tuple[Found, Any]:
+) -> tuple[LoadReport, Any]:
     """Load tensors without values into a model without values; return what transformers says, and that model."""
     tensors = {
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
@@ -128,8 +130,8 @@ def _rehearsed(
             table = "\n".join(said)
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
             why = "".join(f" ({line})" for line in re.findall(r"^Error: (.+)$", table, re.MULTILINE)[:1])
-            return Found(names, frozenset(), unconverted=tuple(failed), why_unconverted=why), empty
-    found = Found(
+            return LoadReport(names, frozenset(), unconverted=tuple(failed), why_unconverted=why), empty
+    found = LoadReport(
         names,
         missing=frozenset(report["missing_keys"]),
         unexpected=frozenset(report["unexpected_keys"]),
@@ -145,7 +147,7 @@ def check_has_head(model: Any) -> None:
         raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
 
 
-def _can_be_rehearsed(wanted: Expected, stored: Mapping[str, StoredTensor]) -> bool:
+def _can_be_rehearsed(wanted: WantedModel, stored: Mapping[str, StoredTensor]) -> bool:
     """Not where a quantizer changes names: such a model is judged once it is loaded."""
     return bool(stored) and not hasattr(wanted.config, "quantization_config")
 
@@ -154,7 +156,7 @@ def _shapes(mismatched: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...
     return tuple((name, tuple(got), tuple(model)) for name, got, model in sorted(mismatched))
 
 
-def _check_tied(wanted: Expected, model: Any, stored: Mapping[str, StoredTensor]) -> None:
+def _check_tied(wanted: WantedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if the configuration ties two tensors that are both stored, with different values.
 
     Transformers unties them then, but not under ZeRO-3, where it compares what is left of them.
