@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from training.utils.report.writing import report_at_end
-from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml
+from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
@@ -164,7 +164,7 @@ def check_settings(config_files: Mapping[str, Path]) -> None:
     mistakes = Mistakes()
     for step, path in config_files.items():
         try:
-            parse_arguments(_argument_groups(step), ["--config", str(path)], "")
+            parse_arguments(known_steps()[step].groups, ["--config", str(path)], "")
         except ThreestepError as problem:
             mistakes.add(f"{step}: {problem}")
     mistakes.raise_if_any()
@@ -176,7 +176,8 @@ def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
             (earlier / "summary.json").unlink()
     if plan.new_model is not None:
-        _run("a new model with random weights", "training.new_model", _as_flags(plan.new_model), 1)
+        flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
+        _run("a new model with random weights", "training.new_model", flags, 1)
     seconds = {}
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
@@ -219,18 +220,12 @@ def format_table(summary: Mapping[str, float | None], steps: Iterable[str]) -> s
             margin = f" (the difference's standard error: {number(row.error)})" if has_error else ""
             rows.append((f"step {step.number}: {row.title}{margin}", number(row.before), number(row.after)))
     rows += [(f"seconds: {step.title}", "", f"{summary[f'seconds_{step.kind}']:.1f}") for step in declared]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
     lines = []
     for name, before, after in rows:
         fill = "-" if name == "---" else " "
-        cells = [name.ljust(widths[0], fill), before.rjust(widths[1], fill), after.rjust(widths[2], fill)]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {name:{fill}<{first}} | {before:{fill}>{second}} | {after:{fill}>{third}} |")
     return "\n".join(lines)
-
-
-def _argument_groups(step: str) -> tuple[type, ...]:
-    """The dataclasses that hold a step's flags: in its STEP."""
-    return known_steps()[step].groups
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -277,20 +272,6 @@ def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], fold
     names = ("data_path", "dataset_module", "dataset_dir", "seed")
     inherited = {name: common[name] for name in names if name in common}
     return {**inherited, **section, "out": str(folder / "new_model")}
-
-
-def _as_flags(settings: Mapping[str, Any]) -> list[str]:
-    flags: list[str] = []
-    for name, value in settings.items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            flags += [f"--{name}", "true" if value else "false"]
-        elif isinstance(value, list):
-            flags += [f"--{name}", *(str(item) for item in value)]
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
 
 
 def _run(title: str, module: str, flags: Sequence[str], ranks: int | None) -> float:

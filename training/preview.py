@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.utils.data.build.arguments import DataArguments
@@ -83,10 +84,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load(preview, data)
         shown = open_split(preview, data, tokenizer)
         places = shown_places(preview, len(shown.split))
-
-    def decode(ids: Sequence[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     try:
         (print_json if preview.json else print_text)(preview, shown, places, decode)
         sys.stdout.flush()
@@ -117,9 +115,8 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
         split = build_unsupervised(data, tokenizer, block_length, preview.seed, log=note)
         counted = split.manifest["splits"]["train"]
-        report = SplitReport(counted["rows"], counted["tokens"], counted["truncated"], counted["dropped"])
         left_over = f", {counted['tokens_left_over']:,} tokens left over after the last block"
-        return Shown(split, split_sentence("train", report) + left_over, [])
+        return Shown(split, split_sentence("train", SplitReport.of(counted)) + left_over, [])
     phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note)
     split = getattr(phase, preview.split)
     return Shown(split, phase.report.sentence, split.manifest["sources"])
@@ -152,8 +149,7 @@ def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: A
     style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)
     for place in places:
         row = shown.split[place]
-        document = document_of(row)
-        targets = sum(int(segment.tokens.is_target.sum()) for segment in document.segments)
+        targets = document_of(row).targets
         origin = ""
         if shown.sources:
             source = source_of(row.row_id, shown.sources)

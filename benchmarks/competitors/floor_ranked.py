@@ -76,7 +76,7 @@ def _laid_out(batch: list[Document], apart: bool, hidden_size: int, prompts: int
     any two sequences: the work is that of the right ones."""
     parts = [alone for document in batch for alone in unshared(document)] if apart else batch
     plan = forward_plan(prompts * 8, LONGEST, hidden_size, packed=True, ranks=1, max_tokens_per_micro_batch=10**9)
-    (rows,) = plan_step([part.tokens for part in parts], plan).micro_batches[0]
+    (rows,) = plan_step([part.tokens for part in parts], plan)[0]
     return [packed_rows([[parts[index] for index in row] for row in rows], 1)]
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     stream = ShuffledStream(len(documents), seed=1)
     for step in range(arguments.steps):
         batch = [documents[index] for index in stream.take(step * per_step, per_step)]
-        rows = plan_step([document.tokens for document in batch], plan).micro_batches[0]
+        rows = plan_step([document.tokens for document in batch], plan)[0]
         laid_out = [packed_rows([[batch[index] for index in row] for row in each], 1).to(device) for each in rows]
         targets = sum(each.target_ids_M.numel() for each in laid_out)
         started = time.perf_counter()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.cache.cache import open_or_build
-from training.utils.data.rows.dataset import SplitWriter, join_files
+from training.utils.data.rows.dataset import join_files, write_rows
 from training.utils.data.rows.phases import SentenceRow
 
 SIZES = (1_000, 1_000_000)
@@ -73,12 +73,14 @@ def _ask(folder: Path, rows: int) -> tuple[dict[str, Any], Any]:
     def build(where: str) -> dict[str, Any]:
         source = np.random.RandomState(0)
         part = os.path.join(where, "part.arrow")
-        with SplitWriter(part, SentenceRow) as writer:
-            for row in range(min(rows, 1000)):
-                length = 163 + source.randint(-100, 101)
-                loss_mask = np.arange(length) >= length // 2
-                writer.append(SentenceRow(row, source.randint(0, 8192, length).astype(np.int32), loss_mask))
-        written = join_files([part] * (rows // writer.rows), os.path.join(where, "train.arrow"), SentenceRow)
+
+        def sentence(row: int) -> SentenceRow:
+            length = 163 + source.randint(-100, 101)
+            loss_mask = np.arange(length) >= length // 2
+            return SentenceRow(row, source.randint(0, 8192, length).astype(np.int32), loss_mask)
+
+        one = write_rows(part, SentenceRow, map(sentence, range(min(rows, 1000))))
+        written = join_files([part] * (rows // one.rows), os.path.join(where, "train.arrow"), SentenceRow)
         os.remove(part)
         return {"splits": {"train": asdict(written)}}
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.collectives import summed
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import TokenSequence

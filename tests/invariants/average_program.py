@@ -51,7 +51,7 @@ def averaged(stage: int, dtype: str, lora_dim: int, models: Path, ranks: Any) ->
     for step in range(STEPS):
         if step == STEPS - 1:
             second = WeightAverage(engine, DECAY)
-            second.load_state([share.clone() for share in average.state()])
+            second.load_state([share.clone() for share in average.shares])
         rows = engine_program._laid(batches[step * 6 : (step + 1) * 6][ranks.rank :: ranks.world_size])
         engine.backward(-engine(rows).logprobs_M.sum() / 100)
         engine.step()
@@ -90,8 +90,8 @@ def distance(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
 def offloaded(models: Path, ranks: Any) -> dict[str, float]:
     """error: of log-probabilities by a sharded frozen model whose weights are in CPU memory, from a whole one's."""
     from tests.invariants import engine_program, tiny
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.frozen import FrozenModel
-    from training.utils.engine.settings import EngineSettings
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.token_model import PolicyModel
     from training.utils.opening.setup import load_under

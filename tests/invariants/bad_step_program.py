@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 def run(stage: int, dtype: str, offload: bool, kinds: list[str], ranks: Any) -> dict[str, Any]:
     """Take a step for each of `kinds`, "" being a good one of the next data."""
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.startup import DTYPES
     from training.utils.engine.training_engine import TrainingEngine
 

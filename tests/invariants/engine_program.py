@@ -178,7 +178,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     """(the engine, the transformers model in it)."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.compiled import compile_blocks

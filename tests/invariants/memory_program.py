@@ -35,8 +35,8 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from training.utils.dry_run.engine_memory import trained_memory
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.config import deepspeed_config
-    from training.utils.engine.settings import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.lora import add_lora
     from training.utils.models.settings import ModelSettings
@@ -53,7 +53,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -
 
     model = load_under(settings, ranks, load)
     sizes = [(getattr(part, "ds_numel", part.numel()), part.requires_grad) for part in model.parameters()]
-    trainable = [size for size, trains in sizes if trains]
+    trained = sum(size for size, trains in sizes if trains)
     engine = TrainingEngine(model, settings, ranks, 10)
     ids = torch.arange(16).view(2, 8)
     for _ in range(2):  # some state is made by the first step
@@ -62,8 +62,8 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -
         held = held_bytes(model, engine.engine.optimizer)
         engine.step()
     engine.engine.destroy()
-    zero = deepspeed_config(settings, ranks.world_size, sum(trainable), False)["zero_optimization"]
-    said = trained_memory(sum(size for size, _ in sizes), trainable, 0, dtype, zero, ranks.world_size)
+    zero = deepspeed_config(settings, ranks.world_size, trained, False)["zero_optimization"]
+    said = trained_memory(sum(size for size, _ in sizes), trained, 0, dtype, zero, ranks.world_size)
     return {
         name: [held[name], getattr(said, name).device_bytes + getattr(said, name).host_bytes]
         for name in ("parameters", "gradients", "optimizer")

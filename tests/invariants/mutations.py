@@ -364,12 +364,11 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
 
 
 def check_step3(by_name: dict[str, Any]) -> None:
-    from training.step3_ppo.checks import check_rollout_dump, check_timeouts, selected_components
+    from training.step3_ppo import STEP
+    from training.step3_ppo.checks import checked_components
+    from training.step3_ppo.flags import PpoFlags
 
-    roles, ppo = by_name["RolesArguments"], by_name["PpoArguments"]
-    selected_components(roles, ppo, by_name["AlgorithmArguments"], by_name["ScoringArguments"])
-    check_rollout_dump(by_name["CheckpointArguments"], ppo)
-    check_timeouts(by_name["FaultArguments"], by_name["ScoringArguments"])
+    checked_components(PpoFlags(*(by_name[group.__name__] for group in STEP.groups)))
 
 
 def yaml_text(settings: dict[str, Any]) -> str:
@@ -440,8 +439,8 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
 
 def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     """A DeepSpeed configuration of the user's, damaged."""
-    from training.utils.engine.config import deepspeed_config, filled_in_keys
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
 
     content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
     if dice.random() < 0.7:
@@ -452,7 +451,7 @@ def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
         text = damage_bytes(dice, text)
     Path("ds.json").write_bytes(text)
     settings = EngineSettings(dtype="bf16", zero_stage=1, deepspeed_config="ds.json")
-    filled_in_keys("ds.json", deepspeed_config(settings, 1, 100, False))
+    filled_in_keys(users_config("ds.json"), deepspeed_config(settings, 1, 100, False))
 
 
 KINDS: dict[str, Callable[[random.Random, Any], None]] = {

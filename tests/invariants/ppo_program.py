@@ -58,16 +58,18 @@ def make_trainer(
     minibatches: int = 1,
     changed: Callable[[Any], Any] = lambda settings: settings,
 ) -> Any:
-    """A PpoTrainer on fresh models, by the same parts as the program's own assembly. changed: of RoleSettings."""
+    """A PpoTrainer on fresh models, by the same parts as the program's own assembly. changed: of the models' flags."""
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.evaluation import Evaluator
     from training.step3_ppo.kl import KL_ESTIMATORS
+    from training.step3_ppo.kl.control import KlControl
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.roles import RoleSettings, Tokenizers, load_roles
+    from training.step3_ppo.roles import Tokenizers, load_roles
+    from training.step3_ppo.roles_arguments import RolesArguments
     from training.step3_ppo.settings import (
         ExperienceSettings,
         KlSettings,
@@ -76,34 +78,33 @@ def make_trainer(
         PpoSettings,
     )  # fmt: skip
     from training.step3_ppo.trainer import PpoTrainer
-    from training.utils.engine.settings import EngineSettings
     from training.utils.generation.base import Sampling
     from training.utils.generation.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
-    from training.utils.models.settings import ModelSettings
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 
-    def engine(rate: float) -> EngineSettings:
-        return EngineSettings(
-            zero_stage=stage, dtype=dtype, learning_rate=rate, weight_decay=decay, max_grad_norm=CLIP_NORM
-        )
-
+    flags = RolesArguments(
+        str(models / actor),
+        str(models / "scalar"),
+        actor_learning_rate=ACTOR_RATE,
+        critic_learning_rate=CRITIC_RATE,
+        actor_weight_decay=decay,
+        critic_weight_decay=decay,
+        actor_zero_stage=stage,
+        critic_zero_stage=stage,
+        actor_dropout=None,
+        critic_dropout=None,
+        actor_lora_dim=lora_dim,
+        dtype=dtype,
+        max_grad_norm=CLIP_NORM,
+    )
     roles = load_roles(
-        changed(
-            RoleSettings(
-                ModelSettings(str(models / actor), lora_dim=lora_dim),
-                engine(ACTOR_RATE),
-                ModelSettings(str(models / "scalar")),
-                engine(CRITIC_RATE),
-                reference_engine=engine(ACTOR_RATE),
-                reward_engine=engine(CRITIC_RATE),
-                with_critic=not grpo,
-            )
-        ),
+        changed(flags),
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
         ranks,
         total_steps=ITERATIONS * epochs * minibatches,
+        with_critic=not grpo,
     )
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
@@ -114,7 +115,7 @@ def make_trainer(
         estimator=ESTIMATORS["grpo" if grpo else "gae"],
         advantage=AdvantageSettings(GAMMA, LAM, norm_by_std=True),
         whiten_advantages=not grpo,
-        kl=KlSettings(KL_COEF, in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
+        kl=KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
         mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
@@ -353,9 +354,8 @@ def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         ends, figures = {}, {}
         for keeps in (False, True):
 
-            def changed(roles: Any, again: bool = recomputed) -> Any:
-                actor = dataclasses.replace(roles.actor_model, gradient_checkpointing=again)
-                return dataclasses.replace(roles, actor_model=actor)
+            def changed(flags: Any, again: bool = recomputed) -> Any:
+                return dataclasses.replace(flags, actor_gradient_checkpointing=again)
 
             how: dict[str, Any] = {"packed": packed, "grpo": grpo, "epochs": 1, "micro": 2, "with_texts": False}
             trainer = make_trainer(models, out, ranks, stage, **how, changed=changed)

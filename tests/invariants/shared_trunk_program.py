@@ -89,14 +89,14 @@ def save_critic_apart(models: Path, folder: Path) -> None:
 
 
 def make_trainer(kind: str, case: Case, models: Path, critic: Path, out: Path, ranks: Any) -> Any:
-    def changed(settings: Any) -> Any:
+    def changed(flags: Any) -> Any:
         return replace(
-            settings,
-            actor_engine=replace(settings.actor_engine, zero_stage=case.actor_stage, offload=case.offload),
-            critic_engine=replace(settings.critic_engine, zero_stage=case.critic_stage, offload=case.offload),
-            reference_engine=replace(settings.reference_engine, zero_stage=case.actor_stage),
-            reward_engine=replace(settings.reward_engine, zero_stage=case.critic_stage),
-            critic_model=replace(settings.critic_model, name_or_path=str(critic), lora_dim=CRITIC_DIM),
+            flags,
+            actor_zero_stage=case.actor_stage,
+            critic_zero_stage=case.critic_stage,
+            offload=case.offload,
+            critic_model_name_or_path=str(critic),
+            critic_lora_dim=CRITIC_DIM,
             share_trunk=kind == "shared",
         )
 

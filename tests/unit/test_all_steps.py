@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from training import all_steps
+from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import ThreestepError
 
 VALUES = {
@@ -67,7 +68,7 @@ def steps(monkeypatch, tmp_path):
         return codes.get(module, 0)
 
     monkeypatch.setattr(all_steps, "launch", launch)
-    monkeypatch.setattr(all_steps, "_argument_groups", lambda step: (Flags,))
+    monkeypatch.setattr(all_steps, "parse_arguments", lambda _, *others: parse_arguments((Flags,), *others))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(VALUES))
     return calls, codes
 

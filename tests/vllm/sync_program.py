@@ -38,7 +38,7 @@ def run_case(
 ) -> dict[str, Any]:
     from tests.support.tiny_models import VOCABULARY
     from tests.unit.utils.generation.test_hf import PLAIN, prompts
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
     from training.utils.generation.base import RolloutRequest

@@ -37,15 +37,11 @@ def row_losses(
     losses, targets, right = [0.0] * len(documents), [0] * len(documents), 0
     for first in range(0, len(documents), _PLANNED_ROWS):
         part = documents[first : first + _PLANNED_ROWS]
-        for layout in plan_step([document.tokens for document in part], plan).micro_batches[0]:
+        for layout in plan_step([document.tokens for document in part], plan)[0]:
             found = read(packed_rows([[part[index] for index in row] for row in layout], pad).to(ranks.device))
             right += int(found.is_greedy_M.sum())
-            counts = [(index, _targets(part[index])) for row in layout for index in row]
+            counts = [(index, part[index].targets) for row in layout for index in row]
             own = found.logprobs_M.double().split([count for _, count in counts])
             for (index, count), logprobs in zip(counts, own, strict=True):
                 losses[first + index], targets[first + index] = -float(logprobs.sum()), count
     return losses, targets, right / max(1, sum(targets))
-
-
-def _targets(document: Document) -> int:
-    return sum(int(segment.tokens.is_target.sum()) for segment in document.segments)

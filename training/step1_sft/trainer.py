@@ -132,13 +132,11 @@ class SftTrainer:
         figures = {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / targets,
-            "train/tokens_per_second": sum(document.tokens for document in documents) / seconds,
+            **run.speed_figures(documents, targets, seconds),
             **report.figures("train"),
         }
         if self.z_loss_coef:
             figures["train/z_loss"] = totals["z_loss"]
-        if run.settings.meter is not None:
-            figures["train/mfu"] = run.settings.meter.mfu(documents, targets, seconds)
         return figures
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
@@ -154,7 +152,7 @@ class SftTrainer:
     def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""
         ranks = self.run.ranks
-        mine = plan_step([document.tokens for document in documents], plan).micro_batches[ranks.rank]
+        mine = plan_step([document.tokens for document in documents], plan)[ranks.rank]
         pad = self.run.settings.pad_token_id
         return [
             SentenceBatch(

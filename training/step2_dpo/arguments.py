@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.preference.arguments import reference_field
-from training.utils.run.errors import Mistakes
+from training.utils.opening.flags import OneModelFlags
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import flag
 
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
+REFERENCES = ("cached", "adapter_off")
 
 
 @dataclass
@@ -33,7 +34,12 @@ class DpoArguments:
     sft_coef: float = flag(
         0.0, "Weight of the best response's negative log-likelihood a token (Pang et al. 2024).", least=0
     )
-    reference: str = reference_field()
+    reference: str = flag(
+        "cached",
+        "'cached' reads the responses once, with the start model, and stores the result with the data; "
+        "'adapter_off', with LoRA, reads them in each step with the adapters off.",
+        choices=REFERENCES,
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
@@ -41,4 +47,14 @@ class DpoArguments:
         mistakes.require(
             smoothing == 0 or self.loss_type == "sigmoid",
             f"--label_smoothing {smoothing} needs --loss_type sigmoid: '{self.loss_type}' has no such form",
+        )
+
+
+def check_reference(flags: OneModelFlags) -> None:
+    """Raise ThreestepError if the reference is to be read from a model whose own weights train."""
+    model = flags.model
+    if flags.own.reference == "adapter_off" and not (model.lora_dim > 0 and model.only_optimize_lora):
+        raise ThreestepError(
+            "--reference adapter_off needs --lora_dim above 0 and --only_optimize_lora true: without its adapters a "
+            "model is its own reference only if nothing but they train; use --reference cached"
         )

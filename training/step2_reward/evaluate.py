@@ -13,18 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.arguments import DTYPE_NAMES, EngineArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.run.flags import flag, settings_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-
-if TYPE_CHECKING:
-    from training.utils.preference.scorer import ScorerSettings
 
 SPLITS = ("eval", "train")
 
@@ -67,18 +63,6 @@ class RewardEvaluationArguments:
             "--output is for the scores of --score_file, and none is given; an evaluation is written to --output_dir",
         )
 
-    def settings(self) -> ScorerSettings:
-        from training.utils.preference.scorer import ScorerSettings
-
-        return ScorerSettings(
-            self.model_name_or_path,
-            self.dtype,
-            self.zero_stage,
-            self.per_device_eval_batch_size,
-            self.max_tokens_per_micro_batch,
-            self.padded,
-        )
-
 
 GROUPS = (RunArguments, DataArguments, RewardEvaluationArguments)
 
@@ -93,25 +77,26 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.engine.startup import started_process_group
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
-    from training.utils.preference.scorer import load_scorer
+    from training.utils.preference.scorer import ScorerSettings, load_scorer
     from training.utils.run.console import log
     from training.utils.run.run_folder import RunFolder
 
+    settings = settings_of(ScorerSettings, flags)
     with started_process_group() as ranks:
         tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)
         if flags.score_file is not None:
             pairs = read_pairs(flags.score_file, data, tokenizer)
-            score = load_scorer(flags.settings(), data, tokenizer, ranks)
+            score = load_scorer(settings, data, tokenizer, ranks)
             write_scores(pairs, score(pairs.rows), flags.output, ranks.is_main)
             return
         phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, log)
-        rows = {"eval": phase.eval, "train": phase.train}[flags.split]
+        rows = getattr(phase, flags.split)
         if len(rows) == 0:
             raise ThreestepError(
                 f"--split {flags.split} has no rows: raise --eval_fraction (now {data.split.eval_fraction:g}), or "
                 "evaluate --split train"
             )
-        score = load_scorer(flags.settings(), data, tokenizer, ranks)
+        score = load_scorer(settings, data, tokenizer, ranks)
         evaluation = evaluate(score(rows))
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)

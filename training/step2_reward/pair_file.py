@@ -12,7 +12,7 @@ import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.data.rows.tokenize import Fitted, TextTokenizer, TooLong, fit_sentences
+from training.utils.data.rows.tokenize import Dropped, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.console import log
@@ -38,14 +38,21 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
     texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     prompt_ids = texts.encode_prompts(columns[0])
     chosen_ids, rejected_ids = (texts.encode_responses(columns[0], prompt_ids, responses) for responses in columns[1:])
-    rows, left_out = [], {}
+    rows, left_out, most = [], {}, data.rows.max_seq_len
     for place, (prompt, *responses) in enumerate(zip(prompt_ids, chosen_ids, rejected_ids, strict=True), start=1):
-        fitted = _fitted(prompt, responses, data, texts.end_id, f"{path}, pair {place}")
-        if fitted.dropped:
-            left_out[place] = fitted.dropped
-        else:
-            as_arrays = tuple(np.array(ids, np.int32) for ids in fitted.response_ids)
-            rows.append(ResponsesRow(place, np.array(fitted.prompt_ids, np.int32), as_arrays))
+        try:
+            if not prompt:
+                raise Dropped("empty_prompt")
+            prompt, responses, _ = fit_sentences(prompt, responses, most, data.rows.truncation, texts.end_id)
+            as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
+            rows.append(ResponsesRow(place, np.array(prompt, np.int32), as_arrays))
+        except Dropped as reason:
+            left_out[place] = str(reason)
+        except TooLong as long:
+            raise ThreestepError(
+                f"{path}, pair {place}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {most} with "
+                "--truncation error; raise the one or change the other"
+            ) from None
     return PairFile(rows, left_out)
 
 
@@ -79,30 +86,15 @@ def _texts(path: str, data: DataArguments) -> tuple[list[str], ...]:
     raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
     samples: Sequence[Any] = raw.get_train_data()
     columns: tuple[list[str], ...] = ([], [], [])
-    for index in range(len(samples)):
-        sample = samples[index]
+    for place, sample in enumerate(samples, start=1):
         found = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
         for name, column, text in zip(_COLUMNS, columns, found, strict=True):
             if text is None:
                 raise ThreestepError(
-                    f"{path}, pair {index + 1}: expected the texts prompt, chosen and rejected, got no {name}; "
+                    f"{path}, pair {place}: expected the texts prompt, chosen and rejected, got no {name}; "
                     f"name its column with --{name}_column"
                 )
             column.append(text)
     if not columns[0]:
         raise ThreestepError(f"{path}: expected pairs to score, got an empty file")
     return columns
-
-
-def _fitted(
-    prompt_ids: list[int], response_ids: list[list[int]], data: DataArguments, end_id: int, where: str
-) -> Fitted:
-    if not prompt_ids:
-        return Fitted(prompt_ids, (), dropped="empty_prompt")
-    try:
-        return fit_sentences(prompt_ids, response_ids, data.rows.max_seq_len, data.rows.truncation, end_id)
-    except TooLong as long:
-        raise ThreestepError(
-            f"{where}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {data.rows.max_seq_len} with "
-            "--truncation error; raise the one or change the other"
-        ) from None

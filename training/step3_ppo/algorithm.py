@@ -11,6 +11,7 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.extensions import estimator_named, policy_loss_named
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
+from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.losses import AGGREGATIONS, PolicyLoss
 from training.step3_ppo.losses.tokens import PolicyLossSettings
 from training.step3_ppo.mismatch import MismatchSettings
@@ -88,15 +89,8 @@ def experience_settings(
 ) -> ExperienceSettings:
     """Return the settings of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
-    kl = settings_of(
-        KlSettings,
-        flags,
-        "kl",
-        coefficient=flags.kl_coef,
-        in_loss=flags.kl_in == "loss",
-        estimator=algorithm.kl_estimator,
-        target=flags.kl_target if flags.kl_control == "adaptive" else None,
-    )
+    control = KlControl(flags.kl_coef, flags.kl_target if flags.kl_control == "adaptive" else None, flags.kl_horizon)
+    kl = KlSettings(control, in_loss=flags.kl_in == "loss", estimator=algorithm.kl_estimator)
     # By default, rollouts are corrected if another program than the trained model computes their log-probabilities.
     default = "none" if engine_class(ppo.rollout_engine).logprobs_are_trained_models else "truncate"
     correction = flags.mismatch_correction or default

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES, PolicyLoss
+from training.utils.generation.engines import WITH_OTHER_LOGPROBS
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 from training.utils.run.tables import either
@@ -111,7 +112,7 @@ class AlgorithmArguments:
     mismatch_correction: str | None = flag(
         None,
         "Weight tokens by p_train / p_rollout: none, truncate at the threshold, or mask outside it; "
-        "default: none, with --rollout_engine vllm truncate.",
+        f"default: none, with --rollout_engine {either(WITH_OTHER_LOGPROBS)} truncate.",
         choices=MISMATCH_CORRECTIONS,
     )
     mismatch_level: str = flag("token", f"Ratio per {either(MISMATCH_LEVELS)}.", choices=MISMATCH_LEVELS)

@@ -100,12 +100,6 @@ class PpoArguments:
             f"--per_device_training_batch_size make {steps} optimizer steps of {self.generation_batches} rollouts; "
             "make it one of one, or leave it out",
         )
-        self._validate_rollouts(mistakes)
-        for name in ("prompt_sampler", "prompt_dataset"):
-            if getattr(self, name) is not None:
-                mistakes.note(check_address, getattr(self, name), f"--{name}")
-
-    def _validate_rollouts(self, mistakes: Mistakes) -> None:
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")
         mistakes.require(
@@ -118,6 +112,9 @@ class PpoArguments:
                 f"--rollout_replay expects a folder that --rollout_dump filled, and {self.rollout_replay} has no "
                 "rollouts; name another",
             )
+        for name in ("prompt_sampler", "prompt_dataset"):
+            if getattr(self, name) is not None:
+                mistakes.note(check_address, getattr(self, name), f"--{name}")
 
     @property
     def sequences_per_rollout(self) -> int:

@@ -1,4 +1,4 @@
-"""Makes the settings of the models and what the trainer works with besides data; saves the models at the end."""
+"""Makes what the trainer works with besides data; saves the models at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.step3_ppo.evaluation import Evaluator
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.inputs import Inputs
 from training.step3_ppo.replay import make_engine
-from training.step3_ppo.roles import Roles, RoleSettings, Tokenizers
+from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.step3_ppo.settings import PpoSettings
 from training.utils.data.files.digests import digest_files
@@ -129,24 +129,6 @@ def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
     if roles.critic_model is None:
         return (actor,)
     return actor, ComputeMeter(model_shape(roles.critic_model), actor.peak_flops_per_second)
-
-
-def role_settings(flags: RolesArguments, components: Components, warmup_steps: int) -> RoleSettings:
-    """Which models there are, and how each is loaded and trained."""
-    return RoleSettings(
-        flags.model("actor"),
-        flags.engine("actor"),
-        flags.model("critic"),
-        flags.engine("critic"),
-        flags.frozen_engine("actor"),
-        flags.frozen_engine("critic"),
-        with_critic=components.algorithm.estimator.needs_critic,
-        with_reference=components.algorithm.wants_reference,
-        with_reward_model=components.with_reward_model,
-        warmup_steps=warmup_steps,
-        ema_decay=flags.ema_decay if flags.enable_ema else None,
-        share_trunk=flags.share_trunk,
-    )
 
 
 def start_digests(roles: RolesArguments, components: Components, cache_dir: str) -> dict[str, Callable[[], str]]:

@@ -7,19 +7,15 @@ from typing import NamedTuple
 
 from training.step3_ppo.advantages import WITH_CRITIC
 from training.step3_ppo.algorithm import Algorithm, selected_algorithm
-from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
-from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.generation.base import RolloutEngine
 from training.utils.generation.engines import checked_engine
 from training.utils.loading.configurations import check_positions
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.fault_arguments import FaultArguments
 
 
 class Components(NamedTuple):
@@ -42,30 +38,32 @@ class Components(NamedTuple):
 
 
 def checked_components(flags: PpoFlags) -> Components:
-    """Run every check that needs no model, and return what the names select; ThreestepError for what is wrong."""
-    components = selected_components(flags.roles, flags.ppo, flags.algorithm, flags.reward)
-    check_timeouts(flags.faults, flags.reward)
-    check_rollout_dump(flags.saving, flags.ppo)
-    return components
-
-
-def selected_components(
-    roles: RolesArguments, ppo: PpoArguments, algorithm_flags: AlgorithmArguments, reward_flags: ScoringArguments
-) -> Components:
-    """Look every name up; ThreestepError, with suggestions, for unknown names and for flags that do not go together."""
-    mistakes = Mistakes()
+    """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
+    unknown names and for flags that do not go together."""
+    roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes)
     checker = None
     if ppo.checker:
-        checker = mistakes.note(found_rule, ppo.checker, reward_flags, "--checker")
-    rewards = named_rewards(reward_flags, mistakes)
-    algorithm = selected_algorithm(algorithm_flags, ppo, mistakes)
+        checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
+    rewards = named_rewards(flags.reward, mistakes)
+    algorithm = selected_algorithm(flags.algorithm, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
+    if flags.reward.reward_timeout >= flags.faults.rank_timeout:
+        raise ThreestepError(
+            f"--reward_timeout {flags.reward.reward_timeout:g} expects less than --rank_timeout "
+            f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
+            "lower the first or raise the second"
+        )
+    if ppo.rollout_dump is not None and flags.saving.resume is None and any(Path(ppo.rollout_dump).glob("rollout_*")):
+        raise ThreestepError(
+            f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
+            "continue the run that wrote them by --resume"
+        )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk)
 
 
@@ -115,25 +113,6 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
         f"--reuse_forwards would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the "
         "loss; leave one of them out, or give --kl_in reward",
     )
-
-
-def check_rollout_dump(saving: CheckpointArguments, ppo: PpoArguments) -> None:
-    """ThreestepError if a new run would write its rollouts among those of another."""
-    folder = ppo.rollout_dump
-    if folder is not None and saving.resume is None and any(Path(folder).glob("rollout_*")):
-        raise ThreestepError(
-            f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the "
-            "run that wrote them by --resume"
-        )
-
-
-def check_timeouts(faults: FaultArguments, reward: ScoringArguments) -> None:
-    """ThreestepError if ranks would give up on another before its reward function times out."""
-    if reward.reward_timeout >= faults.rank_timeout:
-        raise ThreestepError(
-            f"--reward_timeout {reward.reward_timeout:g} expects less than --rank_timeout {faults.rank_timeout:g}, the "
-            "seconds that ranks wait for one whose reward function is running; lower the first or raise the second"
-        )
 
 
 def check_lengths(flags: PpoFlags, with_critic: bool) -> None:

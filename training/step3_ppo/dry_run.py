@@ -12,13 +12,12 @@ from training.step3_ppo.checks import Components, check_lengths
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.dry_run.activations import cache_bytes
-from training.utils.dry_run.engine_memory import ELEMENT_BYTES, frozen_memory
-from training.utils.dry_run.meta import causal_lm_on_meta, scalar_model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedModel, largest_forward, largest_module, plan_training
+from training.utils.dry_run.engine_memory import ELEMENT_BYTES, weights_memory
+from training.utils.dry_run.meta import model_on_meta
+from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, rows_at_most
 from training.utils.dry_run.table import MemoryLine, peak, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
-from training.utils.layout.planner import forward_plan
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -30,11 +29,13 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     dtype = DTYPES[roles.dtype]
     check_lengths(flags, components.with_critic_tokenizer)
-    actor = causal_lm_on_meta(roles.model("actor"), dtype)
-    critic = scalar_model_on_meta(roles.model("critic"), dtype) if components.algorithm.estimator.needs_critic else None
-    scorer = scalar_model_on_meta(roles.model("critic").as_it_is(), dtype) if components.with_reward_model else None
+    actor = model_on_meta(roles.model("actor"), dtype)
+    needs_critic = components.algorithm.estimator.needs_critic
+    critic = model_on_meta(roles.model("critic"), dtype, scores=True) if needs_critic else None
+    frozen = roles.model("critic").as_it_is()
+    scorer = model_on_meta(frozen, dtype, scores=True) if components.with_reward_model else None
 
-    forward = _forward(actor, ppo, components, longest, ranks)
+    forward = _forward(ppo, components, longest)
     whole_logits = _whole_logits(actor, forward, components)
     trained = {"actor": _trained("actor", actor, forward, roles, ranks, *whole_logits)}
     if critic is not None:
@@ -75,14 +76,13 @@ def _whole_logits(actor: Any, forward: LargestForward, components: Components) -
     return [MemoryLine("actor: logits of two models for the exact KL", 2 * 4 * forward.targets * vocabulary)]
 
 
-def _forward(actor: Any, ppo: PpoArguments, components: Components, longest: int, ranks: int) -> LargestForward:
+def _forward(ppo: PpoArguments, components: Components, longest: int) -> LargestForward:
     """A sequence is a prompt and a response; only responses are predicted."""
     sequences = ppo.per_device_training_batch_size
-    hidden = actor.config.get_text_config().hidden_size
-    plan = forward_plan(sequences, longest, hidden, not ppo.padded, ranks, ppo.max_tokens_per_micro_batch)
-    rows, tokens = largest_forward(plan, sequences, longest)
+    rows = rows_at_most(sequences, longest, not ppo.padded, ppo.max_tokens_per_micro_batch)
     with_entropy = components.algorithm.flags.entropy_coef > 0
-    return LargestForward(rows, tokens, rows * ppo.max_answer_seq_len, masked=not ppo.padded, with_entropy=with_entropy)
+    targets = rows * ppo.max_answer_seq_len
+    return LargestForward(rows, longest, targets, masked=not ppo.padded, with_entropy=with_entropy)
 
 
 def _trained(
@@ -105,7 +105,7 @@ def _frozen(actor: Any, scorer: Any, roles: RolesArguments, components: Componen
         zero = {"stage": 0}
         if engine.zero_stage == 3:
             zero = deepspeed_config(engine, ranks, 1, torch.cuda.is_available())["zero_optimization"]
-        line, _ = frozen_memory(_plain_elements(model), largest_module(model), engine.dtype, zero, ranks)
+        line = weights_memory(_plain_elements(model), engine.dtype, zero, ranks)
         lines.append(replace(line, name=f"{name}: {line.name}"))
     if roles.enable_ema:
         trained = sum(part.numel() for part in actor.parameters() if part.requires_grad)

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from training.step3_ppo.records import Samples, Scored
+from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import largest
 from training.utils.generation.records import Rollout
 
@@ -27,7 +28,7 @@ def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Ten
 
 
 def with_differing_groups(
-    samples: Samples, draw: Callable[[int, int], Samples], tries: int, samples_per_prompt: int, pad_token_id: int
+    samples: Samples, draw: Callable[[int, int], Samples], tries: int, settings: ExperienceSettings
 ) -> Samples:
     """Return the samples with equal groups replaced, as far as `tries` draws find groups that differ.
 
@@ -36,26 +37,24 @@ def with_differing_groups(
     """
     device = samples.rollout.response_lengths_B.device
     for attempt in range(tries):
-        equal = torch.nonzero(equal_groups(samples.scored.outcomes_B, samples_per_prompt)).flatten().tolist()
+        equal = torch.nonzero(equal_groups(samples.scored.outcomes_B, settings.samples_per_prompt)).flatten().tolist()
         wanted = largest(len(equal), device)
         if wanted == 0:
             break
         fresh = draw(attempt, wanted)
-        usable = torch.nonzero(~equal_groups(fresh.scored.outcomes_B, samples_per_prompt)).flatten().tolist()
+        usable = torch.nonzero(~equal_groups(fresh.scored.outcomes_B, settings.samples_per_prompt)).flatten().tolist()
         groups = list(range(len(samples.rows)))
         for place, found in zip(equal, usable, strict=False):  # the shorter list decides
             groups[place] = len(samples.rows) + found
-        samples = _picked(samples, fresh, groups, samples_per_prompt, pad_token_id)
+        samples = _picked(samples, fresh, groups, settings)
     return samples
 
 
-def _picked(first: Samples, second: Samples, groups: list[int], samples_per_prompt: int, pad_token_id: int) -> Samples:
+def _picked(first: Samples, second: Samples, groups: list[int], settings: ExperienceSettings) -> Samples:
     """Return the groups of these numbers, counted through both."""
     rows = (*first.rows, *second.rows)
-    taken = torch.tensor(
-        [group * samples_per_prompt + sample for group in groups for sample in range(samples_per_prompt)],
-        device=first.rollout.response_lengths_B.device,
-    )
+    each, device = settings.samples_per_prompt, first.rollout.response_lengths_B.device
+    taken = torch.tensor([group * each + sample for group in groups for sample in range(each)], device=device)
     one, two = first.scored, second.scored
 
     def part(name: str) -> torch.Tensor:
@@ -69,7 +68,7 @@ def _picked(first: Samples, second: Samples, groups: list[int], samples_per_prom
     )
     return Samples(
         rows=tuple(rows[group] for group in groups),
-        rollout=_joined(first.rollout, second.rollout, taken, pad_token_id),
+        rollout=_joined(first.rollout, second.rollout, taken, settings.pad_token_id),
         collect=lambda: scored,
     )
 

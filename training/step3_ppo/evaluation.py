@@ -88,33 +88,24 @@ class Evaluator:
                 rollout = self.rollout_engine.roll_out(model, request)
             scored = start_scoring(rows, rollout, self.roles, self.settings.experience).scored
         responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_id)
-        samples = [
-            {
-                "prompt_index": indices[place],
-                "uid": row.uid,
-                "prompt": row.prompt_text,
-                "response": responses[place],
-                "reward": float(scored.scores_B[place]),
-                "response_tokens": int(rollout.response_lengths_B[place]),
-                "ended": bool(rollout.ended_B[place]),
-                "ground_truth": row.reference,
-                "columns": row.columns,
-            }
-            for place, row in enumerate(rows)
-        ]
-        for name, part_B in scored.parts.items():
-            for sample, value in zip(samples, part_B.tolist(), strict=True):
-                sample[f"reward/{name}"] = value
+        columns: dict[str, Sequence[Any]] = {
+            "prompt_index": indices,
+            "uid": [row.uid for row in rows],
+            "prompt": [row.prompt_text for row in rows],
+            "response": responses,
+            "reward": scored.scores_B.tolist(),
+            "response_tokens": rollout.response_lengths_B.tolist(),
+            "ended": rollout.ended_B.tolist(),
+            "ground_truth": [row.reference for row in rows],
+            "columns": [row.columns for row in rows],
+            **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
+        }
         if self.checker is not None:
-            seconds = self.settings.experience.rewards.timeout_seconds
-            wait = start_rules(
-                {"--checker": self.checker}, rows, responses, self.settings.experience.rewards.columns, seconds, device
-            )
+            rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
+            wait = start_rules(rules, rows, responses, rewards.columns, rewards.timeout_seconds, device)
             checks, values = wait()["--checker"]
-            for place, sample in enumerate(samples):
-                sample["check"] = checks[place]
-                sample |= {f"check/{name}": own[place] for name, own in values.items()}
-        return samples
+            columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
+        return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
 
 
 def sample_line(sample: dict[str, Any], characters: int = 100) -> str:
@@ -148,8 +139,7 @@ def _short_names(sources: Sequence[str]) -> list[str]:
 
 def _means(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:
     def mean(name: str) -> float:
-        values = [float(sample[name]) for sample in samples if name in sample]
-        return sum(values) / len(values)
+        return _mean([float(sample[name]) for sample in samples if name in sample])
 
     figures = {
         f"{group}/reward": mean("reward"),
@@ -169,14 +159,6 @@ class PpoEvaluation:
     scores: list[float]
     checks: list[float] | None
 
-    @property
-    def reward(self) -> float:
-        return sum(self.scores) / len(self.scores)
-
-    @property
-    def check(self) -> float | None:
-        return None if self.checks is None else sum(self.checks) / len(self.checks)
-
 
 @dataclass(frozen=True)
 class PpoResult:
@@ -189,14 +171,14 @@ class PpoResult:
     def summary(self) -> dict[str, Any]:
         """Return summary.json; without a checker its figures are absent."""
         before, after = self.before, self.after
-        summary: dict[str, Any] = {"reward_after": after.reward}
+        summary: dict[str, Any] = {"reward_after": _mean(after.scores)}
         if after.checks is not None:
-            summary["checker_after"] = after.check
+            summary["checker_after"] = _mean(after.checks)
         if before is not None:
-            summary["reward_before"] = before.reward
+            summary["reward_before"] = _mean(before.scores)
             summary["reward_standard_error"] = standard_error_of_gain(before.scores, after.scores)
         if before is not None and before.checks is not None and after.checks is not None:
-            summary["checker_before"] = before.check
+            summary["checker_before"] = _mean(before.checks)
             summary["checker_standard_error"] = standard_error_of_gain(before.checks, after.checks)
         return {**summary, "held_out_prompts": len(after.scores), "seconds": self.seconds}
 
@@ -204,9 +186,13 @@ class PpoResult:
 def standard_error_of_gain(before: Sequence[float], after: Sequence[float]) -> float:
     """Return the standard error of mean(after - before), both on the same prompts in the same order."""
     gains = [new - old for old, new in zip(before, after, strict=True)]
-    mean = sum(gains) / len(gains)
+    mean = _mean(gains)
     variance = sum((gain - mean) ** 2 for gain in gains) / max(len(gains) - 1, 1)
     return (variance / len(gains)) ** 0.5
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def closing_sentence(summary: dict[str, Any], folder: RunFolder, val_only: bool) -> str:

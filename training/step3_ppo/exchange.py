@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import gathered, several_ranks
 from training.utils.layout.documents import TokenSequence
-from training.utils.layout.rank_share import SequenceRows
 from training.utils.layout.rows import TokenRows
 
 Packed = dict[str, Any]
@@ -41,25 +41,23 @@ def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:
 
 def read_balanced(
     own: Sequence[TokenSequence],
-    rank: int,
-    layout: Callable[[list[TokenSequence]], Sequence[SequenceRows]],
+    settings: ExperienceSettings,
     read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
     count: Callable[[TokenSequence], int],
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
     """Return what `read` gives for this rank's own sequences, concatenated. A collective.
 
-    layout: makes micro-batches of this rank's share of all ranks' sequences, which it gets in the order of the ranks.
     read: returns values of a micro-batch by name, `count` for each of its sequences in order; any further values belong
-        to no sequence.
+        to no sequence. The indices of the sequences count through all ranks'.
     """
     parts = [list(own)]
     if several_ranks():
         parts = [unpacked_sequences(part) for part in gathered(packed_sequences(own))]
     all_ranks = [sequence for part in parts for sequence in part]
-    first = sum(len(part) for part in parts[:rank])
+    first = sum(len(part) for part in parts[: settings.rank])
     found: dict[str, dict[int, torch.Tensor]] = {}
-    for indices, rows in layout(all_ranks):
+    for indices, rows in settings.share(all_ranks, device):
         sizes = [count(all_ranks[index]) for index in indices]
         for name, values in read(indices, rows).items():
             split = values[: sum(sizes)].split(sizes) if sizes else ()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -105,19 +104,11 @@ def _per_token(
     # Forwards that learn run in training mode: only there activations may be recomputed.
     with contextlib.nullcontext() if settings.reuses_forwards else roles.reading(), torch.no_grad():
         found = read_balanced(
-            rollout.sequences(),
-            settings.rank,
-            partial(settings.share, device=mask_BR.device),
-            read,
-            lambda sequence: int(sequence.is_target.sum()),
-            mask_BR.device,
+            rollout.sequences(), settings, read, lambda sequence: int(sequence.is_target.sum()), mask_BR.device
         )
-    result = {}
-    for name, values in found.items():
-        result[name] = torch.zeros(mask_BR.shape, device=mask_BR.device)
-        # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
-        result[name][mask_BR] = values
-    return result, reusable
+    nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+    # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
+    return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in found.items()}, reusable
 
 
 def _read(

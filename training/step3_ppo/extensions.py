@@ -18,8 +18,7 @@ from training.utils.run.user_files import call_user, is_address
 
 def estimator_named(given: str) -> Estimator:
     """Return the estimator of `--advantage`: a name, or FILE.py:NAME of an Estimator or its function."""
-    found = entry_named("--advantage", given, ESTIMATORS, Estimator, ("inputs", "settings"))
-    estimator = found if isinstance(found, Estimator) else Estimator(found)
+    estimator = entry_named("--advantage", given, ESTIMATORS, Estimator)
     if not is_address(given):
         return estimator
     check_signature(estimator.estimate, "--advantage", given, ("inputs", "settings"))
@@ -35,8 +34,7 @@ def estimator_named(given: str) -> Estimator:
 
 def policy_loss_named(given: str) -> PolicyLoss:
     """Return the loss of `--policy_loss`: a name, or FILE.py:NAME of a PolicyLoss or its function."""
-    found = entry_named("--policy_loss", given, POLICY_LOSSES, PolicyLoss, ("tokens", "settings"))
-    policy_loss = found if isinstance(found, PolicyLoss) else PolicyLoss(found)
+    policy_loss = entry_named("--policy_loss", given, POLICY_LOSSES, PolicyLoss)
     if not is_address(given):
         return policy_loss
     check_signature(policy_loss.loss, "--policy_loss", given, ("tokens", "settings"))

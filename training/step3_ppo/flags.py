@@ -12,8 +12,7 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.run.fault_arguments import FaultArguments
-from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_arguments import FaultArguments, RunArguments
 
 
 class PpoFlags(NamedTuple):

@@ -36,21 +36,8 @@ from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
 from training.utils.run.seeds import derived_seed
 
-_SUMS = (
-    "policy_loss", "kl_loss", "entropy", "clipped", "ratio", "update_kl", "value_loss", "value_clipped",
-    "pretraining_loss",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Minibatch:
-    """One optimizer step of all ranks. selected: by a sequence's number, the tokens that KL-Cov or Clip-Cov treats
-    apart; None for other losses."""
-
-    sequences: dict[int, TrainingSequence]
-    texts: Sequence[TokenSequence]
-    totals: StepTotals
-    selected: dict[int, torch.Tensor] | None
+# Figures that are means over the tokens that count; the others are sums, as losses are over a step.
+_A_TOKEN = ("actor/clip_fraction", "actor/ratio", "actor/update_kl", "actor/entropy", "critic/clip_fraction")
 
 
 @dataclass(frozen=True)
@@ -76,56 +63,57 @@ class Learner:
         the minibatch, if reading has made them; each is good for one backward.
         """
         actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
-        minibatch = self._minibatch(sequences, texts, noise_seed)
-        sums = dict.fromkeys(_SUMS, 0.0)
-        for forward in reusable or self._forwards(sequences):
-            batch = TokenColumns([minibatch.sequences[number] for number in forward.numbers], device)
-            seen: dict[str, float] = {}
-            if self.train_actor:
-                loss, seen = self._actor_loss(forward, batch, minibatch)
-                actor.backward(loss)
-            if critic is not None:
-                values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
-                loss, own = self._critic_loss(values_M, forward, batch, minibatch.totals)
-                critic.backward(loss)
-                seen |= own
-            for name, value in seen.items():
-                sums[name] += value
-        text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
-        for _, rows in self.experience.share(texts, device, sharing=False) if texts else ():
-            loss = pretraining_loss(actor(rows).logprobs_M, self.settings.unsup_coef, text_tokens)
-            actor.backward(loss)
-            sums["pretraining_loss"] += float(loss.detach())
-        figures = actor.step().figures("actor") if self.train_actor else {}
-        if critic is not None:
-            figures |= critic.step().figures("critic")
-        return figures | self._figures(summed_numbers(sums, device), minibatch)
-
-    def _minibatch(
-        self, sequences: Sequence[TrainingSequence], texts: Sequence[TokenSequence], noise_seed: int
-    ) -> _Minibatch:
-        """Count what the step's denominators count, and select tokens where the loss asks for it."""
+        by_number = {sequence.number: sequence for sequence in sequences}
+        # What the step's denominators count.
         counted = [sequence for sequence in sequences if sequence.counts]
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         totals = StepTotals(tokens, float(len(counted)), float(self.experience.length.max_tokens))
         selected = None
         if self.settings.policy_loss.keys is not None:
-            selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, self.roles.actor.ranks.device)
-        return _Minibatch({sequence.number: sequence for sequence in sequences}, texts, totals, selected)
+            selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
+        sums: dict[str, float] = {}
+        for forward in reusable or self._forwards(sequences):
+            batch = TokenColumns([by_number[number] for number in forward.numbers], device)
+            seen: dict[str, float] = {}
+            if self.train_actor:
+                loss, seen = self._actor_loss(forward, batch, totals, selected)
+                actor.backward(loss)
+            if critic is not None:
+                values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
+                loss, own = self._critic_loss(values_M, forward, batch, totals)
+                critic.backward(loss)
+                seen |= own
+            for name, value in seen.items():
+                sums[name] = sums.get(name, 0.0) + value
+        text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
+        for _, rows in self.experience.share(texts, device, sharing=False) if texts else ():
+            loss = pretraining_loss(actor(rows).logprobs_M, self.settings.unsup_coef, text_tokens)
+            actor.backward(loss)
+            sums["actor/pretraining_loss"] = sums.get("actor/pretraining_loss", 0.0) + float(loss.detach())
+        figures = actor.step().figures("actor") if self.train_actor else {}
+        if critic is not None:
+            figures |= critic.step().figures("critic")
+        total = summed_numbers(sums, device)
+        if tokens:  # without a response that counts there are no means
+            figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
+        if texts:
+            figures["actor/pretraining_loss"] = total["actor/pretraining_loss"] / self.settings.unsup_coef
+        return figures
 
     def _forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
         shares = self.experience.share([sequence.tokens for sequence in sequences], self.roles.actor.ranks.device)
         return [Forward([sequences[index].number for index in indices], rows) for indices, rows in shares]
 
     def _actor_loss(
-        self, forward: Forward, batch: TokenColumns, minibatch: _Minibatch
+        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: dict[int, torch.Tensor] | None
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return this micro-batch's part of the actor's loss, and its sums for the figures."""
+        """Return this micro-batch's part of the actor's loss, and its summands of the figures. selected: by a
+        sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other losses."""
         roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
         rows, read = forward.rows, forward.policy
         selected_M = None
-        if minibatch.selected is not None:
-            parts = [minibatch.selected[number] for number in forward.numbers]
+        if selected is not None:
+            parts = [selected[number] for number in forward.numbers]
             selected_M = torch.cat([rows.sequence_M.new_zeros(0).bool(), *parts])
         exact_kl = kl.in_loss and kl.estimator.of_logits and roles.reference is not None
         ref_logits_MV = None
@@ -137,26 +125,26 @@ class Learner:
         # Exactly on-policy, the old policy is this one.
         old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
         tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)
-        weights_M = AGGREGATIONS[settings.aggregation](batch.counted_M, rows.sequence_M, minibatch.totals)
+        weights_M = AGGREGATIONS[settings.aggregation](batch.counted_M, rows.sequence_M, totals)
         policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
         if batch.weights_M is not None:
             policy_M = policy_M * batch.weights_M
         loss = (policy_M * weights_M).sum()
         counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         seen = {
-            "policy_loss": float(loss.detach()),
-            "clipped": float((clipped_M * counted_M).sum()),
-            "ratio": float((log_ratio_M.exp() * counted_M).sum()),
-            "update_kl": float(-(log_ratio_M * counted_M).sum()),
+            "actor/policy_loss": float(loss.detach()),
+            "actor/clip_fraction": float((clipped_M * counted_M).sum()),
+            "actor/ratio": float((log_ratio_M.exp() * counted_M).sum()),
+            "actor/update_kl": float(-(log_ratio_M * counted_M).sum()),
         }
-        if kl.in_loss and batch.ref_logprobs_M is not None:
+        if kl.in_loss and roles.reference is not None:
             pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
             kl_loss = (kl.estimator.estimate(*pair) * weights_M).sum()
             loss = loss + self.kl_coef * kl_loss
-            seen["kl_loss"] = float(kl_loss.detach())
+            seen["actor/kl_loss"] = float(kl_loss.detach())
         if read.entropies_M is not None:
             loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
-            seen["entropy"] = float((read.entropies_M.detach() * counted_M).sum())
+            seen["actor/entropy"] = float((read.entropies_M.detach() * counted_M).sum())
         return loss, seen
 
     def _critic_loss(
@@ -167,29 +155,9 @@ class Learner:
         loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
         loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
         return loss, {
-            "value_loss": float(loss.detach()),
-            "value_clipped": float((clipped_M * batch.counted_M).sum()),
+            "critic/value_loss": float(loss.detach()),
+            "critic/clip_fraction": float((clipped_M * batch.counted_M).sum()),
         }
-
-    def _figures(self, total: dict[str, float], minibatch: _Minibatch) -> dict[str, float]:
-        """Return one step's figures; without a response that counts there are no means."""
-        tokens = minibatch.totals.tokens
-        figures: dict[str, float] = {}
-        if self.train_actor and tokens:
-            figures["actor/policy_loss"] = total["policy_loss"]
-            figures["actor/clip_fraction"] = total["clipped"] / tokens
-            figures["actor/ratio"] = total["ratio"] / tokens
-            figures["actor/update_kl"] = total["update_kl"] / tokens
-            if self.experience.kl.in_loss and self.roles.reference is not None:
-                figures["actor/kl_loss"] = total["kl_loss"]
-            if self.settings.entropy_coef > 0:
-                figures["actor/entropy"] = total["entropy"] / tokens
-        if self.roles.critic is not None and tokens:
-            figures["critic/value_loss"] = total["value_loss"]
-            figures["critic/clip_fraction"] = total["value_clipped"] / tokens
-        if minibatch.texts:
-            figures["actor/pretraining_loss"] = total["pretraining_loss"] / self.settings.unsup_coef
-        return figures
 
 
 def _selected_tokens(

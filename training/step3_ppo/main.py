@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
-    from training.step3_ppo.assembly import make_parts, role_settings, save_roles, start_digests, wanted_score_scale
+    from training.step3_ppo.assembly import make_parts, save_roles, start_digests, wanted_score_scale
     from training.step3_ppo.checks import check_lengths
     from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import load_inputs, load_tokenizers
@@ -68,7 +68,14 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
     roles = load_roles(
-        role_settings(flags.roles, components, inputs.warmup_steps), tokenizers, ranks, inputs.optimizer_steps
+        flags.roles,
+        tokenizers,
+        ranks,
+        inputs.optimizer_steps,
+        inputs.warmup_steps,
+        with_critic=components.algorithm.estimator.needs_critic,
+        with_reference=components.algorithm.wants_reference,
+        with_reward_model=components.with_reward_model,
     )
     folder.write_json("data_report.json", asdict(inputs.data_report))
     engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
@@ -85,7 +92,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
 
     if not flags.ppo.val_only:
         save_roles(roles, tokenizers, folder)
-    folder.write_summary(result.summary())
+    folder.write_json("summary.json", result.summary())
     report_at_end(folder.path, flags.reporting.report and ranks.is_main)
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
 

@@ -150,16 +150,16 @@ class PromptSource:
     trainer. States are what JSON holds, the same on every rank."""
 
     def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
-        self._prompts = prompts
+        self.prompts = prompts
         self._stream = ShuffledStream(len(prompts), seed)
 
     def take(self, first: int, count: int) -> list[PromptRow]:
         """Return the prompts at positions first .. first + count - 1 of the run, for all ranks together."""
-        return [self._prompts[row] for row in self._stream.take(first, count)]
+        return [self.prompts[row] for row in self._stream.take(first, count)]
 
     def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
         """Return replacements: the prompts at positions first .. of all there are, in shuffled epochs by `seed`."""
-        return [self._prompts[row] for row in ShuffledStream(len(self._prompts), seed).take(first, count)]
+        return [self.prompts[row] for row in ShuffledStream(len(self.prompts), seed).take(first, count)]
 
     def observe(self, rows: Sequence[PromptRow], experience: Experience) -> None:
         """See what became of this rank's prompts: `experience` has the same number of adjacent responses to each."""
@@ -171,59 +171,55 @@ class PromptSource:
         _check_parts(state, {})
 
 
+@dataclass(eq=False)
 class SampledPrompts(PromptSource):
     """Prompts that a sampler picks from a dataset, on rank 0. texts_of: a rollout's responses as text."""
 
-    def __init__(
-        self,
-        prompts: Sequence[PromptRow],
-        sampler: PromptSampler,
-        dataset: PromptDataset | None,
-        texts_of: Callable[[Rollout], Sequence[str]],
-        ranks: Ranks,
-    ) -> None:
-        self._prompts = prompts
-        self._sampler = sampler
-        self._dataset = dataset
-        self._texts_of = texts_of
-        self._ranks = ranks
-        self._parts: dict[str, Any] = {"sampler": sampler} | ({} if dataset is None else {"dataset": dataset})
+    prompts: Sequence[PromptRow]
+    sampler: PromptSampler
+    dataset: PromptDataset | None
+    texts_of: Callable[[Rollout], Sequence[str]]
+    ranks: Ranks
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"sampler": self.sampler} | ({} if self.dataset is None else {"dataset": self.dataset})
 
     def take(self, first: int, count: int) -> list[PromptRow]:
-        return on_main(lambda: self._taken(first, count), self._ranks.is_main)
+        return on_main(lambda: self._taken(first, count), self.ranks.is_main)
 
     def _taken(self, first: int, count: int) -> list[PromptRow]:
-        indices = call_user(self._sampler.take, first, count)
-        rows = range(len(self._prompts))
+        indices = call_user(self.sampler.take, first, count)
+        rows = range(len(self.prompts))
         if not isinstance(indices, Sequence) or len(indices) != count or not all(index in rows for index in indices):
             raise ThreestepError(
-                f"{type(self._sampler).__name__}.take({first}, {count}): expected a list of {count} indices from 0 to "
+                f"{type(self.sampler).__name__}.take({first}, {count}): expected a list of {count} indices from 0 to "
                 f"{len(rows) - 1}, got {str(indices)[:200]}"
             )
-        return [self._prompts[index] for index in indices]
+        return [self.prompts[index] for index in indices]
 
     def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
-        return on_main(lambda: super(SampledPrompts, self).spare(seed, first, count), self._ranks.is_main)
+        return on_main(lambda: super(SampledPrompts, self).spare(seed, first, count), self.ranks.is_main)
 
     def observe(self, rows: Sequence[PromptRow], experience: Experience) -> None:
         scores = experience.scores_B.tolist()
-        texts = [""] * len(scores) if self._dataset is None else self._texts_of(experience.rollout)
+        texts = [""] * len(scores) if self.dataset is None else self.texts_of(experience.rollout)
         answers = list(zip(texts, scores, strict=True))
         each = len(scores) // len(rows)
         own = [(row, answers[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
         # Ranks hold every world_size-th prompt: back into the order of the positions.
         groups = [group for place in zip(*gathered(own), strict=True) for group in place]
         entries = [(row, response, score) for row, group in groups for response, score in group]
-        on_main(lambda: self._observe(entries), self._ranks.is_main)
+        on_main(lambda: self._observe(entries), self.ranks.is_main)
 
     def _observe(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
         rows, responses, scores = (list(column) for column in zip(*entries, strict=True))
-        call_user(self._sampler.update, [row.uid for row in rows], scores)
-        if self._dataset is not None:
-            call_user(self._dataset.on_batch_end, RolloutResults(rows, responses, scores))
+        call_user(self.sampler.update, [row.uid for row in rows], scores)
+        if self.dataset is not None:
+            call_user(self.dataset.on_batch_end, RolloutResults(rows, responses, scores))
 
     def state_dict(self) -> State:
-        return on_main(lambda: {name: _state_of(part) for name, part in self._parts.items()}, self._ranks.is_main)
+        return on_main(lambda: {name: _state_of(part) for name, part in self._parts.items()}, self.ranks.is_main)
 
     def load_state_dict(self, state: State) -> None:
         _check_parts(state, self._parts)
@@ -232,7 +228,7 @@ class SampledPrompts(PromptSource):
             for name in reversed(self._parts):  # the dataset first: its length may be the sampler's
                 call_user(self._parts[name].load_state_dict, state[name])
 
-        on_main(load, self._ranks.is_main)
+        on_main(load, self.ranks.is_main)
 
 
 def open_prompt_source(

@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -96,10 +95,7 @@ class ReplayRollout(_NumberedRollouts):
                 f"{path.name}; replay with the steps, evaluations and number of ranks of the run that dumped"
             )
         tensors, metadata = _read(path)
-        ids_BP, mask_BP = request.repeated()
-        wanted = {"prompt_ids_BP": ids_BP, "prompt_mask_BP": mask_BP, "seeds": torch.tensor(list(request.seeds))}
-        _check_drawn_alike(path, metadata, _metadata(request))
-        _check_same_prompts(path, tensors, {name: tensor.cpu() for name, tensor in wanted.items()})
+        _check_asked_alike(path, tensors, metadata, request)
         self._count += 1
         fields = {name: tensors[name].to(request.prompt_ids_BP.device) for name in _TENSORS}
         return Rollout(**fields, seconds=time.perf_counter() - started)
@@ -130,18 +126,21 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def _check_drawn_alike(path: Path, got: dict[str, str], wanted: dict[str, str]) -> None:
-    for name, value in wanted.items():
-        if got.get(name) != value:
+def _check_asked_alike(
+    path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str], request: RolloutRequest
+) -> None:
+    for name, value in _metadata(request).items():
+        if (drawn := metadata.get(name)) != value:
             raise ThreestepError(
-                f"--rollout_replay: {path} was drawn with {name} = {got.get(name)}, and this run asks for {value}; "
+                f"--rollout_replay: {path} was drawn with {name} = {drawn}, and this run asks for {value}; "
                 "replay with the settings of the run that dumped, or dump again"
             )
 
-
-def _check_same_prompts(path: Path, got: dict[str, Any], wanted: dict[str, torch.Tensor]) -> None:
-    for name, what in (("prompt_ids_BP", "prompts"), ("prompt_mask_BP", "prompts"), ("seeds", "seeds")):
-        if not torch.equal(got[name], wanted[name]):
+    ids_BP, mask_BP = request.repeated()
+    seeds = torch.tensor(list(request.seeds))
+    for name, wanted in (("prompt_ids_BP", ids_BP), ("prompt_mask_BP", mask_BP), ("seeds", seeds)):
+        if not torch.equal(tensors[name], wanted.cpu()):
+            what = "seeds" if name == "seeds" else "prompts"
             raise ThreestepError(
                 f"--rollout_replay: {path} holds responses to other {what} than those that this run asks for; replay "
                 "with the data, seed, batch sizes, evaluations and ranks of the run that dumped, or dump again"

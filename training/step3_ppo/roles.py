@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
@@ -91,80 +91,65 @@ class Tokenizers(NamedTuple):
         return {"actor": self.actor, "critic": self.actor if share_trunk else self.critic}
 
 
-@dataclass(frozen=True)
-class RoleSettings:
-    """How each trained model is loaded and trained; its frozen twin starts from the same weights.
-
-    reference_engine, reward_engine: of the frozen twins.
-    warmup_steps: optimizer steps of the critic alone at the start.
-    ema_decay: of the actor's moving average, or None.
-    """
-
-    actor_model: ModelSettings
-    actor_engine: EngineSettings
-    critic_model: ModelSettings
-    critic_engine: EngineSettings
-    reference_engine: EngineSettings
-    reward_engine: EngineSettings
-    with_critic: bool = True
-    with_reference: bool = True
-    with_reward_model: bool = True
-    warmup_steps: int = 0
-    ema_decay: float | None = None
-    share_trunk: bool = False
-
-
-def load_roles(settings: RoleSettings, tokenizers: Tokenizers, ranks: Ranks, total_steps: int) -> Roles:
-    """Load the models. total_steps: optimizer steps of the whole run, which the LR schedules span."""
+def load_roles(
+    flags: RolesArguments,
+    tokenizers: Tokenizers,
+    ranks: Ranks,
+    total_steps: int,
+    warmup_steps: int = 0,
+    with_critic: bool = True,
+    with_reference: bool = True,
+    with_reward_model: bool = True,
+) -> Roles:
+    """Load the models. total_steps: optimizer steps of the whole run, which the LR schedules span; warmup_steps: those
+    at the start that train the critic alone."""
+    actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         return load_under(
-            settings.actor_engine, ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor))
+            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor))
         )
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
         tokenizer = tokenizers.critic
         assert tokenizer is not None  # loaded wherever a scalar model is
         return load_under(
-            settings.critic_engine,
-            ranks,
-            lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True),
+            flags.engine("critic"), ranks, lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True)
         )
 
     scorer = reward_model = None
-    if settings.with_reward_model:
-        scorer = scalar_model(settings.critic_model.as_it_is())
-        reward_model = FrozenModel(ScalarModel(scorer), settings.reward_engine, ranks)
-    adapter_is_all = settings.actor_model.lora_dim > 0 and settings.actor_model.only_optimize_lora
+    if with_reward_model:
+        scorer = scalar_model(critic_settings.as_it_is())
+        reward_model = FrozenModel(ScalarModel(scorer), flags.frozen_engine("critic"), ranks)
+    adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
     frozen_actor = None
-    if settings.with_reference and not adapter_is_all:
-        plain = language_model(settings.actor_model.as_it_is())
-        frozen_actor = FrozenModel(PolicyModel(plain), settings.reference_engine, ranks)
+    if with_reference and not adapter_is_all:
+        plain = language_model(actor_settings.as_it_is())
+        frozen_actor = FrozenModel(PolicyModel(plain), flags.frozen_engine("actor"), ranks)
 
     critic_model = critic = None
-    if settings.share_trunk:
+    if flags.share_trunk:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
-        trunk = language_model(settings.actor_model.as_it_is())
-        critic_model = scalar_model_on_trunk(trunk, settings.critic_model, tokenizers.actor.pad_token_id)
-        actor_model = prepared(trunk, settings.actor_model)
+        trunk = language_model(actor_settings.as_it_is())
+        critic_model = scalar_model_on_trunk(trunk, critic_settings, tokenizers.actor.pad_token_id)
+        actor_model = prepared(trunk, actor_settings)
     else:
-        actor_model = language_model(settings.actor_model)
-    if settings.with_critic and critic_model is None:
-        critic_model = scalar_model(settings.critic_model)
+        actor_model = language_model(actor_settings)
+    if with_critic and critic_model is None:
+        critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
-    actor_steps = total_steps - settings.warmup_steps
-    actor = TrainingEngine(PolicyModel(actor_model), settings.actor_engine, ranks, actor_steps)
+    actor = TrainingEngine(PolicyModel(actor_model), flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
-        critic = TrainingEngine(ScalarModel(critic_model), settings.critic_engine, ranks, total_steps)
+        critic = TrainingEngine(ScalarModel(critic_model), flags.engine("critic"), ranks, total_steps)
     return Roles(
         actor=actor,
         actor_model=actor_model,
         critic=critic,
         critic_model=critic_model,
-        reference=Reference(frozen_actor, actor, actor_model) if settings.with_reference else None,
+        reference=Reference(frozen_actor, actor, actor_model) if with_reference else None,
         reward_model=reward_model,
         scorer=scorer,
         whole_actor=WholeModel(actor, actor_model),
-        average=None if settings.ema_decay is None else WeightAverage(actor, settings.ema_decay),
-        shares_trunk=settings.share_trunk,
+        average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
+        shares_trunk=flags.share_trunk,
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from training.utils.engine.arguments import DTYPE_NAMES, SCHEDULES, check_offload
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import DTYPE_NAMES, SCHEDULES, EngineSettings, check_offload
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -67,8 +66,8 @@ class RolesArguments:
             bool(self.actor_model_name_or_path),
             "--actor_model_name_or_path expects a model folder or hub name, got nothing",
         )  # whether there has to be a critic's too, --reward and --advantage say
-        check_offload(mistakes, self.offload, ("--actor_zero_stage", self.actor_zero_stage))
-        check_offload(mistakes, self.offload, ("--critic_zero_stage", self.critic_zero_stage))
+        check_offload(mistakes, self.offload, "--actor_zero_stage", self.actor_zero_stage)
+        check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)
 

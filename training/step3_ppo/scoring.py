@@ -6,7 +6,6 @@ B sequences of this rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -69,10 +68,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch
     score_scale, clipped to +- clip_reward."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
     model, device = roles.reward_model, rollout.response_lengths_B.device
-    layout = partial(settings.share, device=device)
-    read = read_balanced(
-        rollout.sequences(), settings.rank, layout, lambda _, rows: {"score": model(rows)}, lambda _: 1, device
-    )
+    read = read_balanced(rollout.sequences(), settings, lambda _, rows: {"score": model(rows)}, lambda _: 1, device)
     scores_B = read["score"]
     if settings.score_scale is not None:
         scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std

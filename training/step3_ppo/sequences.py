@@ -15,7 +15,7 @@ from training.step3_ppo.exchange import Packed, packed_sequences, packed_values,
 from training.step3_ppo.records import Experience, sequence_number
 from training.utils.data.rows.phases import TextBlock
 from training.utils.engine.collectives import gathered, several_ranks
-from training.utils.layout.documents import TokenSequence
+from training.utils.layout.documents import TokenSequence, join
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,5 @@ def _unpacked(packed: Packed, device: torch.device) -> list[TrainingSequence]:
 
 def text_sequence(block: TextBlock) -> TokenSequence:
     """Return a block of text as a sequence in which all but the first token are to be predicted."""
-    is_target = torch.ones(len(block.input_ids), dtype=torch.bool)
-    is_target[0] = False
-    return TokenSequence(torch.as_tensor(block.input_ids.astype("int64")), is_target)
+    ids = torch.as_tensor(block.input_ids.astype("int64"))
+    return join(ids[:1], ids[1:])

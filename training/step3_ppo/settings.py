@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,24 +21,16 @@ from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.flops import ComputeMeter
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
-from training.utils.run.traces import NO_TRACES, Traces
+from training.utils.run.traces import Traces
 
 
 @dataclass(frozen=True)
 class KlSettings:
-    """coefficient: at the start.
-    in_loss: the KL is part of the loss, otherwise of the reward.
-    target, horizon: of the adaptive controller; without a target the coefficient is fixed.
-    """
+    """control: of the coefficient, as a run starts. in_loss: the KL is part of the loss, otherwise of the reward."""
 
-    coefficient: float
+    control: KlControl
     in_loss: bool
     estimator: KlEstimator
-    target: float | None = None
-    horizon: float = math.inf
-
-    def controller(self) -> KlControl:
-        return KlControl(self.coefficient, self.target, self.horizon)
 
 
 @dataclass(frozen=True)
@@ -135,4 +126,4 @@ class PpoSettings:
     stop_kl: float | None = None
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
-    traces: Traces = NO_TRACES
+    traces: Traces = Traces()

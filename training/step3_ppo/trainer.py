@@ -53,7 +53,7 @@ class PpoTrainer:
 
     def __post_init__(self) -> None:
         self.ranks = self.roles.actor.ranks
-        self.kl_control = self.settings.experience.kl.controller()
+        self.kl_control = replace(self.settings.experience.kl.control)  # its coefficient moves
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
 
     def train(self) -> PpoResult:
@@ -90,7 +90,8 @@ class PpoTrainer:
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
                 if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
-                    after = self.evaluate(iteration)
+                    with self.clock.phase("evaluation"):
+                        after = self.evaluator.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
                 give_back_freed_memory(iteration)
                 if last:
@@ -101,13 +102,10 @@ class PpoTrainer:
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
         """Part 1: return this rank's prompts, left-padded, and one seed for each."""
-        settings, ranks = self.settings, self.ranks
-        count = settings.prompts_per_batch * ranks.world_size
+        settings = self.settings
+        count = settings.prompts_per_batch * self.ranks.world_size
         first = ((iteration - 1) * settings.generation_batches + batch) * count
-        taken = list(enumerate(self.prompt_source.take(first, count), start=first))[ranks.rank :: ranks.world_size]
-        rows = [row for _, row in taken]
-        seeds = [derived_seed(settings.seed, "rollout", position) for position, _ in taken]
-        return collate_prompts(rows, settings.sampling.pad_token_id), seeds
+        return self._own(self.prompt_source.take(first, count), first, "rollout")
 
     @timed("2_rollout")
     def roll_out(self, prompts: PromptBatch, seeds: Sequence[int]) -> Rollout:
@@ -131,21 +129,12 @@ class PpoTrainer:
         order = derived_seed(settings.seed, "replacement", iteration, batch)
 
         def draw(attempt: int, count: int) -> Samples:
-            world_size = self.ranks.world_size
-            first = attempt * settings.prompts_per_batch * world_size
-            places = range(first, first + count * world_size)[self.ranks.rank :: world_size]
-            rows = self.prompt_source.spare(order, first, count * world_size)[self.ranks.rank :: world_size]
-            seeds = [derived_seed(settings.seed, "replacement", iteration, batch, place) for place in places]
-            prompts = collate_prompts(rows, settings.sampling.pad_token_id)
+            first = attempt * settings.prompts_per_batch * self.ranks.world_size
+            rows = self.prompt_source.spare(order, first, count * self.ranks.world_size)
+            prompts, seeds = self._own(rows, first, "replacement", iteration, batch)
             return self.score(prompts, self.roll_out(prompts, seeds))
 
-        return with_differing_groups(
-            samples,
-            draw,
-            settings.dynamic_sampling_tries,
-            settings.experience.samples_per_prompt,
-            settings.sampling.pad_token_id,
-        )
+        return with_differing_groups(samples, draw, settings.dynamic_sampling_tries, settings.experience)
 
     def experience_of(self, samples: Samples) -> Experience:
         """Parts 4 to 6; an estimator that needs it first gets a scored greedy response to each prompt."""
@@ -193,10 +182,6 @@ class PpoTrainer:
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
 
-    @timed("evaluation")
-    def evaluate(self, iteration: int) -> PpoEvaluation:
-        return self.evaluator.evaluate(iteration)
-
     @timed("checkpoint")
     def save_checkpoint(
         self,
@@ -215,7 +200,7 @@ class PpoTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
         return {
-            "kl_control": self.kl_control.state_dict(),
+            "kl_control": {"coefficient": self.kl_control.coefficient},
             "texts_taken": self.updates.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
             "rollout_engine": self.rollout_engine.state_dict(),
@@ -223,10 +208,16 @@ class PpoTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A collective."""
-        self.kl_control.load_state_dict(state["kl_control"])
+        self.kl_control.coefficient = state["kl_control"]["coefficient"]
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
         self.rollout_engine.load_state_dict(state["rollout_engine"])
+
+    def _own(self, rows: Sequence[PromptRow], first: int, *purpose: str | int) -> tuple[PromptBatch, list[int]]:
+        """Return this rank's share of all ranks' prompts from position `first` on, and a seed for each position."""
+        own = slice(self.ranks.rank, None, self.ranks.world_size)
+        seeds = [derived_seed(self.settings.seed, *purpose, first + place) for place in range(len(rows))[own]]
+        return collate_prompts(rows[own], self.settings.sampling.pad_token_id), seeds
 
     def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
         device = self.ranks.device

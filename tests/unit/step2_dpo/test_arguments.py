@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from training.step2_dpo.arguments import DpoArguments
-from training.utils.run.errors import Mistakes
+from training.step2_dpo.arguments import DpoArguments, check_reference
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
 
 
@@ -43,3 +46,15 @@ def test_the_defaults_and_each_loss_are_right():
 )
 def test_mistakes(given, said):
     assert sentences(**given) == [said]
+
+
+def flags(reference: str, **model) -> SimpleNamespace:
+    return SimpleNamespace(own=SimpleNamespace(reference=reference), model=ModelArguments(**model))
+
+
+@pytest.mark.parametrize("model", [{}, {"lora_dim": 4, "only_optimize_lora": False}])
+def test_adapter_off_needs_adapters_that_train_alone(model):
+    with pytest.raises(ThreestepError, match="--reference adapter_off needs --lora_dim above 0 and --only_optimize"):
+        check_reference(flags("adapter_off", **model))
+    check_reference(flags("cached", **model))
+    check_reference(flags("adapter_off", lora_dim=4))

@@ -7,7 +7,7 @@ import pytest
 from training.step2_reward.evaluate import RewardEvaluationArguments
 from training.utils.preference.scorer import ScorerSettings
 from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes
+from training.utils.run.flags import note_mistakes, settings_of
 
 
 def sentences(**given) -> list[str]:
@@ -42,5 +42,5 @@ def test_the_defaults_are_sound(tmp_path):
 
 def test_the_flags_are_the_scorers_settings():
     flags = RewardEvaluationArguments("m", dtype="bf16", per_device_eval_batch_size=3, padded=True)
-    assert flags.settings() == ScorerSettings("m", "bf16", prompts_per_forward=3, padded=True)
-    assert RewardEvaluationArguments("m").settings() == ScorerSettings("m")
+    assert settings_of(ScorerSettings, flags) == ScorerSettings("m", "bf16", per_device_eval_batch_size=3, padded=True)
+    assert settings_of(ScorerSettings, RewardEvaluationArguments("m")) == ScorerSettings("m")

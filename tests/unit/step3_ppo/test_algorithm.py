@@ -118,8 +118,8 @@ def test_the_flags_arrive():
     assert made.mismatch is not None and made.mismatch.threshold == 3.0
     assert (made.mismatch.correction, made.mismatch.level) == ("mask", "sequence")
     assert (made.samples_per_prompt, made.temperature, made.clip_reward, made.pad_token_id) == (4, 0.7, 2.0, 5)
-    assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.coefficient == 0.05
-    control = made.kl.controller()
+    assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.control.coefficient == 0.05
+    control = made.kl.control
     control.update(4.0, 50)  # error cut to 0.2, times 50 / 500
     assert control.target is not None and control.coefficient == pytest.approx(0.05 * 1.02)
 
@@ -133,7 +133,7 @@ def test_defaults_that_depend_on_others():
     assert made().kl.estimator is KL_ESTIMATORS["k1"]
     assert made(kl_in="loss").kl.estimator is KL_ESTIMATORS["k3"]
     assert made(kl_in="loss", kl_estimator="k1").kl.estimator is KL_ESTIMATORS["k1"]
-    assert made().kl.controller().target is None and made().mismatch is None
+    assert made().kl.control.target is None and made().mismatch is None
     whitened = {name for name in ESTIMATORS if made(advantage=name).whiten_advantages}
     assert whitened == {"gae", "reinforce++", "reinforce++_baseline"}
     assert made(advantage="grpo", whiten_advantages=True).whiten_advantages

@@ -8,7 +8,7 @@ import pytest
 
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.roles_arguments import RolesArguments
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import EngineSettings
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes

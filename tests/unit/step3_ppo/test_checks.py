@@ -6,28 +6,21 @@ import pytest
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.checks import check_lengths, check_rollout_dump, check_timeouts, selected_components
-from training.step3_ppo.roles_arguments import RolesArguments
-from training.utils.checkpoints.arguments import CheckpointArguments
+from training.step3_ppo.checks import check_lengths, checked_components
 from training.utils.generation.hf import TransformersRollout
-from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.rules import RULES
+from training.utils.rewards.gsm8k import gsm8k_reward
 from training.utils.run.errors import ThreestepError
-from training.utils.run.fault_arguments import FaultArguments
 
 
 def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):
-    roles = RolesArguments(actor_model_name_or_path="a", critic_model_name_or_path=critic, **(roles or {}))
-    algorithm = AlgorithmArguments(advantage=ppo.pop("advantage", "gae"), **(kl or {}))
-    flags = PpoArguments(num_samples_per_prompt=2, **ppo)
-    return selected_components(roles, flags, algorithm, ScoringArguments(reward=reward))
+    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": critic}
+    flags = ppo_flags(**paths, reward=reward, num_samples_per_prompt=2, **(roles or {}), **(kl or {}), **ppo)
+    return checked_components(flags)
 
 
 def test_names_stand_for_parts():
     names = names_of(checker="gsm8k", reward="gsm8k,model:0.5")
-    assert names.rollout_engine is TransformersRollout and names.checker is RULES["gsm8k"]
+    assert names.rollout_engine is TransformersRollout and names.checker is gsm8k_reward
     assert [(reward.name, reward.weight) for reward in names.rewards] == [("gsm8k", 1.0), ("model", 0.5)]
     assert names_of().checker is None
 
@@ -80,12 +73,12 @@ def test_names_that_nothing_has_are_told_together_with_near_ones():
 
 
 def test_ranks_wait_longer_than_a_reward_function_may_work():
-    check_timeouts(FaultArguments(), ScoringArguments())
-    check_timeouts(FaultArguments(rank_timeout=301), ScoringArguments())
+    names_of()
+    names_of(rank_timeout=301)
     with pytest.raises(
         ThreestepError, match="--reward_timeout 300 expects less than --rank_timeout 300, the seconds that ranks wait"
     ):
-        check_timeouts(FaultArguments(rank_timeout=300), ScoringArguments())
+        names_of(rank_timeout=300)
 
 
 @pytest.mark.parametrize("short", ["actor", "critic"])
@@ -106,12 +99,12 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
 
 def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
     folder = str(tmp_path)
-    check_rollout_dump(CheckpointArguments(), PpoArguments(rollout_dump=folder))
+    names_of(rollout_dump=folder)
     (tmp_path / "rollout_000000_rank0.safetensors").touch()
-    check_rollout_dump(CheckpointArguments(), PpoArguments())
-    check_rollout_dump(CheckpointArguments(resume="latest"), PpoArguments(rollout_dump=folder))
+    names_of()
+    names_of(resume="latest", rollout_dump=folder)
     with pytest.raises(ThreestepError) as told:
-        check_rollout_dump(CheckpointArguments(), PpoArguments(rollout_dump=folder))
+        names_of(rollout_dump=folder)
     assert str(told.value) == (
         f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the run "
         "that wrote them by --resume"

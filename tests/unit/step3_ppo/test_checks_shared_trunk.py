@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.step3_ppo.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.checks import selected_components
+from tests.support.ppo_flags import ppo_flags
+from training.step3_ppo.checks import checked_components
 from training.step3_ppo.roles_arguments import RolesArguments
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
 
@@ -63,9 +61,9 @@ def test_mistakes(given, sentences):
 
 
 def names_of(critic: str, reward: str, advantage: str = "gae"):
-    ppo = PpoArguments(num_samples_per_prompt=2)
-    flags = roles(critic_model_name_or_path=critic, **LORA)
-    return selected_components(flags, ppo, AlgorithmArguments(advantage=advantage), ScoringArguments(reward=reward))
+    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": critic}
+    flags = ppo_flags(**paths, **LORA, share_trunk=True, num_samples_per_prompt=2, advantage=advantage, reward=reward)
+    return checked_components(flags)
 
 
 def test_the_critics_path_is_the_reward_models_alone():

@@ -13,6 +13,7 @@ from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.description import described, reward_means
 from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch import MismatchSettings
 from training.step3_ppo.records import Experience
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 SETTINGS = ExperienceSettings(
     temperature=1.0, score_scale=None, clip_reward=5.0, samples_per_prompt=2, estimator=ESTIMATORS["gae"],
     advantage=AdvantageSettings(1.0, 0.95, True), whiten_advantages=True,
-    kl=KlSettings(0.1, False, KL_ESTIMATORS["k1"]),
+    kl=KlSettings(KlControl(0.1), False, KL_ESTIMATORS["k1"]),
     length=LengthSettings(2, missing_eos_penalty=1.0), mismatch=MismatchSettings("truncate", "token", 1.5),
     reads_old_logprobs=True, plan=PlanSettings(1), pad_token_id=0,
 )  # fmt: skip

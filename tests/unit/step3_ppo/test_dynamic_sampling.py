@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -11,6 +14,7 @@ from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.records import Rollout
 
 PAD = 9
+SETTINGS: Any = SimpleNamespace(samples_per_prompt=2, pad_token_id=PAD)
 
 
 def samples(outcomes: list[list[float]], first: int, prompt_width: int, width: int) -> Samples:
@@ -65,7 +69,7 @@ def test_replacements_take_the_places_of_equal_groups():
         outcomes = [[5, 5], [0, 5]] if attempt == 0 else [[3, 4]]
         return samples(outcomes, first=10 + 10 * attempt, prompt_width=4, width=5)
 
-    found = with_differing_groups(first, draw, tries=5, samples_per_prompt=2, pad_token_id=PAD)
+    found = with_differing_groups(first, draw, tries=5, settings=SETTINGS)
     assert asked == [(0, 2), (1, 1)]  # and no further, since nothing is equal any more
     check(found, [11, 1, 20])
     assert found.scored.outcomes_B.tolist() == [0, 5, 0, 1, 3, 4]
@@ -82,7 +86,7 @@ def test_after_the_last_try_what_is_left_stays():
         calls.append(count)
         return samples([[7, 7]] * count, first=10, prompt_width=1, width=1)
 
-    found = with_differing_groups(first, draw, tries=3, samples_per_prompt=2, pad_token_id=PAD)
+    found = with_differing_groups(first, draw, tries=3, settings=SETTINGS)
     assert calls == [2, 2, 2]
     check(found, [0, 1])
 
@@ -97,5 +101,5 @@ def test_a_rank_without_equal_groups_goes_along(monkeypatch):
         return samples([[1, 2]] * count, first=10, prompt_width=3, width=4)
 
     first = samples([[1, 2], [3, 4]], first=0, prompt_width=2, width=3)
-    check(with_differing_groups(first, draw, tries=4, samples_per_prompt=2, pad_token_id=PAD), [0, 1])
+    check(with_differing_groups(first, draw, tries=4, settings=SETTINGS), [0, 1])
     assert calls == [2]

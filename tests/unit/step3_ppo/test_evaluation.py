@@ -96,9 +96,3 @@ def test_one_prompt_and_equal_gains():
 def test_evaluations_of_different_prompts_do_not_meet():
     with pytest.raises(ValueError):
         standard_error_of_gain([1.0, 2.0], [1.0])
-
-
-def test_means():
-    assert PpoEvaluation([1.0, 2.0], None).reward == 1.5
-    assert PpoEvaluation([1.0], None).check is None
-    assert PpoEvaluation([1.0, 2.0], [0.0, 1.0]).check == 0.5

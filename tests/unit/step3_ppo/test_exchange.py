@@ -66,17 +66,18 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
     def work(rank: int) -> None:
         ranks.own.rank = rank
 
-        def layout(everyone):
+        def share(everyone, device):
             assert [each.input_ids[0] for each in everyone] == [1, 4, 6, 10]
-            share = {0: [0, 1], 1: [3, 2]}[rank] if several else [2, 0, 3, 1]
-            rows = SimpleNamespace(ids=[everyone[index].input_ids[everyone[index].is_target] for index in share])
-            return [(share, rows), ([], SimpleNamespace(ids=[]))]
+            mine = {0: [0, 1], 1: [3, 2]}[rank] if several else [2, 0, 3, 1]
+            rows = SimpleNamespace(ids=[everyone[index].input_ids[everyone[index].is_target] for index in mine])
+            return [(mine, rows), ([], SimpleNamespace(ids=[]))]
 
         def read(_, rows):
             ids = torch.cat([torch.empty(0), *rows.ids])
             return {"value": torch.cat([ids * 10, torch.tensor([-1.0])])}  # what comes behind belongs to none
 
-        answers[rank] = read_balanced(own[rank], rank, layout, read, lambda each: len(each) - 1, CPU)["value"].tolist()
+        settings = SimpleNamespace(rank=rank, share=share)
+        answers[rank] = read_balanced(own[rank], settings, read, lambda each: len(each) - 1, CPU)["value"].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:

@@ -15,6 +15,7 @@ from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch import MismatchSettings, importance_weights
 from training.step3_ppo.records import Samples, Scored
 from training.step3_ppo.scoring import outcome_scores, score
@@ -29,6 +30,7 @@ from training.utils.run.phase_clock import PhaseClock
 PAD = EOS = 2  # pad is eos: every mask has to come from lengths
 PROMPTS = [4, 2, 7, 1, 3]
 RESPONSES = [3, 1, 5, 6, 2]
+IN_LOSS = KlSettings(KlControl(0.1), in_loss=True, estimator=KL_ESTIMATORS["k1"])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def how(**changes) -> ExperienceSettings:
     given = {
         "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "samples_per_prompt": 1,
         "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7, True), "whiten_advantages": False,
-        "kl": KlSettings(0.1, in_loss=False, estimator=KL_ESTIMATORS["k1"]), "length": LengthSettings(6),
+        "kl": KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k1"]), "length": LengthSettings(6),
         "mismatch": None,
         "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
@@ -153,7 +155,10 @@ def test_samples_share_their_prompt(rollout, roles, most):
     ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
     samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
-    tokens = sum(rows.real_tokens for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu")))
+    tokens = sum(
+        int((rows.segment_ids_NT >= 0).sum())
+        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu"))
+    )
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
@@ -234,21 +239,21 @@ def test_the_samples_of_a_prompt_are_compared(rollout, roles):
 def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, roles):
     calls = []
     actor = SimpleNamespace(**{**vars(roles), "actor": lambda *given: calls.append(given)})
-    settings = how(reads_old_logprobs=False, kl=KlSettings(0.1, in_loss=True, estimator=KL_ESTIMATORS["k1"]))
+    settings = how(reads_old_logprobs=False, kl=IN_LOSS)
     made = made_from(rollout, actor, settings)
     assert calls == [] and made.old_logprobs_BR is None and made.ref_logprobs_BR is not None
     assert torch.equal(made.rewards_BR.sum(1), made.scores_B)  # no KL in the reward
 
 
 def test_another_estimate_of_the_kl(rollout, roles):
-    made = made_from(rollout, roles, how(kl=KlSettings(0.1, in_loss=False, estimator=KL_ESTIMATORS["k2"])))
+    made = made_from(rollout, roles, how(kl=KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k2"])))
     want = made.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.ref_logprobs_BR).square().sum(1)
     torch.testing.assert_close(made.rewards_BR.sum(1), want)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
-    kl = KlSettings(0.1, in_loss=False, estimator=KL_ESTIMATORS["full"])
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["full"])
     plan = PlanSettings(1, packed=packed, max_row_tokens=13, max_rows_per_micro_batch=None if packed else 2)
     made = made_from(rollout, roles, how(kl=kl, plan=plan))
     for row, prompt in enumerate(PROMPTS):
@@ -267,7 +272,7 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
 
 def test_the_greedy_baseline(rollout, roles):
     greedy_B = torch.arange(5.0)
-    settings = how(estimator=ESTIMATORS["remax"], kl=KlSettings(0.1, in_loss=True, estimator=KL_ESTIMATORS["k1"]))
+    settings = how(estimator=ESTIMATORS["remax"], kl=IN_LOSS)
     made = made_from(rollout, roles, settings, greedy_B)
     torch.testing.assert_close(made.advantages_BR[:, 0], made.scores_B - greedy_B)
 
@@ -278,7 +283,7 @@ def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles)
     # Lengths 3, 1, 5, 6, 2: beyond 4 tokens half a point for two of them.
     off_B = torch.tensor([0.0, -2.0, -0.25, -2.5, 0.0])
     torch.testing.assert_close(outcome_scores(cut, torch.zeros(5), length), off_B)
-    made = made_from(cut, roles, how(length=length, kl=KlSettings(0.1, in_loss=True, estimator=KL_ESTIMATORS["k1"])))
+    made = made_from(cut, roles, how(length=length, kl=IN_LOSS))
     torch.testing.assert_close(made.rewards_BR.sum(1), made.scores_B + off_B)
     assert made.counts_B.tolist() == [True, False, True, False, True]
     assert made_from(cut, roles, how()).counts_B.all()

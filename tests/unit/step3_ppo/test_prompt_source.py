@@ -237,7 +237,7 @@ def test_two_ranks_see_the_same():
 @pytest.mark.parametrize("chosen", [[0, 1], [0, 1, 7], [0, -1, 1], [0.5, 1, 2], None, "abc", np.arange(3)])
 def test_indices_that_do_not_fit(chosen):
     source = source_of((AtRandom, None), rows(7))
-    source._sampler.take = lambda first, count: chosen
+    source.sampler.take = lambda first, count: chosen
     with pytest.raises(ThreestepError, match=r"AtRandom.take\(0, 3\): expected a list of 3 indices from 0 to 6, got "):
         source.take(0, 3)
 
@@ -245,7 +245,7 @@ def test_indices_that_do_not_fit(chosen):
 @pytest.mark.parametrize("state", [{1: "a"}, {"a": (1, 2)}, {"a": float("nan")}, {"a": {1}}])
 def test_a_state_that_json_does_not_keep(state):
     source = source_of((AtRandom, None), rows(7))
-    source._sampler.state_dict = lambda: state
+    source.sampler.state_dict = lambda: state
     with pytest.raises(ThreestepError, match="AtRandom.state_dict: expected a dict that comes back from JSON as it"):
         source.state_dict()
 

@@ -1,13 +1,11 @@
-"""Generalised advantage estimation. Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""Generalised advantage estimation. Pure tensors."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, discounted_sums
 
 
 def gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,15 +16,9 @@ def gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Ten
     """
     if inputs.values_BR is None:
         raise AssertionError("gae needs the critic's values")
-    gamma, lam = settings.gamma, settings.lam
     values_BR = torch.where(inputs.inside_BR, inputs.values_BR, 0.0)
     rewards_BR = torch.where(inputs.inside_BR, inputs.rewards_BR, 0.0)
-    advantages_BR = torch.zeros_like(rewards_BR)
-    next_value_B = torch.zeros_like(rewards_BR[:, 0])
-    next_advantage_B = torch.zeros_like(next_value_B)
-    for t in reversed(range(rewards_BR.shape[1])):
-        delta_B = rewards_BR[:, t] + gamma * next_value_B - values_BR[:, t]
-        next_advantage_B = delta_B + gamma * lam * next_advantage_B
-        next_value_B = values_BR[:, t]
-        advantages_BR[:, t] = next_advantage_B
+    next_values_BR = pad(values_BR[:, 1:], (0, 1))
+    deltas_BR = rewards_BR + settings.gamma * next_values_BR - values_BR
+    advantages_BR = discounted_sums(deltas_BR, settings.gamma * settings.lam)
     return advantages_BR, advantages_BR + values_BR

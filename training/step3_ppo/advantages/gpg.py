@@ -1,7 +1,4 @@
-"""Group policy gradient (GPG). Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""Group policy gradient (GPG). Pure tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +14,9 @@ def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Ten
     (Chu et al. 2025, arXiv:2504.02546, with F_norm 1). A group of one is such a group.
     """
     outcomes_B, group_B = inputs.outcomes_B, inputs.group_B
-    differs_B = outcomes_B != _first_of_group(outcomes_B, group_B)
+    _, place_B = torch.unique(group_B, return_inverse=True)
+    least_G = torch.full_like(outcomes_B, torch.inf).scatter_reduce(0, place_B, outcomes_B, "amin")  # at most B groups
+    differs_B = outcomes_B != least_G[place_B]
     teaches_B = group_sums(differs_B.double(), group_B) > 0
     count, teaching = inputs.over_ranks(
         torch.stack([torch.ones_like(outcomes_B).sum(), teaches_B.double().sum()])
@@ -25,11 +24,3 @@ def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Ten
     alpha = count / teaching.clamp(min=1.0)
     centred_B = torch.where(teaches_B, group_centred(outcomes_B, group_B), 0.0)
     return inputs.on_tokens(alpha * centred_B), None
-
-
-def _first_of_group(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """For each sequence, the value of one fixed member of its group."""
-    _, place_B = torch.unique(group_B, return_inverse=True)
-    rows_B = torch.arange(len(group_B), device=group_B.device)
-    first_G = torch.full_like(rows_B, len(group_B)).scatter_reduce(0, place_B, rows_B, "amin")  # at most B groups
-    return values_B[first_G[place_B]]

@@ -1,7 +1,4 @@
-"""Group-relative advantages of GRPO and Dr. GRPO. Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""Group-relative advantages of GRPO and Dr. GRPO. Pure tensors."""
 
 from __future__ import annotations
 

@@ -84,10 +84,14 @@ def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
 
 def rewards_to_go(inputs: AdvantageInputs, gamma: float) -> torch.Tensor:
     """Return G_t = r_t + gamma G_{t+1} on each response token, 0 outside."""
-    rewards_BR = torch.where(inputs.inside_BR, inputs.rewards_BR, 0.0)
-    result_BR = torch.zeros_like(rewards_BR)
-    following_B = torch.zeros_like(rewards_BR[:, 0])
-    for t in reversed(range(rewards_BR.shape[1])):
-        following_B = rewards_BR[:, t] + gamma * following_B
+    return discounted_sums(torch.where(inputs.inside_BR, inputs.rewards_BR, 0.0), gamma)
+
+
+def discounted_sums(values_BR: torch.Tensor, discount: float) -> torch.Tensor:
+    """Return S_t = v_t + discount S_{t+1}, where S is 0 after the last column."""
+    result_BR = torch.zeros_like(values_BR)
+    following_B = torch.zeros_like(values_BR[:, 0])
+    for t in reversed(range(values_BR.shape[1])):
+        following_B = values_BR[:, t] + discount * following_B
         result_BR[:, t] = following_B
     return result_BR

@@ -1,7 +1,4 @@
-"""On-policy RL with the optimal reward baseline (OPO). Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""On-policy RL with the optimal reward baseline (OPO). Pure tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""REINFORCE++ and its form with a group baseline. Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""REINFORCE++ and its form with a group baseline. Pure tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ReMax: REINFORCE with the greedy response's score as the baseline. Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""ReMax: REINFORCE with the greedy response's score as the baseline. Pure tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""REINFORCE with a leave-one-out baseline. Pure tensors.
-
-B sequences, R response tokens.
-"""
+"""REINFORCE with a leave-one-out baseline. Pure tensors."""
 
 from __future__ import annotations
 

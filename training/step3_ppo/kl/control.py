@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 _LARGEST_ERROR = 0.2  # Ziegler et al. 2019, section 2.2: the relative error is cut to +- this
 
@@ -25,9 +24,3 @@ class KlControl:
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
             self.coefficient *= 1.0 + error * sequences / self.horizon
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"coefficient": self.coefficient}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.coefficient = float(state["coefficient"])

@@ -1,7 +1,4 @@
-"""Clipped importance sampling policy optimisation (CISPO). Pure tensors.
-
-M response tokens.
-"""
+"""Clipped importance sampling policy optimisation (CISPO). Pure tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The policy gradient itself, without ratio and clip. Pure tensors.
-
-M response tokens.
-"""
+"""The policy gradient itself, without ratio and clip. Pure tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Group sequence policy optimisation (GSPO). Pure tensors.
-
-M response tokens.
-"""
+"""Group sequence policy optimisation (GSPO). Pure tensors."""
 
 from __future__ import annotations
 

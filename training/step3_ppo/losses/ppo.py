@@ -1,7 +1,4 @@
-"""PPO's clipped surrogate, with separate bounds and a dual clip. Pure tensors.
-
-M response tokens.
-"""
+"""PPO's clipped surrogate, with separate bounds and a dual clip. Pure tensors."""
 
 from __future__ import annotations
 

@@ -8,29 +8,22 @@ zero_to_fp32, which unpickles: export only checkpoints of your own runs, after c
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joined_shards
-from training.utils.engine.training_engine import TrainingEngine, full_tensors
-from training.utils.models.description import DescribedModel, read_description, write_description
+from training.utils.engine.training_engine import full_tensors
+from training.utils.models.description import DescribedModel, read_description
 from training.utils.models.saving import save_adapter, save_model
 from training.utils.run.errors import ThreestepError
 
-_DESCRIPTIONS = "models"
+DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
-
-
-def describe_engine(checkpoint: Path, name: str, engine: TrainingEngine, tokenizer: Any) -> None:
-    """Write what an export needs besides an engine's state. On rank 0 alone."""
-    model: Any = engine.module.model
-    write_description(checkpoint / _DESCRIPTIONS / name, model, tokenizer)
 
 
 def described_engines(checkpoint: Path) -> list[str]:
     """The names of the engines of a checkpoint that can be exported."""
-    return sorted(path.name for path in (checkpoint / _DESCRIPTIONS).glob("*"))
+    return sorted(path.name for path in (checkpoint / DESCRIPTIONS).glob("*"))
 
 
 def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = False, keep_lora: bool = False) -> None:
@@ -41,7 +34,7 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
 
     Raises ThreestepError if the checkpoint lacks any of it.
     """
-    described = read_description(checkpoint / _DESCRIPTIONS / name)
+    described = read_description(checkpoint / DESCRIPTIONS / name)
     if keep_lora and not described.has_lora:
         raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
     weights = engine_weights(checkpoint / name)
@@ -49,11 +42,9 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
     model = described.model
+    save_model(out, model, dict(full_tensors(model, 0, merged=not keep_lora)), described.tokenizer)
     if keep_lora:
-        save_model(out, model, dict(full_tensors(model, 0, merged=False)), described.tokenizer)
         save_adapter(out / "adapter", model, base=out)
-    else:
-        save_model(out, model, dict(full_tensors(model, 0)), described.tokenizer)
 
 
 def engine_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -71,17 +62,27 @@ def average_weights(
     checkpoint: Path, weights: dict[str, torch.Tensor], trained: tuple[str, ...]
 ) -> dict[str, torch.Tensor]:
     """The trained weights' moving averages, float32: the ranks' shares (see WeightAverage) joined."""
-    from safetensors.torch import load_file
-
     ranks = len(list(checkpoint.glob("average_*.safetensors")))
     if ranks == 0:
         raise ThreestepError(f"--part average: {checkpoint} has none: the run had no --enable_ema; give another --part")
-    shares = [load_file(checkpoint / f"average_{rank}.safetensors") for rank in range(ranks)]
+    ranks_shares = [average_shares(checkpoint, rank) for rank in range(ranks)]
     averages = {}
     for index, name in enumerate(trained):
-        flat = torch.cat([share[str(index)] for share in shares])
+        flat = torch.cat([shares[index] for shares in ranks_shares])
         averages[name] = flat[: weights[name].numel()].view(weights[name].shape)
     return averages
+
+
+def average_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"average_{rank}.safetensors"
+
+
+def average_shares(checkpoint: Path, rank: int) -> list[torch.Tensor]:
+    """A rank's shares of the moving average, as `WeightAverage.state` returned them."""
+    from safetensors.torch import load_file
+
+    shares = load_file(average_file(checkpoint, rank))
+    return [shares[str(index)] for index in range(len(shares))]
 
 
 def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoint: Path) -> None:
@@ -91,7 +92,8 @@ def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoin
         name: weight.to(described.dtype) if weight.is_floating_point() else weight for name, weight in weights.items()
     }
     # Buffers that are computed whenever the model is loaded are not part of a state, and stay empty.
-    missing = sorted(model.state_dict().keys() - typed.keys() - set(getattr(model, "_tied_weights_keys", None) or ()))
+    tied = getattr(model, "all_tied_weights_keys", {})  # by this model's configuration, not by its family alone
+    missing = sorted(model.state_dict().keys() - typed.keys() - tied.keys())
     if missing:
         raise ThreestepError(
             f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed transformers "

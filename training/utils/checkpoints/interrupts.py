@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -21,9 +20,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -38,4 +35,4 @@ def seconds_since_start() -> float:
     """How long this process has run."""
     import psutil
 
-    return time.time() - psutil.Process(os.getpid()).create_time()
+    return time.time() - psutil.Process().create_time()

@@ -18,8 +18,7 @@ from typing import Any
 from training.utils.checkpoints.folder import read_manifest
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
-from training.utils.checkpoints.plan import CheckpointPlan
-from training.utils.checkpoints.settings_check import check_settings, describe_placement, placement
+from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.engine.collectives import largest, on_main
 from training.utils.report.arguments import trackers_in
 from training.utils.report.trackers import open_trackers

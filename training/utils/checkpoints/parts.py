@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from training.utils.checkpoints import universal
-from training.utils.checkpoints.export import describe_engine
+from training.utils.checkpoints.export import DESCRIPTIONS, average_file, average_shares
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.collectives import barrier, gathered, on_main, wait_for_main
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
+from training.utils.models.description import write_description
 from training.utils.run.seeds import random_state, seed_everything, set_random_state
 
 
@@ -48,21 +47,22 @@ class CheckpointParts:
             _save_engine(engine, folder, name, errors)
         with collected_disk_errors(errors):
             if self.average is not None:
-                _save_average(self.average, _average_file(folder, self.ranks.rank))
+                _save_average(self.average, average_file(folder, self.ranks.rank))
             _random_file(folder, self.ranks.rank).write_text(json.dumps(random_state()), encoding="utf-8")
         return _first_disk_error(errors)
 
     def describe(self, folder: Path) -> None:
         """Write what an export needs besides the engines' files. On rank 0 alone."""
         for name in self.engines.keys() & self.tokenizers.keys():
-            describe_engine(folder, name, self.engines[name], self.tokenizers[name])
+            model: Any = self.engines[name].module.model
+            write_description(folder / DESCRIPTIONS / name, model, self.tokenizers[name])
 
     def load(self, folder: Path) -> None:
         """Load what the same number of ranks wrote, with the same ZeRO stages."""
         for name, engine in self.engines.items():
             load_engine(engine, folder, name)
         if self.average is not None:
-            self.average.load_state(_read_average(_average_file(folder, self.ranks.rank)))
+            self.average.load_state(average_shares(folder, self.ranks.rank))
         self._load_random(folder)
 
     def load_converted(self, folder: Path, converted: Path, saved_ranks: int, seed: int) -> None:
@@ -74,7 +74,7 @@ class CheckpointParts:
         for name, engine in self.engines.items():
             universal.load(engine, converted, name)
         if self.average is not None:
-            self.average.load_whole([_read_average(_average_file(folder, rank)) for rank in range(saved_ranks)])
+            self.average.load_whole([average_shares(folder, rank) for rank in range(saved_ranks)])
         if saved_ranks == self.ranks.world_size:
             self._load_random(folder)
         else:
@@ -143,22 +143,11 @@ def _random_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"random_{rank}.json"
 
 
-def _average_file(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"average_{rank}.safetensors"
-
-
 def _save_average(average: WeightAverage, path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file({str(index): share.contiguous() for index, share in enumerate(average.state())}, path)
+        save_file({str(index): share.contiguous() for index, share in enumerate(average.shares)}, path)
     except SafetensorError as problem:
         raise OSError(None, str(problem), str(path)) from problem
-
-
-def _read_average(path: Path) -> list[torch.Tensor]:
-    from safetensors.torch import load_file
-
-    shares = load_file(path)
-    return [shares[str(index)] for index in range(len(shares))]

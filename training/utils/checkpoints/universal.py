@@ -12,6 +12,7 @@ another number of ranks. What they lack is done here (deepspeed 0.19):
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from training.utils.engine.checkpoint_files import (
     SHARD_FILE,
     WHOLE_FILE,
     convert_shards,
-    deepspeed_version,
     load_engine,
     read_file,
 )
@@ -108,7 +108,7 @@ def _write_common(source: Path, target: Path, engine: TrainingEngine) -> None:
     scaling = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
     common = {
         **{key: saved[key] for key in scaling if key in saved},
-        "ds_version": deepspeed_version(),
+        "ds_version": importlib.metadata.version("deepspeed"),
         "param_groups": [{} for _ in engine.parameter_groups],
         "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": [{"params": []}]},
     }

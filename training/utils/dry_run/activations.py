@@ -11,6 +11,7 @@ N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value hea
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,13 +57,12 @@ def saved_activations(model: PreTrainedModel, rows: int, tokens: int, attention:
     base: Any = model.base_model
     found = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
     kinds = [_kind(layer) for layer in found]
-    inputs: dict[int, int] = {}
     counting = _Counting({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         counting.within = id(layer)
         hidden = args[0] if args else kwargs["hidden_states"]
-        inputs[id(layer)] = hidden.numel() * hidden.element_size()
+        counting.boundary = max(counting.boundary, hidden.numel() * hidden.element_size())
 
     def leave(layer: nn.Module, args: Any, output: Any) -> None:
         counting.within = 0
@@ -78,11 +78,11 @@ def saved_activations(model: PreTrainedModel, rows: int, tokens: int, attention:
         finally:
             for hook in hooks:
                 hook.remove()
-    of_kind = {_kind(layer): counting.bytes.get(id(layer), 0) for layer in run}
+    of_kind = {_kind(layer): counting.bytes[id(layer)] for layer in run}
     return SavedActivations(
         layers=tuple(of_kind[kind] for kind in kinds),
-        outside=counting.bytes.get(0, 0),
-        boundary=max(inputs.values(), default=0),
+        outside=counting.bytes[0],
+        boundary=counting.boundary,
         widest=counting.widest,
     )
 
@@ -130,8 +130,8 @@ class _Counting:
 
     def __init__(self, weights: set[int]) -> None:
         self.within = 0  # the layer; 0 outside of all
-        self.bytes: dict[int, int] = {}
-        self.widest = 0
+        self.bytes: Counter[int] = Counter()
+        self.boundary = self.widest = 0
         self._seen = weights
         self._saved: list[torch.Tensor] = []  # a freed storage could pass its address on to another
 
@@ -141,7 +141,7 @@ class _Counting:
             self._seen.add(storage._cdata)
             self._saved.append(tensor)
             self.widest = max(self.widest, storage.nbytes())
-            self.bytes[self.within] = self.bytes.get(self.within, 0) + storage.nbytes()
+            self.bytes[self.within] += storage.nbytes()
         return tensor
 
 
@@ -152,7 +152,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _first_of_each_kind(base: nn.Module, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
+def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
     """Inside, the model has only its first layers, up to one after the first of the last kind. A kind's second layer is
     counted if there is one: what all layers share is saved in the first."""
     parents = [module for module in base.modules() if isinstance(module, nn.ModuleList) and list(module) == layers]
@@ -160,18 +160,14 @@ def _first_of_each_kind(base: nn.Module, layers: list[Any], kinds: list[Any]) ->
     if len(parents) != 1 or length >= len(layers):
         yield layers
         return
-    holder, name = next(
-        (module, name) for module in base.modules() for name, child in module.named_children() if child is parents[0]
-    )
-    config: Any = base.config
-    setattr(holder, name, nn.ModuleList(layers[:length]))
-    text_config = config.get_text_config()
+    text_config = base.config.get_text_config()
     depth, text_config.num_hidden_layers = text_config.num_hidden_layers, length
+    del parents[0][length:]
     try:
         yield layers[:length]
     finally:
         text_config.num_hidden_layers = depth
-        setattr(holder, name, parents[0])
+        parents[0].extend(layers[length:])
 
 
 class _SavedByKernel(torch.autograd.Function):

@@ -7,7 +7,6 @@ what its engines hold (docs/scale.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,35 +37,30 @@ class EngineMemory:
 
 
 def trained_memory(
-    weights: int, trainable: Sequence[int], largest: int, dtype: str, zero: dict[str, Any], ranks: int
+    weights: int, trained: int, largest: int, dtype: str, zero: dict[str, Any], ranks: int
 ) -> EngineMemory:
     """The memory of a model that is trained.
 
     weights: elements of all parameters
-    trainable: elements of each parameter that trains
+    trained: elements of those that train
     largest: elements of the largest module's parameters
     zero: the section `zero_optimization` of the DeepSpeed configuration
     """
     size = ELEMENT_BYTES[dtype]
     stage = zero["stage"]
-    trained = sum(trainable)
     share = -(-trained // ranks)  # DeepSpeed pads to whole shares: a few elements more
     is_offloaded = _offloaded(zero, "offload_optimizer")
-    parameters = _parameters(weights, size, zero, ranks)
+    parameters = weights_memory(weights, dtype, zero, ranks)
     bucket = min(zero["reduce_bucket_size"], max(trained, 1)) * size
     if stage == 0:
         master = 0 if dtype == "fp32" else 4 * trained
-        return EngineMemory(
-            parameters=parameters,
-            gradients=MemoryLine("gradients", size * trained),
-            optimizer=MemoryLine(
-                "optimizer: AdamW's moments" + (", float32 weights" if master else ""), 8 * trained + master
-            ),
-            # half precision: the step makes float32 gradients of all weights (FP16_UnfusedOptimizer)
-            buffers=MemoryLine("buffers", 0),
-            stepping=MemoryLine("the step's buffers", max(master, bucket if ranks > 1 else 0)),
-        )
-    gradients, step_buffer = _sharded_gradients(trained, share, dtype, stage, is_offloaded)
+        gradients = MemoryLine("gradients", size * trained)
+        name = "optimizer: AdamW's moments" + (", float32 weights" if master else "")
+        optimizer = MemoryLine(name, 8 * trained + master)
+        # half precision: the step makes float32 gradients of all weights (FP16_UnfusedOptimizer)
+        stepping = MemoryLine("the step's buffers", max(master, bucket if ranks > 1 else 0))
+        return EngineMemory(parameters, gradients, optimizer, MemoryLine("buffers", 0), stepping)
+    gradients, stepping_bytes = _sharded_gradients(trained, share, dtype, stage, is_offloaded)
     state = 12 * share  # float32 weights, and two moments, in float32 training too: stages 1 to 3 copy the weights
     name = "optimizer: AdamW's moments, float32 weights"
     optimizer = MemoryLine(name, 0, state) if is_offloaded else MemoryLine(name, state)
@@ -75,17 +69,13 @@ def trained_memory(
         buffers += _gathered(weights, largest, zero) * size
     name = "reduction bucket" + (", gathered weights" if stage == 3 else "")
     copies = size * share if is_offloaded and stage < 3 else 0  # updated weights on their way back
-    return EngineMemory(parameters, gradients, optimizer, MemoryLine(name, buffers, copies), step_buffer)
+    stepping = MemoryLine("the step's buffers", stepping_bytes)
+    return EngineMemory(parameters, gradients, optimizer, MemoryLine(name, buffers, copies), stepping)
 
 
-def frozen_memory(weights: int, largest: int, dtype: str, zero: dict[str, Any], ranks: int) -> tuple[MemoryLine, int]:
-    """A model that is only read: its weights, and the bytes gathered meanwhile. Below ZeRO-3 it is whole."""
+def weights_memory(weights: int, dtype: str, zero: dict[str, Any], ranks: int) -> MemoryLine:
+    """The weights alone: all that a model holds that is only read. Below ZeRO-3 it is whole."""
     size = ELEMENT_BYTES[dtype]
-    gathered = _gathered(weights, largest, zero) * size if zero["stage"] == 3 else 0
-    return _parameters(weights, size, zero, ranks), gathered
-
-
-def _parameters(weights: int, size: int, zero: dict[str, Any], ranks: int) -> MemoryLine:
     if zero["stage"] < 3:
         return MemoryLine("weights", size * weights)
     share = size * -(-weights // ranks)
@@ -93,21 +83,18 @@ def _parameters(weights: int, size: int, zero: dict[str, Any], ranks: int) -> Me
     return MemoryLine("weights, sharded", 0 if offloaded else share, share if offloaded else 0)
 
 
-def _sharded_gradients(
-    trained: int, share: int, dtype: str, stage: int, offload: bool
-) -> tuple[MemoryLine, MemoryLine]:
-    """Gradients between micro-batches, and the step's buffers."""
+def _sharded_gradients(trained: int, share: int, dtype: str, stage: int, offload: bool) -> tuple[MemoryLine, int]:
+    """Gradients between micro-batches, and the bytes of the step's buffers."""
     summed = 4 if dtype == "bf16" else ELEMENT_BYTES[dtype]  # bf16 accumulates in float32 (data_types.grad_accum_dtype)
     moved = 4 * share if offload else 0  # float32, for the optimizer on the CPU
     if stage == 3:
         held = summed * share
-        line = MemoryLine("gradients, sharded", 0 if offload else held, held + moved if offload else 0)
-        return line, MemoryLine("the step's buffers", 0)
+        return MemoryLine("gradients, sharded", 0 if offload else held, held + moved if offload else 0), 0
     if stage == 2:
-        return MemoryLine("gradients, sharded", summed * share, moved), MemoryLine("the step's buffers", 4 * share)
+        return MemoryLine("gradients, sharded", summed * share, moved), 4 * share
     if dtype == "bf16" and not offload:  # BF16_Optimizer: whole float32 sums, and the bf16 gradients of the backward
-        return MemoryLine("gradients", (4 + 2) * trained), MemoryLine("the step's buffers", 0)
-    return MemoryLine("gradients", summed * trained, moved), MemoryLine("the step's buffers", 4 * share)
+        return MemoryLine("gradients", (4 + 2) * trained), 0
+    return MemoryLine("gradients", summed * trained, moved), 4 * share
 
 
 def _gathered(weights: int, largest: int, zero: dict[str, Any]) -> int:

@@ -18,30 +18,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def causal_lm_on_meta(settings: ModelSettings, dtype: torch.dtype) -> PreTrainedModel:
-    """Return what `load_causal_lm` would load, in train mode with LoRA and dropout, its weights on the meta device.
-    The vocabulary is the configuration's, without tokens added to the tokenizer."""
-    from transformers import AutoModelForCausalLM
-
-    return _built(AutoModelForCausalLM, settings, dtype)
-
-
-def scalar_model_on_meta(settings: ModelSettings, dtype: torch.dtype) -> PreTrainedModel:
-    """The same for `load_scalar_model`."""
-    from transformers import AutoModelForSequenceClassification
-
-    return _built(AutoModelForSequenceClassification, settings, dtype, num_labels=1)
-
-
-def _built(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, **config: Any) -> PreTrainedModel:
+def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = False) -> PreTrainedModel:
+    """Return what `load_causal_lm`, or for `scores` `load_scalar_model`, would load, in train mode with LoRA and
+    dropout, its weights on the meta device. The vocabulary is the configuration's, without tokens added to the
+    tokenizer."""
     import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    found = load_config(settings.name_or_path, settings.trust_remote_code)
-    for name, value in config.items():
-        setattr(found, name, value)
+    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    auto_class: Any = AutoModelForCausalLM
+    if scores:
+        auto_class, config.num_labels = AutoModelForSequenceClassification, 1
     try:
         with torch.device("meta"):
-            model = auto_class.from_config(found, dtype=dtype)
+            model = auto_class.from_config(config, dtype=dtype)
             # Recomputation and compiling change no weight; the estimate accounts for the memory that they change.
             model = prepared(model, replace(settings, gradient_checkpointing=False, torch_compile=False), False)
             for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device

@@ -11,10 +11,9 @@ import torch
 from training.utils.dry_run.activations import head_bytes, saved_activations
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
 from training.utils.dry_run.table import MemoryLine
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import DTYPES
-from training.utils.layout.planner import PlanSettings
 from training.utils.models.attention import SDPA
 from training.utils.models.settings import ModelSettings
 
@@ -51,11 +50,11 @@ def plan_training(
     model: Any, forward: LargestForward, loading: ModelSettings, settings: EngineSettings, ranks: int
 ) -> PlannedModel:
     """Return what training `model` (on the meta device) takes of one rank."""
-    trainable = [part.numel() for part in model.parameters() if part.requires_grad]
+    trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
     weights = sum(part.numel() for part in model.parameters())
-    config = deepspeed_config(settings, ranks, sum(trainable), torch.cuda.is_available())
+    config = deepspeed_config(settings, ranks, trained, torch.cuda.is_available())
     zero = config["zero_optimization"]
-    engine = trained_memory(weights, trainable, largest_module(model), settings.dtype, zero, ranks)
+    engine = trained_memory(weights, trained, largest_module(model), settings.dtype, zero, ranks)
     saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
@@ -70,7 +69,7 @@ def plan_training(
         lines.append(MemoryLine("attention mask", forward.rows * forward.tokens**2 * (1 + size)))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     sentences = (
-        f"model: {type(model).__name__}, {weights:,} weights, of which {sum(trainable):,} train{adapters}; "
+        f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
         f"{settings.dtype}, attention {loading.attn_implementation}, gradient checkpointing "
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
@@ -78,13 +77,13 @@ def plan_training(
     return PlannedModel(sentences, engine, tuple(lines))
 
 
-def largest_forward(plan: PlanSettings, sequences: int, longest_tokens: int, shared_by: int = 1) -> tuple[int, int]:
-    """Return (rows, tokens a row) of the largest forward; a single sequence may exceed the bound in tokens. shared_by:
-    responses of a prompt, each in a row of its own if nothing is packed."""
-    budget = plan.max_tokens_per_micro_batch
-    if budget is None:
-        return sequences * shared_by, longest_tokens
-    return max(1, -(-budget // longest_tokens)), longest_tokens
+def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, shared_by: int = 1) -> int:
+    """Return how many rows of `longest_tokens` the largest forward of `sequences` has, as `forward_plan` bounds it.
+    A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a row of its own
+    if nothing is packed."""
+    if most_tokens is not None:
+        return max(1, -(-most_tokens // longest_tokens))
+    return sequences if packed else sequences * shared_by
 
 
 def largest_module(model: Any) -> int:

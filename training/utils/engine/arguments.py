@@ -1,10 +1,10 @@
-"""The flags of one trained engine, shared by steps 1 and 2. Cheap to import: `--help` reaches this module."""
+"""How one model is trained under DeepSpeed: as one record, and as the flags that steps 1 and 2 share. Cheap to import:
+`--help` reaches this module."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.engine.settings import EngineSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
 
@@ -13,6 +13,26 @@ DTYPE_NAMES = ("fp32", "bf16", "fp16")
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
 )  # fmt: skip
+ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """learning_rate: the schedule's peak.
+    lora_learning_rate: of LoRA's adapters; None: the same.
+    max_grad_norm: over all weights and ranks; 0 turns clipping off.
+    """
+
+    dtype: str = "fp32"
+    zero_stage: int = 0
+    offload: bool = False
+    deepspeed_config: str | None = None
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    lr_scheduler_type: str = "cosine"
+    num_warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    lora_learning_rate: float | None = None
 
 
 @dataclass
@@ -59,15 +79,14 @@ class EngineArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
-        check_offload(mistakes, self.offload, ("--zero_stage", self.zero_stage))
+        check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
 
     def settings(self, learning_rate: float) -> EngineSettings:
         return settings_of(EngineSettings, self, learning_rate=learning_rate)
 
 
-def check_offload(mistakes: Mistakes, offload: bool, stage: tuple[str, int]) -> None:
-    """Note offload at a ZeRO stage without it. stage: its flag and its value."""
-    flag, got = stage
+def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int) -> None:
+    """Note offload at a ZeRO stage without it."""
     mistakes.require(
-        not offload or got > 0, f"--offload expects {flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
+        not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
-from training.utils.run.fault_arguments import FaultArguments
+from training.utils.run.run_arguments import FaultArguments
 from training.utils.run.run_folder import BAD_STEPS
 
 

@@ -64,12 +64,6 @@ def joined_shards(folder: Path) -> dict[str, torch.Tensor]:
         return get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), folder.name)
 
 
-def deepspeed_version() -> str:
-    import deepspeed
-
-    return deepspeed.__version__
-
-
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import EngineSettings
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
 _DTYPE_SECTIONS = ("bf16", "fp16")  # each under the name of its --dtype
@@ -21,7 +21,7 @@ def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: i
     ours = _from_flags(settings, ranks, trainable_elements, on_gpu)
     if settings.deepspeed_config is None:
         return ours
-    theirs = _read_json(settings.deepspeed_config)
+    theirs = users_config(settings.deepspeed_config)
     _check_users_config(theirs, settings)
     final = _filled_in(theirs, ours)
     for section in _DTYPE_SECTIONS:
@@ -30,18 +30,14 @@ def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: i
     return final
 
 
-def filled_in_keys(path: str, final: dict[str, Any]) -> list[str]:
-    """Return the dotted keys of `final` that the user's JSON at `path` lacks or sets to "auto"."""
-    return _missing_keys(_read_json(path), final, "")
-
-
-def _missing_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str) -> list[str]:
+def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys of `final` that the user's configuration lacks or sets to "auto"."""
     names: list[str] = []
     for key, value in final.items():
         if theirs.get(key, "auto") == "auto":
             names.append(prefix + key)
         elif isinstance(value, dict):
-            names += _missing_keys(theirs[key], value, f"{prefix}{key}.")
+            names += filled_in_keys(theirs[key], value, f"{prefix}{key}.")
     return names
 
 
@@ -86,7 +82,8 @@ def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, o
     return config
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def users_config(path: str) -> dict[str, Any]:
+    """Return the object in the JSON file of --deepspeed_config; ThreestepError if there is none."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:

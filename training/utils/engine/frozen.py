@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.utils.engine.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
@@ -212,7 +212,7 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
     return (CheckedAdamW if plain_adamw else torch.optim.AdamW)(
         [group for group in (decayed, plain, adapters) if group["params"]],
         lr=settings.learning_rate,
-        betas=settings.adam_betas,
+        betas=ADAM_BETAS,
         fused=True,
     )
 

@@ -18,7 +18,7 @@ class WeightAverage:
     """average = decay * average + (1 - decay) * weight, starting from the present weights.
 
     Only of weights that `engine` trains (with LoRA: of each adapter matrix), as the model computes with them: with
-    bf16, not the optimizer's float32 masters.
+    bf16, not the optimizer's float32 masters. shares: this rank's, float32, for a checkpoint.
     """
 
     def __init__(self, engine: TrainingEngine, decay: float) -> None:
@@ -26,12 +26,12 @@ class WeightAverage:
         self._is_sharded = engine.settings.zero_stage == 3
         self._decay = decay
         self._weights = [weight for weight in engine.module.parameters() if weight.requires_grad]
-        self._shares = [self._share(weight).float().clone() for weight in self._weights]
+        self.shares = [self._share(weight).float().clone() for weight in self._weights]
 
     @torch.no_grad()
     def update(self) -> None:
         """Add the present weights, after an optimizer step. Not a collective."""
-        for share, weight in zip(self._shares, self._weights, strict=True):
+        for share, weight in zip(self.shares, self._weights, strict=True):
             share.lerp_(self._share(weight).float(), 1.0 - self._decay)
 
     @torch.no_grad()
@@ -39,24 +39,20 @@ class WeightAverage:
         """Overwrite the model's weights with the averages, at the end of training. A collective."""
         import deepspeed
 
-        for share, weight in zip(self._shares, self._weights, strict=True):
+        for share, weight in zip(self.shares, self._weights, strict=True):
             whole = self._whole(share, weight)
             with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=self._is_sharded):
                 weight.data.copy_(whole)
 
-    def state(self) -> list[torch.Tensor]:
-        """This rank's shares, float32, for a checkpoint."""
-        return self._shares
-
     def load_state(self, shares: list[torch.Tensor]) -> None:
-        """Restore what `state` returned on this rank, with the same number of ranks."""
-        for share, saved in zip(self._shares, shares, strict=True):
+        """Restore `shares` as they were on this rank, with the same number of ranks."""
+        for share, saved in zip(self.shares, shares, strict=True):
             share.copy_(saved)
 
     def load_whole(self, parts: list[list[torch.Tensor]]) -> None:
-        """Restore what `state` returned on all ranks, in their order, from any number of ranks and ZeRO stage."""
+        """Restore the `shares` of all ranks, in their order, from any number of ranks and ZeRO stage."""
         rank = self._ranks.rank
-        for index, (share, weight) in enumerate(zip(self._shares, self._weights, strict=True)):
+        for index, (share, weight) in enumerate(zip(self.shares, self._weights, strict=True)):
             elements, size = count_elements([weight]), self._share_size(weight)
             whole = torch.cat([part[index].reshape(-1) for part in parts])[:elements]
             mine = whole[rank * size : rank * size + share.numel()]

@@ -19,22 +19,15 @@ from training.utils.engine.training_engine import TrainingEngine
 
 
 class WholeModel:
-    """Lends `model`, which `engine` trains, in eval mode with whole weights."""
+    """Lends `model`, which `engine` trains, in eval mode with whole weights.
+
+    model: itself sharded under ZeRO-3, with its adapters if it has any
+    """
 
     def __init__(self, engine: TrainingEngine, model: PreTrainedModel) -> None:
-        self._engine = engine
-        self._model = model
+        self.engine = engine
+        self.model = model
         self._copy = _empty_copy(model, engine) if engine.settings.zero_stage == 3 else None
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The trained model itself: sharded under ZeRO-3, with its adapters if it has any."""
-        return self._model
-
-    @property
-    def updates(self) -> int:
-        """See TrainingEngine.updates."""
-        return self._engine.updates
 
     @property
     def is_sharded(self) -> bool:
@@ -43,18 +36,18 @@ class WholeModel:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See TrainingEngine.full_tensors: at most one bucket of whole weights at a time."""
-        return self._engine.full_tensors(self._model)
+        return self.engine.full_tensors(self.model)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:
         """A collective under ZeRO-3: all ranks enter together."""
         if self._copy is None:
-            was_training = self._model.training
-            self._model.eval()
+            was_training = self.model.training
+            self.model.eval()
             try:
-                yield self._model
+                yield self.model
             finally:
-                self._model.train(was_training)
+                self.model.train(was_training)
             return
         targets = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
         for name, tensor in self.tensors():

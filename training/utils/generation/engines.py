@@ -20,6 +20,8 @@ ENGINES = {
     "hybrid": "training.utils.generation.hybrid:HybridRollout",
     "vllm": "training.utils.generation.vllm:VllmRollout",
 }
+# Those whose log-probabilities another program computes: `logprobs_are_trained_models` of their classes is False.
+WITH_OTHER_LOGPROBS = ("vllm",)
 FLAG = "--rollout_engine"
 ENGINES_HELP = (
     f"{', '.join(ENGINES)} (vllm: the package vllm, docs/vllm.md; hybrid: DeepSpeed's engine, in training only), or "

@@ -79,9 +79,9 @@ class VllmRollout(RolloutEngine):
     def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
         """Start or wake vLLM and send it the weights if they have changed; yield the trained model as it is."""
         self._vllm.wake(actor.model)
-        if self._vllm.updates != actor.updates:
+        if self._vllm.updates != actor.engine.updates:
             self._vllm.take(actor.tensors(), actor.model.dtype, keep=not actor.is_sharded)
-            self._vllm.updates = actor.updates
+            self._vllm.updates = actor.engine.updates
         self._vllm.allocate_cache()
         self._has_weights = True
         try:

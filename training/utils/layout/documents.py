@@ -65,8 +65,9 @@ class Document:
     def tokens(self) -> int:
         return sum(len(segment.tokens) for segment in self.segments)
 
-    def __len__(self) -> int:
-        return self.tokens
+    @cached_property
+    def targets(self) -> int:
+        return sum(int(segment.tokens.is_target.sum()) for segment in self.segments)
 
 
 def plain(sequence: TokenSequence) -> Document:

@@ -12,12 +12,11 @@ import numpy as np
 class ShuffledStream:
     """An endless stream of epochs of `rows` row numbers, each in an order of its own."""
 
-    def __init__(self, rows: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, rows: int, seed: int) -> None:
         if rows <= 0:
             raise AssertionError("a stream needs at least one row")
         self.rows = rows
         self.seed = seed
-        self.shuffle = shuffle
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -28,8 +27,7 @@ class ShuffledStream:
             epoch, offset = divmod(position, self.rows)
             if epoch != self._epoch:
                 generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-                order = generator.permutation(self.rows) if self.shuffle else np.arange(self.rows)
-                self._epoch, self._order = epoch, order
+                self._epoch, self._order = epoch, generator.permutation(self.rows)
             taken.append(int(self._order[offset]))
         return taken
 

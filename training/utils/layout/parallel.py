@@ -52,13 +52,8 @@ class Block:
 
 
 class MalformedBlocks(Exception):
-    """Tags that do not match. reason: the rule that is broken. column: the token (the text's length for what is open at
-    its end)."""
-
-    def __init__(self, reason: str, column: int) -> None:
-        super().__init__(f"token {column}: {reason}")
-        self.reason = reason
-        self.column = column
+    """Tags that do not match: `token COLUMN: the rule that is broken`, at the text's length for what is open at its
+    end."""
 
 
 def find_blocks(
@@ -83,7 +78,7 @@ def find_blocks(
         tag = int(input_ids[column])
         reason = _what_is_wrong(tag, tags, in_block, in_path, paths, column)
         if reason is not None:
-            raise MalformedBlocks(reason, column)
+            raise MalformedBlocks(f"token {column}: {reason}")
         if tag == tags.open_block:
             in_block, paths, opened = True, [], column
         elif tag == tags.close_block:
@@ -96,7 +91,8 @@ def find_blocks(
                 paths.append(column)
     if in_block:
         if not cut:
-            raise MalformedBlocks(f"the text ends in an open {'path' if in_path else 'block'}", len(input_ids))
+            open_part = "path" if in_path else "block"
+            raise MalformedBlocks(f"token {len(input_ids)}: the text ends in an open {open_part}")
         _check_written(is_written, opened, len(input_ids))
         blocks.append(Block(tuple(paths), None))
     return tuple(blocks)
@@ -105,7 +101,7 @@ def find_blocks(
 def _check_written(is_written: torch.Tensor | None, start: int, stop: int) -> None:
     unwritten = [] if is_written is None else torch.nonzero(~is_written[start:stop]).flatten().tolist()
     if unwritten:
-        raise MalformedBlocks("a block holds text that the model does not write", start + unwritten[0])
+        raise MalformedBlocks(f"token {start + unwritten[0]}: a block holds text that the model does not write")
 
 
 def _what_is_wrong(

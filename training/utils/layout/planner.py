@@ -87,15 +87,9 @@ def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
     return 60.0 / 6.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """micro_batches[rank][m]: the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
-
-    micro_batches: tuple[tuple[MicroBatch, ...], ...]
-
-
-def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
-    """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once."""
+def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once. [rank][m] of the result:
+    the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
     shares = _shares(lengths, settings)
     fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
@@ -105,7 +99,7 @@ def plan_step(lengths: Sequence[int], settings: PlanSettings) -> StepPlan:
             spread = _laid_out(lengths, share, most, settings)
             mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else mine
         micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
-    return StepPlan(tuple(micro_batches))
+    return tuple(micro_batches)
 
 
 def _shares(lengths: Sequence[int], settings: PlanSettings) -> list[list[int]]:
@@ -140,14 +134,13 @@ def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings
         filled = _filled(lengths, share, settings)
         even = _laid_out(lengths, share, len(filled), settings)
         return even if all(_fits(lengths, rows, settings) for rows in even) else filled
-    count, budget = 1, settings.max_tokens_per_micro_batch
+    fewest, budget = 1, settings.max_tokens_per_micro_batch
     if budget is not None:  # a document above the budget takes one micro-batch of any length
-        count = max(count, -(-sum(min(lengths[index], budget) for index in share) // budget))
-    while True:
+        fewest = max(fewest, -(-sum(min(lengths[index], budget) for index in share) // budget))
+    for count in range(fewest, len(share) + 1):
         micro_batches = _laid_out(lengths, share, count, settings)
-        if count >= len(share) or all(_fits(lengths, rows, settings) for rows in micro_batches):
+        if all(_fits(lengths, rows, settings) for rows in micro_batches):
             break
-        count += 1
     # A few more may pad less. With many, widths are similar already.
     if count <= _MANY:
         for more in range(count + 1, min(len(share), count + _MANY) + 1):

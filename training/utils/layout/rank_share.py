@@ -30,7 +30,7 @@ def rank_share(
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. sharing: the responses to one prompt share it, if documents may share rows."""
     groups, documents = documents_of(sequences, plan, sharing)
-    mine = plan_step([document.tokens for document in documents], plan).micro_batches[rank]
+    mine = plan_step([document.tokens for document in documents], plan)[rank]
     return [
         SequenceRows(
             [index for row in rows for place in row for index in groups[place]],

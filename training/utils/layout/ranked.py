@@ -63,12 +63,6 @@ def planned_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: b
     return len(response_tokens) * (prompt_tokens + max(response_tokens))
 
 
-def real_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: bool) -> int:
-    """Return the tokens computed for a prompt with its responses, without padding."""
-    copies = 1 if shared else len(response_tokens)
-    return copies * prompt_tokens + sum(response_tokens)
-
-
 def sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
     """Return [B], the sum of each sequence's values; sequence_M: int64, the sequence each belongs to."""
     return values_M.new_zeros(sequences).index_add(0, sequence_M, values_M)

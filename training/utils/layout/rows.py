@@ -51,11 +51,6 @@ class TokenRows:
     sequence_M: torch.Tensor
     end_B: torch.Tensor
 
-    @property
-    def real_tokens(self) -> int:
-        """Tokens without padding."""
-        return int((self.segment_ids_NT != PAD_SEGMENT).sum())
-
     def to(self, device: torch.device | str) -> TokenRows:
         return replace(self, **{name: part.to(device) for name, part in vars(self).items() if part is not None})
 

@@ -11,8 +11,7 @@ from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.arguments import resolved_settings
-from training.utils.run.fault_arguments import FaultArguments
-from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.run.step import Step
 
 

@@ -53,10 +53,9 @@ def one_model_program(
             check(flags)
         check_model_folder(flags.model.model_name_or_path)
         if flags.run.dry_run:
-            from training.utils.dry_run.one_model import dry_run
+            from training.utils.opening.dry_run import dry_run
 
-            responses = 2 if phase == 2 else 1
-            dry_run(step.program, groups, flags.own.learning_rate, flags.data.rows.max_seq_len, scores, responses)
+            dry_run(flags, scores, responses=2 if phase == 2 else 1)
         else:
             from training.utils.opening.one_model_run import run_one_model
 

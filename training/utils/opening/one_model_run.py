@@ -18,7 +18,6 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.chat.chat import conversation_end, use_chat_template
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
@@ -33,7 +32,7 @@ from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import report_at_end
 from training.utils.run.console import log
 
@@ -84,7 +83,7 @@ def run_one_model(
         tensors = engine.full_state(model)
         if ranks.is_main:
             save_model(folder.model, model, tensors, tokenizer)
-        folder.write_summary(result.summary)
+        folder.write_json("summary.json", result.summary)
         report_at_end(folder.path, flags.report.report and ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         log(f"{said}; the model is in {folder.model}", ranks.is_main)

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from training.utils.engine.arguments import EngineArguments
-from training.utils.engine.config import deepspeed_config, filled_in_keys
+from training.utils.engine.arguments import EngineArguments, EngineSettings
+from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
 from training.utils.engine.matmul_rate import peak_of_all_ranks
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
@@ -93,7 +92,7 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
     dtype = check_dtype(settings.dtype)
     config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
     if settings.deepspeed_config is not None:
-        filled_in = filled_in_keys(settings.deepspeed_config, config)
+        filled_in = filled_in_keys(users_config(settings.deepspeed_config), config)
         log(f"filled in the keys that {settings.deepspeed_config} lacks: {', '.join(filled_in)}", ranks.is_main)
     with born_sharded(config, settings.zero_stage):
         model = load(dtype)

@@ -9,14 +9,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.documents import Document
 from training.utils.layout.order import ShuffledStream
+from training.utils.layout.planner import PlanSettings
+from training.utils.models.flops import ComputeMeter
 from training.utils.opening.result import TrainingResult
 from training.utils.run.console import progress_bar, show
 from training.utils.run.metrics import MetricsWriter
-from training.utils.run.traces import traced
+from training.utils.run.traces import Traces, traced
 
 
 class NumberedRow(Protocol):
@@ -27,6 +29,26 @@ class NumberedRow(Protocol):
 
 
 Row = TypeVar("Row", bound=NumberedRow)
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Settings of the loops of steps 1 and 2.
+
+    items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
+    eval_interval: in optimizer steps; 0 evaluates only before and after training.
+    meter: None if MFU is not reported.
+    """
+
+    total_steps: int
+    items_per_step: int
+    train_plan: PlanSettings
+    eval_plan: PlanSettings
+    eval_interval: int
+    pad_token_id: int
+    seed: int
+    meter: ComputeMeter | None = None
+    traces: Traces = Traces()
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,14 @@ class TrainingRun(Generic[Row]):
     @property
     def ranks(self) -> Ranks:
         return self.engine.ranks
+
+    def speed_figures(self, documents: Sequence[Document], outputs: int, seconds: float) -> dict[str, float]:
+        """train/tokens_per_second, and train/mfu if the loop has a meter, of an optimizer step on `documents`, of all
+        ranks. outputs: tokens or scores that the model predicts."""
+        figures = {"train/tokens_per_second": sum(document.tokens for document in documents) / seconds}
+        if self.settings.meter is not None:
+            figures["train/mfu"] = self.settings.meter.mfu(documents, outputs, seconds)
+        return figures
 
 
 class TrainingLoop:

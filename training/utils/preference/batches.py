@@ -16,7 +16,7 @@ from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import unshared
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows, real_tokens
+from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
 from training.utils.opening.training_run import TrainingRun
 
 _FORWARDS_AT_A_TIME = 16  # of each rank, where a whole split is read: enough to balance and to sort
@@ -47,60 +47,45 @@ def preference_batches(
     ranks: Ranks,
     pad_token_id: int,
     are_targets: bool,
-) -> list[PreferenceBatch]:
-    """Lay out this rank's share of the rows `indices`; every rank gets the same number of micro-batches.
+    rows_at_a_time: int | None = None,
+) -> Iterator[PreferenceBatch]:
+    """Lay out this rank's share of the rows `indices`, in parts of `rows_at_a_time` (default: of some forwards of each
+    rank); every rank gets the same number of micro-batches. The same rows, plan and parts give the same micro-batches,
+    and so bit-identical numbers.
 
     are_targets: whether a policy reads log-probabilities of the responses; a reward model predicts no tokens.
     """
-    taken = [rows[index] for index in indices]
-    lengths = [planned_tokens(len(row.prompt_ids), response_tokens(row), plan.packed) for row in taken]
-    documents = [responses_document(row, are_targets) for row in taken]
-    levels = [margin_levels(row) for row in taken]
-    batches = []
-    for layout in plan_step(lengths, plan).micro_batches[ranks.rank]:
-        ranked = ranked_rows([[documents[number] for number in row] for row in layout], plan.packed, pad_token_id)
-        numbers = [number for row in layout for number in row]
-        sequences = [
-            (indices[number], place, tokens)
-            for number in numbers
-            for place, tokens in enumerate(response_tokens(taken[number]))
-        ]
-        row_B, place_B, tokens_B = np.array(sequences, dtype=np.int64).reshape(-1, 3).T
-        level_B = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(levels[number] for number in numbers)]))
-        margin_Q = level_B[ranked.better_Q] - level_B[ranked.worse_Q]
-        at = ranks.device
-        batches.append(PreferenceBatch(ranked.to(at), row_B, place_B, tokens_B, margin_Q.to(at)))
-    return batches
-
-
-def all_preference_batches(
-    rows: Sequence[ResponsesRow],
-    indices: Sequence[int],
-    plan: PlanSettings,
-    ranks: Ranks,
-    pad_token_id: int,
-    are_targets: bool,
-    rows_at_a_time: int | None = None,
-) -> Iterator[PreferenceBatch]:
-    """The same for any number of rows, laid out in parts. The same rows and plan give the same micro-batches, and so
-    bit-identical numbers."""
     at_a_time = rows_at_a_time or _FORWARDS_AT_A_TIME * plan.ranks * (plan.max_rows_per_micro_batch or 1)
     for start in range(0, len(indices), at_a_time):
         part = indices[start : start + at_a_time]
-        yield from preference_batches(rows, part, plan, ranks, pad_token_id, are_targets)
+        taken = [rows[index] for index in part]
+        lengths = [planned_tokens(len(row.prompt_ids), response_tokens(row), plan.packed) for row in taken]
+        documents = [responses_document(row, are_targets) for row in taken]
+        levels = [margin_levels(row) for row in taken]
+        for layout in plan_step(lengths, plan)[ranks.rank]:
+            ranked = ranked_rows([[documents[number] for number in row] for row in layout], plan.packed, pad_token_id)
+            numbers = [number for row in layout for number in row]
+            sequences = [
+                (part[number], place, tokens)
+                for number in numbers
+                for place, tokens in enumerate(response_tokens(taken[number]))
+            ]
+            row_B, place_B, tokens_B = np.array(sequences, dtype=np.int64).reshape(-1, 3).T
+            level_B = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(levels[at] for at in numbers)]))
+            margin_Q = (level_B[ranked.better_Q] - level_B[ranked.worse_Q]).to(ranks.device)
+            yield PreferenceBatch(ranked.to(ranks.device), row_B, place_B, tokens_B, margin_Q)
 
 
 def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targets: bool) -> list[PreferenceBatch]:
     """This rank's micro-batches of an optimizer step on the training rows `taken`."""
-    settings = run.settings
-    return preference_batches(run.train_rows, taken, settings.train_plan, run.ranks, settings.pad_token_id, are_targets)
+    plan, pad = run.settings.train_plan, run.settings.pad_token_id
+    return list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, rows_at_a_time=len(taken)))
 
 
 def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[PreferenceBatch]:
     """This rank's micro-batches of all evaluation rows."""
-    rows, settings = run.eval_rows, run.settings
-    pad = settings.pad_token_id
-    return all_preference_batches(rows, range(len(rows)), settings.eval_plan, run.ranks, pad, are_targets)
+    plan, pad = run.settings.eval_plan, run.settings.pad_token_id
+    return preference_batches(run.eval_rows, range(len(run.eval_rows)), plan, run.ranks, pad, are_targets)
 
 
 def response_tokens(row: ResponsesRow) -> list[int]:
@@ -108,26 +93,17 @@ def response_tokens(row: ResponsesRow) -> list[int]:
     return [len(ids) for ids in row.response_ids]
 
 
-def computed_tokens(row: ResponsesRow, plan: PlanSettings) -> int:
-    """Tokens that a forward of this row computes, without padding."""
-    return real_tokens(len(row.prompt_ids), response_tokens(row), plan.packed)
-
-
 def speed_figures(
     run: TrainingRun[ResponsesRow], taken: Sequence[int], seconds: float, are_targets: bool
 ) -> dict[str, float]:
-    """train/tokens_per_second, and train/mfu if the loop has a meter, of an optimizer step on the rows `taken`. MFU
-    counts the trained model's own forward and backward."""
-    plan, meter = run.settings.train_plan, run.settings.meter
+    """`run.speed_figures` of an optimizer step on the rows `taken`. MFU counts the trained model's own forward and
+    backward."""
     rows = [run.train_rows[index] for index in taken]
-    figures = {"train/tokens_per_second": sum(computed_tokens(row, plan) for row in rows) / seconds}
-    if meter is not None:
-        documents = [responses_document(row, are_targets) for row in rows]
-        if not plan.packed:
-            documents = [alone for document in documents for alone in unshared(document)]
-        outputs = sum(sum(response_tokens(row)) if are_targets else len(row.response_ids) for row in rows)
-        figures["train/mfu"] = meter.mfu(documents, outputs, seconds)
-    return figures
+    documents = [responses_document(row, are_targets) for row in rows]
+    if not run.settings.train_plan.packed:
+        documents = [alone for document in documents for alone in unshared(document)]
+    outputs = sum(sum(response_tokens(row)) if are_targets else len(row.response_ids) for row in rows)
+    return run.speed_figures(documents, outputs, seconds)
 
 
 def margin_levels(row: ResponsesRow) -> np.ndarray:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,20 +19,18 @@ from transformers import PreTrainedModel
 
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import from_main, summed
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import PlanSettings
 from training.utils.layout.ranked import sequence_sums
 from training.utils.models.lora import adapters_off, is_adapter_tensor
 from training.utils.opening.opened_model import OpenedModel
-from training.utils.opening.training_run import TrainingRun
-from training.utils.preference.batches import PreferenceBatch, all_preference_batches
+from training.utils.opening.training_run import LoopSettings, TrainingRun
+from training.utils.preference.batches import PreferenceBatch, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
 from training.utils.run.console import log, progress_bar
 from training.utils.run.errors import ThreestepError
 
-# PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences.
+# PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences; in eval mode, without gradients.
 Reference = Callable[[PreferenceBatch], torch.Tensor]
 
 
@@ -42,29 +39,6 @@ class References(NamedTuple):
 
     train: Reference
     eval: Reference
-
-
-@dataclass(frozen=True)
-class Known:
-    """Log-probabilities read before training."""
-
-    logprobs: RowLogprobs
-    device: torch.device
-
-    def __call__(self, batch: PreferenceBatch) -> torch.Tensor:
-        return torch.tensor(self.logprobs.of(batch.row_B, batch.place_B), device=self.device)
-
-
-@dataclass(frozen=True)
-class AdapterOff:
-    """`model`, which `engine` trains, with its adapters off. Call it in eval mode and without gradients."""
-
-    engine: TrainingEngine
-    model: PreTrainedModel
-
-    def __call__(self, batch: PreferenceBatch) -> torch.Tensor:
-        with adapters_off(self.model):
-            return read_sequences(self.engine, batch)
 
 
 def read_reference(
@@ -83,20 +57,16 @@ def read_sequences(engine: TrainingEngine, batch: PreferenceBatch) -> torch.Tens
 
 
 def read_rows(
-    engine: TrainingEngine,
-    rows: Sequence[ResponsesRow],
-    indices: Sequence[int],
-    plan: PlanSettings,
-    pad_token_id: int,
-    name: str,
+    run: TrainingRun[ResponsesRow], rows: Sequence[ResponsesRow], indices: Sequence[int], name: str
 ) -> RowLogprobs:
     """Read the rows `indices` (ascending) with the model as it is. A collective; every rank gets all of them."""
+    engine, plan, pad = run.engine, run.settings.eval_plan, run.settings.pad_token_id
     most = max((len(rows[index].response_ids) for index in indices), default=0)
     numbers = np.array(indices, dtype=np.int64)
     logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
-        for batch in all_preference_batches(rows, indices, plan, engine.ranks, pad_token_id, True):
+        for batch in preference_batches(rows, indices, plan, engine.ranks, pad, True):
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)
             bar.update(min(plan.ranks * len(np.unique(batch.row_B)), bar.total - bar.n))  # ranks have about as many
@@ -138,8 +108,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
         found[split] = stored.get(split, RowLogprobs.none())
         missing = found[split].lacking(indices)
         if missing:
-            name = f"{run.name}: reference of {split} rows"
-            new = read_rows(run.engine, rows, missing, run.settings.eval_plan, run.settings.pad_token_id, name)
+            new = read_rows(run, rows, missing, f"{run.name}: reference of {split} rows")
             found[split] = found[split].joined(new)
         rows_read += len(missing)
         pairs_read += sum(math.comb(len(rows[index].response_ids), 2) for index in missing)
@@ -152,8 +121,11 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
         log(f"reference: read {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
     elif file is not None:
         log(f"reference: resumed {sum(len(known.rows_R) for known in found.values()):,} rows; {file.path}")
-    device = run.ranks.device
-    return References(Known(found["train"], device), Known(found["eval"], device))
+
+    def known(split: str) -> Reference:
+        return lambda batch: torch.tensor(found[split].of(batch.row_B, batch.place_B), device=run.ranks.device)
+
+    return References(known("train"), known("eval"))
 
 
 def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel) -> References:
@@ -165,4 +137,9 @@ def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel) -> Re
             f"--reference adapter_off expects a model of which only the adapters train, and {others[0]} trains for the "
             "tokens that the tokenizer lacked; start from a model that has them or use --reference cached"
         )
-    return References(AdapterOff(engine, model), AdapterOff(engine, model))
+
+    def read(batch: PreferenceBatch) -> torch.Tensor:
+        with adapters_off(model):
+            return read_sequences(engine, batch)
+
+    return References(read, read)

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.settings import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
@@ -31,18 +31,18 @@ ScoreRows = Callable[[Sequence[ResponsesRow]], ScoredResponses]
 class ScorerSettings:
     """How a reward model is loaded and read.
 
-    name_or_path: a sequence-classification model with one label.
+    model_name_or_path: a sequence-classification model with one label.
     dtype: bf16 rounds so far that some scores become equal.
     zero_stage: 3 shards the model over the ranks.
-    prompts_per_forward: of one rank; packed, the tokens of that many.
+    per_device_eval_batch_size: prompts of one forward of one rank; packed, the tokens of that many.
     max_tokens_per_micro_batch: padding included; None sets no bound.
     padded: one sequence a row.
     """
 
-    name_or_path: str
+    model_name_or_path: str
     dtype: str = "fp32"
     zero_stage: int = 0
-    prompts_per_forward: int = 16
+    per_device_eval_batch_size: int = 16
     max_tokens_per_micro_batch: int | None = None
     padded: bool = False
 
@@ -52,9 +52,9 @@ def load_scorer(
 ) -> ScoreRows:
     """Load the model; return the function that scores rows with it."""
     engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
-    loading = ModelSettings(settings.name_or_path)
+    loading = ModelSettings(settings.model_name_or_path)
     check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
-    own_pad_token_id = load_config(settings.name_or_path).get_text_config().pad_token_id
+    own_pad_token_id = load_config(settings.model_name_or_path).get_text_config().pad_token_id
     model = load_under(engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True))
     read = FrozenModel(ScalarModel(model), engine, ranks)
     reason = None if settings.padded else why_not_packed(model, read, data.rows.max_seq_len, ranks.device)
@@ -62,7 +62,7 @@ def load_scorer(
         log(f"warning: {type(model).__name__} reads padded rows: {reason}", ranks.is_main)
     plan = plan_for(
         model,
-        sequences=settings.prompts_per_forward,
+        sequences=settings.per_device_eval_batch_size,
         longest_tokens=data.rows.max_seq_len,
         packed=not settings.padded and reason is None,
         ranks=ranks.world_size,

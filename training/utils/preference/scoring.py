@@ -16,7 +16,7 @@ from training.utils.engine.collectives import gathered
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
-from training.utils.preference.batches import all_preference_batches
+from training.utils.preference.batches import preference_batches
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.errors import ThreestepError
 
@@ -35,7 +35,7 @@ def score_responses(
     read: TokenRows -> float32 [sequences], in eval mode. Raises ThreestepError where a score is not finite.
     """
     mine = [np.zeros((0, 4))]
-    for batch in all_preference_batches(rows, range(len(rows)), plan, ranks, pad_token_id, False, _PLANNED_ROWS):
+    for batch in preference_batches(rows, range(len(rows)), plan, ranks, pad_token_id, False, _PLANNED_ROWS):
         with torch.no_grad():
             scores_B = read(batch.ranked.rows)
         found = scores_B.double().cpu().numpy()[: len(batch.row_B)]

@@ -24,11 +24,6 @@ class ChartLine:
     is_smooth: bool = False
 
     @property
-    def gaps(self) -> int:
-        """The number of values that are not finite."""
-        return sum(value is None for _, value in self.points)
-
-    @property
     def known(self) -> list[tuple[float, float]]:
         """The points that can be drawn."""
         return [(x, y) for x, y in self.points if y is not None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from training.utils.report.charts import (
     histogram_of,
 )
 from training.utils.report.reading import StepRun, finite
+from training.utils.run.step import Curve
 
 _PHASE = re.compile(r"^(?:.*/)?time[/_](?P<name>.+?)(?:_seconds)?$")
 _OF_LINES = {"train": "training", "eval": "evaluation", "reference": "reading the reference"}
@@ -30,29 +31,30 @@ def curves_of(steps: Sequence[StepRun]) -> list[LineChart]:
     """The charts of one kind of step; several runs share each chart, with a colour each."""
     charts = []
     for curve in steps[0].declaration.curves:
-        for part, own in _parts(curve.title, curve.metrics, several=len(steps) > 1):
-            lines = [line for place, step in enumerate(steps) for line in _lines(step, own, place, len(steps) > 1)]
-            if curve.is_smooth:
-                lines = [replace(line, is_smooth=True) for line in lines]
+        for part in [curve] if len(steps) == 1 else _parts(curve):
+            lines = [line for place, step in enumerate(steps) for line in _lines(step, part, place, len(steps) > 1)]
             if any(line.known for line in lines):
-                charts.append(LineChart(part, tuple(lines), curve.note))
+                charts.append(LineChart(part.title, tuple(lines), part.note))
     return charts
 
 
-def _parts(title: str, metrics: Mapping[str, str], several: bool) -> list[tuple[str, Mapping[str, str]]]:
-    """The chart itself; for several runs one for each training metric, as colours distinguish the runs."""
-    of_training = [label for label in metrics if not label.startswith("held-out")]
-    if not several or len(of_training) < 2:
-        return [(title, metrics)]
-    return [(f"{title}: {label}", {label: metrics[label]}) for label in of_training]
+def _parts(curve: Curve) -> list[Curve]:
+    """For several runs a chart for each training metric, as colours distinguish the runs."""
+    of_training = [label for label in curve.metrics if not label.startswith("held-out")]
+    if len(of_training) < 2:
+        return [curve]
+    return [
+        replace(curve, title=f"{curve.title}: {label}", metrics={label: curve.metrics[label]}) for label in of_training
+    ]
 
 
-def _lines(step: StepRun, metrics: Mapping[str, str], place: int, several: bool) -> list[ChartLine]:
-    present = [(label, points) for label, name in metrics.items() if (points := step.points(name))]
+def _lines(step: StepRun, curve: Curve, place: int, several: bool) -> list[ChartLine]:
+    present = [(label, points) for label, name in curve.metrics.items() if (points := step.points(name))]
     lines = []
     for index, (label, points) in enumerate(present):
-        named = label if not several else f"{step.run}: {label}" if len(metrics) > 1 else step.run
-        lines.append(ChartLine(named, points, place if several else index, label.startswith("held-out")))
+        named = label if not several else f"{step.run}: {label}" if len(curve.metrics) > 1 else step.run
+        colour = place if several else index
+        lines.append(ChartLine(named, points, colour, label.startswith("held-out"), curve.is_smooth))
     return lines
 
 
@@ -75,7 +77,7 @@ def score_charts(step: StepRun) -> list[HistogramChart]:
 def sample_charts(step: StepRun) -> list[Chart]:
     """Rewards and lengths of the samples, at the first and at the last evaluation."""
     kinds = []
-    for label, samples in sample_groups(step):
+    for label, samples in step.samples:
         read = [(finite(sample.get("response_tokens")), finite(sample.get("reward"))) for sample in samples]
         pairs = [(tokens, reward) for tokens, reward in read if tokens is not None and reward is not None]
         kinds += [(label, pairs)] if pairs else []
@@ -94,15 +96,6 @@ def sample_charts(step: StepRun) -> list[Chart]:
             f"reward of each response; correlation with its length: {correlations}",
         ),
     ]
-
-
-def sample_groups(step: StepRun) -> list[tuple[str, list[dict[str, Any]]]]:
-    """[("SFT", samples), ("PPO", samples)]: from the first evaluation and, if there was another, from the last."""
-    found: dict[Any, list[dict[str, Any]]] = {}
-    for sample in step.samples:
-        found.setdefault(repr(sample.get("step")), []).append(sample)
-    groups = list(found.values())
-    return list(zip(step.declaration.sample_labels, groups[:1] + groups[1:][-1:], strict=False))
 
 
 def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:

@@ -1,6 +1,6 @@
 """The report as one HTML page: style inside, no script, nothing from a network.
 
-What a model wrote is untrusted: every text passes through `_safe`, and the page's policy forbids scripts and requests.
+What a model wrote is untrusted: every text passes through `escape`, and the page's policy forbids scripts and requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from training.utils.report.charts import Chart, HistogramChart, LineChart, ScatterChart
+from training.utils.report.charts import Chart, HistogramChart, LineChart
 from training.utils.report.figures import curves_of, headline, phase_seconds, sample_charts, score_charts
 from training.utils.report.reading import ReportedRun, StepRun
 from training.utils.report.style import STYLE
@@ -33,18 +33,18 @@ def page(runs: Sequence[ReportedRun], written: datetime.datetime) -> str:
         ("settings", "Settings", _settings(by_kind)),
     ]
     present = [(anchor, title, body) for anchor, title, body in sections if body]
-    links = "".join(f'<a href="#{anchor}">{_safe(title)}</a>' for anchor, title, _ in present)
+    links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title, _ in present)
     bodies = "".join(
-        f'<section id="{anchor}"><h2>{_safe(title)}</h2>{body}</section>' for anchor, title, body in present
+        f'<section id="{anchor}"><h2>{escape(title)}</h2>{body}</section>' for anchor, title, body in present
     )
     name = (" and " if len(runs) == 2 else ", ").join(run.name for run in runs)
-    paths = "".join(f'<p class="soft paths">{_safe(run.path)}</p>' for run in runs)
+    paths = "".join(f'<p class="soft paths">{escape(str(run.path))}</p>' for run in runs)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_safe(name)} · Threestep</title><style>{STYLE}</style></head><body>"
-        f"<header><h1>{_safe(name)}</h1>{paths}<nav>{links}</nav>{_warnings(steps)}</header>"
+        f"<title>{escape(name)} · Threestep</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>{escape(name)}</h1>{paths}<nav>{links}</nav>{_warnings(steps)}</header>"
         f"<main>{_headlines(runs, by_kind)}{bodies}</main>"
         f"<footer>Written {written:%Y-%m-%d %H:%M} by Threestep, from the files in the runs' folders.</footer>"
         "</body></html>\n"
@@ -67,12 +67,8 @@ def _by_kind(runs: Sequence[ReportedRun]) -> dict[str, list[StepRun]]:
     """Every step, by its kind, in the order of the steps."""
     found: dict[str, list[StepRun]] = {}
     for step in sorted((step for run in runs for step in run.steps), key=lambda step: step.place):
-        found.setdefault(step.kind, []).append(step)
+        found.setdefault(step.declaration.kind, []).append(step)
     return found
-
-
-def _safe(text: object) -> str:
-    return escape(str(text), quote=True)
 
 
 def _title(steps: Sequence[StepRun]) -> str:
@@ -87,7 +83,7 @@ def _warnings(steps: Sequence[StepRun]) -> str:
     sentences = [f"{step.path.name}: {problem}" for step in steps for problem in step.problems]
     unfinished = "has no summary.json: the run continues, or it was stopped before its end"
     sentences += [f"{step.path.name} {unfinished}" for step in steps if not step.summary]
-    return "".join(f'<p class="warning">{_safe(sentence)}</p>' for sentence in sentences)
+    return "".join(f'<p class="warning">{escape(sentence)}</p>' for sentence in sentences)
 
 
 # --- headline figures
@@ -112,7 +108,7 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
 def _tile(title: str, before: float | None, after: float | None, error: float | None) -> str:
     value = shown(before) if after is None else f"<i>{shown(before)} →</i> {shown(after)}"
     under = f'<span class="soft">gain ± {shown(error)} (s.e.)</span>' if error is not None else ""
-    return f'<div class="tile"><span class="soft">{_safe(title)}</span><b>{value}</b>{under}</div>'
+    return f'<div class="tile"><span class="soft">{escape(title)}</span><b>{value}</b>{under}</div>'
 
 
 def _before_after(before: float | None, after: float | None, error: float | None) -> str:
@@ -135,7 +131,7 @@ def _figure(chart: Chart) -> str:
         return ""
     notes = [chart.note, *(_line_notes(chart) if isinstance(chart, LineChart) else [])]
     note = "; ".join(note for note in notes if note)
-    caption = f"<h3>{_safe(chart.title)}</h3>" + (f"<p>{_safe(note)}</p>" if note else "")
+    caption = f"<h3>{escape(chart.title)}</h3>" + (f"<p>{escape(note)}</p>" if note else "")
     return f"<figure><figcaption>{caption}{_legend(chart)}</figcaption>{drawn}</figure>"
 
 
@@ -143,8 +139,9 @@ def _line_notes(chart: LineChart) -> list[str]:
     windows = sorted({line.window for line in chart.lines if line.window > 1})
     notes = [f"bold: mean of {' or '.join(str(window) for window in windows)} steps around"] if windows else []
     for line in chart.lines:
-        if line.gaps:
-            notes.append(f"{line.label}: {line.gaps} value{'s' if line.gaps > 1 else ''} not finite")
+        gaps = len(line.points) - len(line.known)
+        if gaps:
+            notes.append(f"{line.label}: {gaps} value{'s' if gaps > 1 else ''} not finite")
     return notes
 
 
@@ -153,17 +150,16 @@ def _legend(chart: Chart) -> str:
         lines = [line for line in chart.lines if line.known]
         marks = [(line.label, line.colour, "dashed" if line.is_evaluation else "") for line in lines]
         marks = marks if len(marks) > 1 or marks[0][2] else []
-    elif isinstance(chart, HistogramChart):
-        marks = [(label, place, "block") for place, (label, _) in enumerate(chart.counts)]
-    elif isinstance(chart, ScatterChart):
-        marks = [(label, place, "block") for place, (label, _) in enumerate(chart.clouds)]
-    items = "".join(f'<li><i class="c{colour % 8} {kind}"></i>{_safe(label)}</li>' for label, colour, kind in marks)
+    else:
+        kinds = chart.counts if isinstance(chart, HistogramChart) else chart.clouds
+        marks = [(label, place, "block") for place, (label, _) in enumerate(kinds)]
+    items = "".join(f'<li><i class="c{colour % 8} {kind}"></i>{escape(label)}</li>' for label, colour, kind in marks)
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def _every_metric(step: StepRun, several: bool) -> str:
     rows = "".join(
-        f'<tr><td class="value metric">{_safe(name)}{f" ({bad} not finite)" if bad else ""}</td>'
+        f'<tr><td class="value metric">{escape(name)}{f" ({bad} not finite)" if bad else ""}</td>'
         + "".join(f'<td class="number">{shown(value)}</td>' for value in values)
         + f'<td class="c0">{sparkline(step.points(name))}</td></tr>'
         for name, values, bad in metric_rows(step)
@@ -172,7 +168,7 @@ def _every_metric(step: StepRun, several: bool) -> str:
         return ""
     head = "".join(f'<th class="number">{word}</th>' for word in ("first", "last", "least", "greatest"))
     return (
-        f"<details><summary>Every metric{f' of {_safe(step.run)}' if several else ''}</summary>"
+        f"<details><summary>Every metric{f' of {escape(step.run)}' if several else ''}</summary>"
         f'<div class="card scroll"><table><tr><th>metric</th>{head}<th></th></tr>{rows}</table></div></details>'
     )
 
@@ -185,12 +181,12 @@ def _samples(steps: Sequence[StepRun]) -> str:
     for row in sampled_rows(steps):
         if row.why != why:
             why = row.why
-            parts.append(f'<h3 style="margin-top:18px">{_safe(why)}</h3>')
-        truth = f'<p class="soft">expected: {_safe(row.ground_truth)}</p>' if row.ground_truth else ""
+            parts.append(f'<h3 style="margin-top:18px">{escape(why)}</h3>')
+        truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
         first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
         answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
         parts.append(
-            f'<div class="card sample"><div class="text prompt" dir="auto">{_safe(row.prompt)}</div>{truth}'
+            f'<div class="card sample"><div class="text prompt" dir="auto">{escape(row.prompt)}</div>{truth}'
             f'<div class="answers">{answers}</div></div>'
         )
     if not parts:
@@ -210,12 +206,12 @@ def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
         before = dict(first.marks).get(name)
         better = value is not None and before is not None and name != "tokens" and value != before
         colour = f' class="{"good" if value > before else "bad"}"' if better else ""  # type: ignore[operator]
-        marks.append(f"<span>{_safe(name)} <b{colour}>{shown(value)}</b></span>")
+        marks.append(f"<span>{escape(name)} <b{colour}>{shown(value)}</b></span>")
     if not answer.ended:
         marks.append('<span class="bad">cut by the length limit</span>')
     return (
-        f'<div class="answer"><p class="soft">{_safe(answer.column)}</p>'
-        f'<div class="text" dir="auto">{_safe(answer.text.strip()) or "(empty)"}</div>'
+        f'<div class="answer"><p class="soft">{escape(answer.column)}</p>'
+        f'<div class="text" dir="auto">{escape(answer.text.strip()) or "(empty)"}</div>'
         f'<div class="marks">{"".join(marks)}</div></div>'
     )
 
@@ -228,14 +224,14 @@ def _time(runs: Sequence[ReportedRun]) -> str:
     for run in runs:
         for step in run.steps:
             phases, total = phase_seconds(step)
-            whole = run.summary.get(f"seconds_{step.kind}")  # all_steps writes it
+            whole = run.summary.get(f"seconds_{step.declaration.kind}")  # all_steps writes it
             if isinstance(whole, (int, float)) and whole > total > 0:
                 phases.append(("start-up, loading and saving", whole - total))
                 total = float(whole)
             if not total:
                 continue
             bars = "".join(
-                f"<div>{_safe(name)}<span>{duration(seconds)} · {seconds / total:.0%}</span>"
+                f"<div>{escape(name)}<span>{duration(seconds)} · {seconds / total:.0%}</span>"
                 f'<u><i style="width:{min(seconds / total, 1):.1%}"></i></u></div>'
                 for name, seconds in phases
             )
@@ -263,7 +259,7 @@ def _label(step: StepRun, several: bool) -> str:
 
 def _blocks(blocks: Sequence[tuple[str, str]]) -> str:
     """Cards of (title, body)."""
-    cards = "".join(f'<div class="card"><h3>{_safe(title)}</h3>{body}</div>' for title, body in blocks)
+    cards = "".join(f'<div class="card"><h3>{escape(title)}</h3>{body}</div>' for title, body in blocks)
     return f'<div class="blocks">{cards}</div>' if cards else ""
 
 
@@ -273,7 +269,7 @@ def _settings(by_kind: dict[str, list[StepRun]]) -> str:
         if not any(step.settings for step in steps):
             continue
         differ, same = settings_rows(steps)
-        title = _safe(_title(steps))
+        title = escape(_title(steps))
         if differ:
             table = _table(["setting", *(step.run for step in steps)], [(name, *values) for name, values in differ])
             parts.append(f'<div class="card scroll"><h3>{title}: what differs</h3>{table}</div>')
@@ -292,9 +288,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
             return ' class="value"'
         return ' class="number"' if numbers and column in numbers else ""
 
-    top = "".join(f"<th{classes(column)}>{_safe(word)}</th>" for column, word in enumerate(head))
+    top = "".join(f"<th{classes(column)}>{escape(word)}</th>" for column, word in enumerate(head))
     body = "".join(
-        f"<tr>{''.join(f'<td{classes(column)}>{_safe(cell)}</td>' for column, cell in enumerate(row))}</tr>"
+        f"<tr>{''.join(f'<td{classes(column)}>{escape(cell)}</td>' for column, cell in enumerate(row))}</tr>"
         for row in rows
     )
     return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"

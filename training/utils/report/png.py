@@ -51,14 +51,13 @@ def _draw(chart: Chart, axes: Any) -> None:
     elif isinstance(chart, HistogramChart):
         for place, ((label, _), shares) in enumerate(zip(chart.counts, chart.shares, strict=True)):
             axes.stairs(shares, chart.edges, fill=True, alpha=0.35, color=_COLOURS[place % 8], label=_plain(label))
-        axes.set_xlabel(_plain(chart.x_label))
         axes.set_ylabel("% of each")
     elif isinstance(chart, ScatterChart):
         for place, (label, cloud) in enumerate(chart.clouds):
             xs, ys = zip(*cloud, strict=True) if cloud else ((), ())
             axes.scatter(xs, ys, s=9, alpha=0.55, color=_COLOURS[place % 8], label=_plain(label))
-        axes.set_xlabel(_plain(chart.x_label))
         axes.set_ylabel(_plain(chart.y_label))
+    axes.set_xlabel(_plain(chart.x_label))
     axes.set_title(_plain(chart.title), loc="left", fontweight="bold")
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -75,10 +74,8 @@ def _lines(chart: LineChart, axes: Any) -> None:
         if line.window > 1:
             axes.plot(xs, ys, color=colour, alpha=0.3, linewidth=0.8)
             mean = running_mean(line.points, line.window)
-            axes.plot([x for x, _ in mean], [y for _, y in mean], color=colour, label=_plain(line.label))
-        else:
-            axes.plot(xs, ys, color=colour, label=_plain(line.label), **style)
-    axes.set_xlabel(_plain(chart.x_label))
+            xs, ys = [x for x, _ in mean], [y for _, y in mean]
+        axes.plot(xs, ys, color=colour, label=_plain(line.label), **style)
     axes.set_ylabel(_plain(chart.note), fontsize="small")
 
 

@@ -27,7 +27,7 @@ class StepRun:
 
     declaration: of the step that the settings belong to
     lines: of metrics.jsonl, in order
-    samples: of samples.jsonl, from its first and its last step
+    samples: [("SFT", samples), ("PPO", samples)]: of samples.jsonl, from the first evaluation and the last other one
     problems: a sentence for each file that could not be read in full
     """
 
@@ -36,15 +36,11 @@ class StepRun:
     declaration: Step
     settings: dict[str, Any] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     data_report: dict[str, Any] = field(default_factory=dict)
     reward_report: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return self.declaration.kind
 
     @property
     def place(self) -> int:
@@ -119,14 +115,16 @@ def _is_step(path: Path) -> bool:
 def _read_step(path: Path, run: str) -> StepRun:
     problems: list[str] = []
     lines = [line for line in _objects(path / "metrics.jsonl", problems) if finite(line.get("step")) is not None]
-    samples = _first_and_last(_objects(path / "samples.jsonl", problems))
+    evaluations = _first_and_last(_objects(path / "samples.jsonl", problems))
     config = _mapping(path / "config.yaml", problems, yaml.safe_load)
     settings = {str(name): value for name, value in config.items()}
     reports = {name: _mapping(path / f"{name}.json", problems) for name in ("summary", "data_report", "reward_report")}
-    return StepRun(run, path, step_of(settings), settings, lines, samples, problems=tuple(problems), **reports)
+    step = step_of(settings)
+    samples = list(zip(step.sample_labels, evaluations, strict=False))
+    return StepRun(run, path, step, settings, lines, samples, problems=tuple(problems), **reports)
 
 
-def _first_and_last(samples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first_and_last(samples: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Those of the first and the last `step` alone: the file grows with every evaluation."""
     first: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
@@ -139,7 +137,7 @@ def _first_and_last(samples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             last = [sample]
         else:
             last.append(sample)
-    return first + last
+    return [group for group in (first, last) if group]
 
 
 def _objects(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:

@@ -125,15 +125,12 @@ def _line_chart(chart: LineChart) -> str:
 
 def _curve(line: ChartLine, frame: Frame) -> str:
     colour = f"c{line.colour % _COLOURS}"
-    parts = []
+    dashes = " dashed" if line.is_evaluation else ""
+    # Behind its mean, or because nothing is known between only two evaluations.
+    faint = " faint" if line.window > 1 or (line.is_evaluation and len(line.known) < 3) else ""
+    parts = [_path(thinned(line.points, _MOST_POINTS), frame, f"line{dashes}{faint} {colour}")]
     if line.window > 1:
-        parts.append(_path(thinned(line.points, _MOST_POINTS), frame, f"line faint {colour}"))
         parts.append(_path(thinned(running_mean(line.points, line.window), _MOST_POINTS), frame, f"line {colour}"))
-    else:
-        dashes = " dashed" if line.is_evaluation else ""
-        # Faint, as nothing is known between only two evaluations.
-        faint = " faint" if line.is_evaluation and len(line.known) < 3 else ""
-        parts.append(_path(thinned(line.points, _MOST_POINTS), frame, f"line{dashes}{faint} {colour}"))
     if line.is_evaluation or len(line.known) == 1:
         for x, y in line.known[:: max(1, len(line.known) // 60)]:
             parts.append(f'<circle class="mark {colour}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3"/>')
@@ -158,17 +155,16 @@ def _hovers(lines: Sequence[ChartLine], frame: Frame) -> list[str]:
     steps = sorted({*_spread(every, _MOST_HOVERS), *_spread(evaluated, _MOST_HOVERS // 2)})
     edges = [frame.x_low, *((a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)), frame.x_high]
     return [
-        _hover(step, (left, right), lines, [values.get(step) for values in own], frame)
+        _hover(
+            step, (left, right), [(line, ys[step]) for line, ys in zip(lines, own, strict=True) if step in ys], frame
+        )
         for step, left, right in zip(steps, edges, edges[1:], strict=False)
     ]
 
 
-def _hover(
-    step: float, edges: tuple[float, float], lines: Sequence[ChartLine], values: Sequence[float | None], frame: Frame
-) -> str:
+def _hover(step: float, edges: tuple[float, float], known: Sequence[tuple[ChartLine, float]], frame: Frame) -> str:
     left, right = (frame.x(edge) for edge in edges)
     at = frame.x(step)
-    known = [(line, value) for line, value in zip(lines, values, strict=True) if value is not None]
     texts = [f"step {step:,.0f}", *(f"{_cut(line.label)} {shown(value)}" for line, value in known)]
     width = 6.0 * max(len(text) for text in texts) + 22
     start = at + 8 if at + 8 + width < WIDTH else max(0.0, at - 8 - width)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.report.figures import sample_groups
 from training.utils.report.reading import StepRun, finite
 
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
@@ -40,13 +39,13 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
     reward rose or fell most in the first run."""
     columns: list[tuple[str, str, dict[str, dict[str, Any]]]] = []
     for step in steps:
-        for label, samples in sample_groups(step):
+        for label, samples in step.samples:
             name = label if len(steps) == 1 else f"{step.run}: {label}"
             columns.append((step.run, name, {_key(sample): sample for sample in samples}))
     if not columns:
         return []
     groups = [samples for _, _, samples in columns]
-    picked = _picked(groups, len(sample_groups(steps[0])) > 1)
+    picked = _picked(groups, len(steps[0].samples) > 1)
     return [
         Sampled(
             why,
@@ -112,7 +111,7 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
     skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
     if skipped:
         found.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
-    for label, samples in sample_groups(step):
+    for label, samples in step.samples:
         cut = sum(sample.get("ended") is False for sample in samples)
         found.append((f"responses of {label} cut by the length limit", f"{cut:,} of {len(samples):,}"))
     return found

@@ -106,7 +106,7 @@ class WeightsAndBiases(Tracker):
 
         self._wandb = wandb
         self._run = wandb.init(
-            project=_project("WANDB_PROJECT"),
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=run_name(folder),
             dir=str(folder),
             config=dict(settings),
@@ -136,7 +136,7 @@ class Trackio(Tracker):
         self._trackio = trackio
         name = ids.get("trackio")
         self._run = trackio.init(
-            project=_project("TRACKIO_PROJECT"),
+            project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
             name=name,
             config={"folder": run_name(folder), **_flat(settings)},
             resume="allow" if name else "never",
@@ -161,7 +161,7 @@ class MLflow(Tracker):
         import mlflow
 
         self._mlflow = mlflow
-        mlflow.set_experiment(_project("MLFLOW_EXPERIMENT_NAME"))
+        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         known = ids.get("mlflow")
         run = mlflow.start_run(run_id=known, run_name=None if known else run_name(folder), log_system_metrics=False)
         ids["mlflow"] = run.info.run_id
@@ -203,10 +203,6 @@ def chart_layout(step: Step, names: Sequence[str]) -> dict[str, dict[str, list[A
 def run_name(folder: Path) -> str:
     """The folder with its parent's name, e.g. quickstart/step1_sft."""
     return "/".join(folder.resolve().parts[-2:]).lstrip("/")
-
-
-def _project(variable: str) -> str:
-    return os.environ.get(variable) or PROJECT
 
 
 def _rows(samples: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from training.utils.rewards.rules import RULE_NAMES
+from training.utils.rewards.rules import RULES
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
@@ -17,7 +17,7 @@ class ScoringArguments:
     reward: str = flag(
         "model:1.0",
         f"NAME:WEIGHT,... whose weighted sum scores a response: model (the reward model), "
-        f"{', '.join(RULE_NAMES)}, or your own function as FILE.py:NAME. The default weight is 1.",
+        f"{', '.join(RULES)}, or your own function as FILE.py:NAME. The default weight is 1.",
     )
     reward_timeout: float = flag(300.0, "Seconds that a reward function may take per rollout.", above=0)
     reward_regex: str | None = flag(None, "Reward regex: the pattern to search for in the response.")

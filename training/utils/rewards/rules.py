@@ -1,4 +1,4 @@
-"""The tables of rules by name. Cheap to import: `--help` lists the names.
+"""The table of rules by name. Cheap to import: `--help` lists the names.
 
 A rule is `fn(prompts, responses, **columns) -> list[float]`: texts in, one number per response out. Each column is a
 list of the same length: `ground_truth`, `data_source` and any other column of the dataset's rows (see `calling`).
@@ -26,21 +26,13 @@ class RuleFlags(Protocol):
     reward_length_characters: int | None
 
 
-RULES: dict[str, Rule] = {
-    "embedded": embedded_reward,
-    "gsm8k": gsm8k_reward,
-    "exact_match": exact_match_reward,
-    "format": format_reward,
-}
-# Rules that need a flag or a package.
-MADE_RULES: dict[str, Callable[[RuleFlags], Rule]] = {
+# Each makes its rule; ThreestepError if the rule's flag or package is missing.
+RULES: dict[str, Callable[[RuleFlags], Rule]] = {
+    "embedded": lambda flags: embedded_reward,
+    "gsm8k": lambda flags: gsm8k_reward,
+    "exact_match": lambda flags: exact_match_reward,
+    "format": lambda flags: format_reward,
     "regex": lambda flags: regex_rule(flags.reward_regex),
     "length": lambda flags: length_rule(flags.reward_length_characters),
     "math": lambda flags: math_rule(),
 }
-RULE_NAMES = (*RULES, *MADE_RULES)
-
-
-def rule_named(name: str, flags: RuleFlags) -> Rule:
-    """Return the rule `name`, one of RULE_NAMES; ThreestepError if its flag or package is missing."""
-    return RULES[name] if name in RULES else MADE_RULES[name](flags)

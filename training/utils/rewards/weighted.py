@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from training.utils.generation.records import Rollout
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import Rule
-from training.utils.rewards.rules import RULE_NAMES, RuleFlags, rule_named
+from training.utils.rewards.rules import RULES, RuleFlags
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.user_files import is_address, load_function
 
@@ -56,7 +56,7 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes) -> tuple[Reward, 
         address, weight = _split_weight(entry.strip())
         name, rule = address.rpartition(":")[2], None
         if address != MODEL:
-            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULE_NAMES))
+            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULES))
             if rule is None:
                 continue
         mistakes.require(
@@ -68,16 +68,16 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes) -> tuple[Reward, 
     return tuple(found)
 
 
-def found_rule(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = RULE_NAMES) -> Rule:
+def found_rule(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
     """Return the rule of a name or of a FILE.py:NAME; otherwise ThreestepError, which lists `names`."""
     if is_address(address):
         return load_function(address, flag)
-    if address not in RULE_NAMES:
+    if address not in RULES:
         raise ThreestepError(
             f"{flag} expects {', '.join(names)} or a function as FILE.py:NAME, got '{address}'"
             f"{nearest_names(address, names)}"
         )
-    return rule_named(address, flags)
+    return RULES[address](flags)
 
 
 def _split_weight(entry: str) -> tuple[str, float]:

@@ -12,7 +12,7 @@ import importlib.util
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import yaml
 
@@ -20,8 +20,6 @@ from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import VALUES, note_mistakes
 from training.utils.run.old_flags import OldFlag, translated
-
-_Group = TypeVar("_Group")
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -114,16 +112,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def group_of(groups: Sequence[Any], kind: type[_Group]) -> _Group:
-    """The parsed group that is an instance of `kind`."""
-    return next(group for group in groups if isinstance(group, kind))
-
-
 def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
     """Return every value of the parsed groups by its flag's name."""
     values: dict[str, Any] = {}
     for instance in instances:
-        for name, value in _flat(instance).items():
+        members = [getattr(instance, name) for name in _members(type(instance))]
+        own = resolved_settings(members) if members else dataclasses.asdict(instance)
+        for name, value in own.items():
             if name in values and values[name] != value:
                 raise AssertionError(f"two argument groups share the name {name}")
             values[name] = value
@@ -171,16 +166,21 @@ def _flags_of(values: dict[str, Any], parser: argparse.ArgumentParser, path: str
             mistakes.add(f"{path}: unknown setting '{name}'{nearest_names(str(name), names)}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
-        elif value is None:
-            continue  # "name:" without a value keeps the default
-        elif isinstance(value, list):
-            flags += [f"--{name}", *(str(item) for item in value)] if value else []
-        elif isinstance(value, bool):
-            flags += [f"--{name}", "true" if value else "false"]
-        else:
-            flags += [f"--{name}={value}"]
+        elif value != []:
+            flags += words_of(name, value)
     mistakes.raise_if_any()
     return flags
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """Write a YAML value as a flag's words; none for "name:" without a value, which keeps the default."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [f"--{name}", *(str(item) for item in value)]
+    if isinstance(value, bool):
+        return [f"--{name}", "true" if value else "false"]
+    return [f"--{name}={value}"]
 
 
 def _names(parser: argparse.ArgumentParser) -> list[str]:
@@ -215,11 +215,3 @@ def _members(group: type) -> dict[str, type]:
 def _parts(group: type) -> list[type]:
     """The groups of flags in `group`."""
     return [part for member in _members(group).values() for part in _parts(member)] or [group]
-
-
-def _flat(instance: Any) -> dict[str, Any]:
-    """Every value of a group by its flag's name."""
-    values = dataclasses.asdict(instance)
-    if _members(type(instance)):
-        return {name: value for member in values.values() for name, value in member.items()}
-    return values

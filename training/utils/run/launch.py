@@ -21,13 +21,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import psutil
 
 from training.utils.run.errors import ThreestepError
 from training.utils.run.program import run_program
-
-if TYPE_CHECKING:
-    import psutil
 
 RANKS_VARIABLE = "THREESTEP_RANKS"
 HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
@@ -146,10 +144,7 @@ def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None =
     them: it would kill the ranks, which have a checkpoint to write. So it runs in a session of its own, which a
     terminal's Ctrl-C does not reach.
     """
-    import psutil
-
-    own = None if environment is None else dict(environment)
-    process = subprocess.Popen(list(command), env=own, start_new_session=True)
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     signalled: list[psutil.Process] = []
 
     def pass_on(number: int, _frame: object) -> None:
@@ -190,8 +185,6 @@ def main(argv: Sequence[str]) -> None:
 
 def _receivers(pid: int) -> list[psutil.Process]:
     """The ranks below a process, which a launcher gave RANK and which no rank started; if there are none, all."""
-    import psutil
-
     try:
         root = psutil.Process(pid)
         members = [root, *root.children(recursive=True)]
@@ -203,8 +196,6 @@ def _receivers(pid: int) -> list[psutil.Process]:
 
 
 def _has_rank(member: psutil.Process) -> bool:
-    import psutil
-
     try:
         return "RANK" in member.environ()
     except psutil.Error:

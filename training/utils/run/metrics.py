@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from training.utils.run.console import log
@@ -58,9 +57,7 @@ class MetricsWriter:
         return time.monotonic() - self._started
 
     def flush(self) -> None:
-        """Write everything to disk."""
-        if self._file is not None:
-            self._file.flush()
+        """Have the trackers write everything to disk; metrics.jsonl is there after every line."""
         self._each_tracker(lambda tracker: tracker.flush())
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -82,12 +79,10 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, problem: object, trace: object) -> None:
         if self._file is not None:
             self._file.close()
-        ended_well = kind is None or (isinstance(problem, SystemExit) and not problem.code)
+        ended_well = problem is None or (isinstance(problem, SystemExit) and not problem.code)
         self._each_tracker(lambda tracker: tracker.close(ended_well))
 
     def _each_tracker(self, action: Callable[[Tracker], None]) -> None:

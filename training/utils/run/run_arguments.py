@@ -1,4 +1,5 @@
-"""The settings of every run: its folder, its seed, profiling and dry runs."""
+"""The settings of every run: its folder, its seed, profiling, dry runs, and how it handles failures. Cheap to import:
+`--help` reaches this module."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from pathlib import Path
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
-from training.utils.run.traces import FOLDER, Traces
+from training.utils.run.traces import Traces
+
+RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
 
 @dataclass
@@ -31,7 +34,7 @@ class RunArguments:
     )
 
     def traces(self) -> Traces:
-        return Traces(frozenset(self.profile_steps), Path(self.output_dir) / FOLDER)
+        return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
@@ -40,3 +43,23 @@ class RunArguments:
             f"--num_ranks expects --dry_run, got {self.num_ranks} without it; a run's launcher sets its ranks "
             "(THREESTEP_RANKS with scripts/*.sh)",
         )
+
+
+@dataclass
+class FaultArguments:
+    """Steps with NaN or infinity, and ranks that hang."""
+
+    max_bad_steps: int = flag(
+        10,
+        "Number of skipped optimizer steps that ends the run. A step is skipped if its loss or gradient is "
+        "not finite (its row ids: OUTPUT_DIR/bad_steps.jsonl). A sound run in fp32 or bf16 has none; overflows by "
+        "which fp16 finds its loss scale do not count.",
+        least=1,
+    )
+    rank_timeout: float = flag(
+        RANK_TIMEOUT_SECONDS,
+        "Seconds that a rank waits for the others before the run ends with an error. It catches ranks that "
+        "hang; a rank that dies is noticed at once.",
+        above=0,
+        below=1e8,
+    )

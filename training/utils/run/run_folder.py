@@ -32,10 +32,6 @@ class RunFolder:
         """Write every resolved setting to config.yaml, below a comment line."""
         self._write("config.yaml", f"# {comment}\n" + yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write the run's closing figures to summary.json."""
-        self.write_json("summary.json", summary)
-
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON object to the file `name`."""
         self._write(name, json.dumps(content, indent=2) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -13,40 +14,33 @@ from pathlib import Path
 from typing import IO, Any
 
 
-class HashedFile:
+class HashedFile(io.BufferedWriter):
     """A new file with the `size_bytes` and `sha256` of what was written so far. Its OSErrors carry the file's name."""
 
     def __init__(self, path: str) -> None:
+        super().__init__(io.FileIO(path, "w"), buffer_size=2**20)
         self.path = path
         self.size_bytes = 0
         self._digest = hashlib.sha256()
-        self._file = open(path, "wb", buffering=2**20)  # noqa: SIM115 (closed by close)
 
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
     def write(self, content: Any) -> int:
         with naming(self.path):
-            written = self._file.write(content)
+            written = super().write(content)
         self._digest.update(content)
         self.size_bytes += written
         return written
 
     def flush(self) -> None:
         with naming(self.path):
-            self._file.flush()
+            super().flush()
 
     def close(self) -> None:
         with naming(self.path):
-            self._file.close()
-
-    def __enter__(self) -> HashedFile:
-        return self
+            super().close()
 
     def __exit__(self, *failure: object) -> None:
         try:

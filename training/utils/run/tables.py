@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,18 +15,15 @@ Entry = TypeVar("Entry")
 
 def imported(address: str) -> Callable[..., Any]:
     """Return a function that imports MODULE:NAME when it is called, so that a table costs nothing to import."""
-    module, _, name = address.partition(":")
 
     def call(*arguments: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments, **named)
+        return pkgutil.resolve_name(address)(*arguments, **named)
 
     return call
 
 
-def entry_named(
-    flag: str, given: str, table: Mapping[str, Entry], kind: type[Entry], parameters: Sequence[str]
-) -> Entry | Callable[..., Any]:
-    """Return the table's entry of that name, or FILE.py's: an entry of this kind, or a function of `parameters`.
+def entry_named(flag: str, given: str, table: Mapping[str, Entry], kind: type[Entry]) -> Entry:
+    """Return the table's entry of that name, or FILE.py's: an entry of this kind, or one made from a function.
     ThreestepError for anything else."""
     if not is_address(given):
         if given not in table:
@@ -35,11 +32,7 @@ def entry_named(
             )
         return table[given]
     found = load_named(given, flag)
-    if isinstance(found, kind):
-        return found
-    function = load_function(given, flag)
-    check_signature(function, flag, given, parameters)
-    return function
+    return found if isinstance(found, kind) else kind(load_function(given, flag))  # type: ignore[call-arg]
 
 
 def either(names: Iterable[str]) -> str:

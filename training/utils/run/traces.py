@@ -7,21 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = "profile"
-
 
 @dataclass(frozen=True)
 class Traces:
     """steps: those to trace, counted as in metrics.jsonl. folder: for the files, one a step and rank."""
 
     steps: frozenset[int] = frozenset()
-    folder: Path = Path(FOLDER)
+    folder: Path = Path()
 
     def path(self, step: int, rank: int) -> Path:
         return self.folder / f"step{step}_rank{rank}.pt.trace.json.gz"
-
-
-NO_TRACES = Traces()
 
 
 def traced(steps: Iterable[int], traces: Traces, rank: int) -> Iterator[int]:

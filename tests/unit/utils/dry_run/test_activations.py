@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from training.utils.dry_run.activations import cache_bytes, head_bytes, saved_activations
-from training.utils.dry_run.meta import causal_lm_on_meta
+from training.utils.dry_run.meta import model_on_meta
 from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS = 2, 16
@@ -26,7 +26,7 @@ FAMILIES = {
 def built(tmp_path, family: str, **loading) -> torch.nn.Module:
     config = AutoConfig.for_model(family, **SHAPE, **FAMILIES[family])
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    return causal_lm_on_meta(ModelSettings(str(tmp_path), **loading), torch.float32)
+    return model_on_meta(ModelSettings(str(tmp_path), **loading), torch.float32)
 
 
 def kept_by_a_forward(model: torch.nn.Module) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.dry_run.engine_memory import frozen_memory, trained_memory
+from training.utils.dry_run.engine_memory import trained_memory, weights_memory
 
 BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300}
 
 
-def held(weights: int, dtype: str, zero: dict, ranks: int, trainable=None) -> tuple[int, int]:
-    memory = trained_memory(weights, trainable or [weights], 100, dtype, {**BUCKETS, **zero}, ranks)
+def held(weights: int, dtype: str, zero: dict, ranks: int, trained: int | None = None) -> tuple[int, int]:
+    memory = trained_memory(weights, trained or weights, 100, dtype, {**BUCKETS, **zero}, ranks)
     return sum(line.device_bytes for line in memory.held), sum(line.host_bytes for line in memory.held)
 
 
@@ -37,18 +37,18 @@ def test_offload_moves_the_optimizer_and_at_stage_3_everything():
 
 
 def test_only_what_trains_has_gradients():
-    assert held(1000, "fp32", {"stage": 0}, 1, trainable=[10, 6]) == (4 * 1000 + 12 * 16, 0)
+    assert held(1000, "fp32", {"stage": 0}, 1, trained=16) == (4 * 1000 + 12 * 16, 0)
 
 
 def test_stage_3_gathers_what_may_live():
-    memory = trained_memory(1000, [1000], 100, "bf16", {**BUCKETS, "stage": 3}, 2)
+    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3}, 2)
     assert memory.buffers.device_bytes == (500 + 300) * 2
-    one_large = trained_memory(1000, [1000], 900, "bf16", {**BUCKETS, "stage": 3}, 2)
+    one_large = trained_memory(1000, 1000, 900, "bf16", {**BUCKETS, "stage": 3}, 2)
     assert one_large.buffers.device_bytes == (500 + 900) * 2
 
 
 def test_a_frozen_model_has_weights_alone():
-    line, gathered = frozen_memory(1000, 100, "bf16", {"stage": 0}, 4)
-    assert (line.device_bytes, line.host_bytes, gathered) == (2000, 0, 0)
-    line, gathered = frozen_memory(1000, 100, "bf16", {**BUCKETS, "stage": 3, "offload_param": {"device": "cpu"}}, 4)
-    assert (line.device_bytes, line.host_bytes, gathered) == (0, 500, 600)
+    line = weights_memory(1000, "bf16", {"stage": 0}, 4)
+    assert (line.device_bytes, line.host_bytes) == (2000, 0)
+    line = weights_memory(1000, "bf16", {"stage": 3, "offload_param": {"device": "cpu"}}, 4)
+    assert (line.device_bytes, line.host_bytes) == (0, 500)

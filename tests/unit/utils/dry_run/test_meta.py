@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from training.utils.dry_run.meta import causal_lm_on_meta, scalar_model_on_meta
+from training.utils.dry_run.meta import model_on_meta
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
@@ -21,7 +21,8 @@ def settings(tmp_path, config: dict, **loading) -> ModelSettings:
 
 
 def test_adapters_and_a_scalar_head_train_and_nothing_has_memory(tmp_path):
-    model = scalar_model_on_meta(settings(tmp_path, SHAPE, lora_dim=2, lora_module_name="q_proj"), torch.bfloat16)
+    loading = settings(tmp_path, SHAPE, lora_dim=2, lora_module_name="q_proj")
+    model = model_on_meta(loading, torch.bfloat16, scores=True)
     assert {part.device.type for part in model.parameters()} == {"meta"}
     assert {part.dtype for part in model.parameters()} == {torch.bfloat16}
     # the head of one label, and in each of two layers A and B of rank 2 at a matrix of 32 x 32
@@ -30,10 +31,10 @@ def test_adapters_and_a_scalar_head_train_and_nothing_has_memory(tmp_path):
 
 def test_dropout_is_set_and_checkpointing_left_to_the_estimate(tmp_path):
     loading = settings(tmp_path, SHAPE, dropout=0.25, gradient_checkpointing=True)
-    model = causal_lm_on_meta(loading, torch.float32)
+    model = model_on_meta(loading, torch.float32)
     assert model.config.attention_dropout == 0.25 and not model.is_gradient_checkpointing and model.training
 
 
 def test_a_configuration_of_something_else_is_refused(tmp_path):
     with pytest.raises(ThreestepError, match="cannot build a model from its config: Unrecognized configuration class"):
-        causal_lm_on_meta(settings(tmp_path, {"model_type": "vit"}), torch.float32)
+        model_on_meta(settings(tmp_path, {"model_type": "vit"}), torch.float32)

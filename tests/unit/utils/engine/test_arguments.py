@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from training.utils.engine.arguments import EngineArguments
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import EngineArguments, EngineSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes
 

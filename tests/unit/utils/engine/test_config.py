@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from training.utils.engine.config import deepspeed_config, filled_in_keys
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import EngineSettings
+from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
 from training.utils.run.errors import ThreestepError
 
 
@@ -65,7 +65,7 @@ def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of, tm
     assert final["zero_optimization"]["contiguous_gradients"] is False
     assert final["zero_optimization"]["allgather_bucket_size"] == 1000
     assert final["bf16"] == {"enabled": True}
-    named = filled_in_keys(str(tmp_path / "ds.json"), final)
+    named = filled_in_keys(users_config(str(tmp_path / "ds.json")), final)
     assert "bf16" in named and "train_batch_size" in named and "zero_optimization.allgather_bucket_size" in named
     assert "gradient_clipping" not in named and "zero_optimization.reduce_bucket_size" not in named
 

@@ -10,7 +10,7 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.test_hf import GREEDY
 from training.utils.generation.base import RolloutRequest
-from training.utils.generation.engines import ENGINES, checked_engine, engine_class
+from training.utils.generation.engines import ENGINES, WITH_OTHER_LOGPROBS, checked_engine, engine_class
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.hybrid import HybridRollout
 from training.utils.generation.vllm import VllmRollout
@@ -30,6 +30,7 @@ number = 3
 def test_names_stand_for_engines():
     classes = {"hf": TransformersRollout, "hybrid": HybridRollout, "vllm": VllmRollout}
     assert {name: engine_class(name) for name in ENGINES} == classes
+    assert {name for name in classes if not classes[name].logprobs_are_trained_models} == {*WITH_OTHER_LOGPROBS}
 
 
 def test_an_engine_of_the_users(tmp_path):

@@ -45,10 +45,6 @@ def test_epochs_and_seeds_differ():
     assert stream.take(0, 100) == ShuffledStream(100, 1).take(0, 100)
 
 
-def test_unshuffled():
-    assert ShuffledStream(3, 1, shuffle=False).take(1, 5) == [1, 2, 0, 1, 2]
-
-
 def test_another_process_takes_the_same_order():
     program = "from training.utils.layout.order import ShuffledStream; print(ShuffledStream(50, 7).take(30, 60))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()

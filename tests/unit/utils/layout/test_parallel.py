@@ -187,9 +187,8 @@ MALFORMED = {
 def test_malformed_blocks(reason, given_ids):
     ids, column = given_ids
     for cut in (False, True):
-        with pytest.raises(MalformedBlocks, match=f"token {column}: {reason}") as failure:
+        with pytest.raises(MalformedBlocks, match=f"^token {column}: {reason}$"):
             find_blocks(torch.tensor(ids), TAGS, cut=cut)
-        assert (failure.value.reason, failure.value.column) == (reason, column)
     with pytest.raises(MalformedBlocks, match=reason):
         parallel_document(TokenSequence(torch.tensor(ids), torch.zeros(len(ids), dtype=torch.bool)), TAGS)
 

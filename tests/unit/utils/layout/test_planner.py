@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from training.utils.layout import planner
 from training.utils.layout.planner import (
     PlanSettings,
-    StepPlan,
     balanced,
     forward_overhead_tokens,
     forward_plan,
@@ -47,7 +46,7 @@ def widest(lengths, rows) -> int:
 @given(lengths, plans)
 def test_every_document_is_computed_exactly_once_and_whole(lengths, plan):
     step = plan_step(lengths, plan)
-    planned = [index for rank in step.micro_batches for rows in rank for row in rows for index in row]
+    planned = [index for rank in step for rows in rank for row in rows for index in row]
     assert sorted(planned) == list(range(len(lengths)))
 
 
@@ -55,9 +54,9 @@ def test_every_document_is_computed_exactly_once_and_whole(lengths, plan):
 @given(lengths, plans)
 def test_ranks_have_as_many_micro_batches_and_bounds_hold(lengths, plan):
     step = plan_step(lengths, plan)
-    assert len(step.micro_batches) == plan.ranks
-    assert {len(rank) for rank in step.micro_batches} == {len(step.micro_batches[0])}
-    for rank in step.micro_batches:
+    assert len(step) == plan.ranks
+    assert {len(rank) for rank in step} == {len(step[0])}
+    for rank in step:
         for rows in rank:
             assert all(rows)  # no row is empty
             documents = sum(len(row) for row in rows)
@@ -71,7 +70,7 @@ def test_ranks_have_as_many_micro_batches_and_bounds_hold(lengths, plan):
 @settings(max_examples=200, deadline=None)
 @given(lengths, packed_plans)
 def test_a_row_is_no_wider_than_asked_unless_one_document_is(lengths, plan):
-    for rank in plan_step(lengths, plan).micro_batches:
+    for rank in plan_step(lengths, plan):
         for rows in rank:
             longest = max((lengths[index] for row in rows for index in row), default=0)
             assert widest(lengths, rows) <= max(plan.max_row_tokens, longest)
@@ -84,7 +83,7 @@ def test_a_row_is_no_wider_than_asked_unless_one_document_is(lengths, plan):
 def test_no_rank_computes_an_empty_micro_batch_beside_two_documents(lengths, plan):
     """What a rank has is spread over as many forwards as the busiest rank needs, where the bounds let it."""
     without_budget = replace(plan, max_tokens_per_micro_batch=None)
-    for rank in plan_step(lengths, without_budget).micro_batches:
+    for rank in plan_step(lengths, without_budget):
         documents = [len(rows) for rows in rank]
         assert not documents or max(documents) - min(documents) <= 1
 
@@ -111,40 +110,39 @@ def test_a_step_that_fills_its_micro_batches_takes_no_more_of_them(ranks, size, 
     count = ranks * size * accumulation
     drawn = data.draw(st.lists(st.integers(1, 600), min_size=count, max_size=count))
     step = plan_step(drawn, PlanSettings(ranks, max_rows_per_micro_batch=size))
-    assert all(len(rows) == size for rank in step.micro_batches for rows in rank)
-    assert len(step.micro_batches[0]) == accumulation
+    assert all(len(rows) == size for rank in step for rows in rank)
+    assert len(step[0]) == accumulation
 
 
 def test_a_plan_by_hand():
     # Longest first: 1 3 2 4 0, dealt to ranks 0 1 1 0 0. Rank 0 has three for micro-batches of two, so two of them;
     # rank 1 has two, and takes one at a time to keep step.
     lengths = [10, 50, 30, 40, 20]
-    assert plan_step(lengths, PlanSettings(2, max_rows_per_micro_batch=2)) == StepPlan(
-        ((((1,), (4,)), ((0,),)), (((3,),), ((2,),)))
-    )
+    planned = plan_step(lengths, PlanSettings(2, max_rows_per_micro_batch=2))
+    assert planned == ((((1,), (4,)), ((0,),)), (((3,),), ((2,),)))
 
 
 def test_a_plan_under_a_token_budget_by_hand():
     # 100 tokens: two of 50 fit, then three of 30.
     lengths = [50, 50, 30, 30, 30]
-    assert plan_step(lengths, PlanSettings(1, 100, 4)) == StepPlan(((((0,), (1,)), ((2,), (3,), (4,))),))
+    assert plan_step(lengths, PlanSettings(1, 100, 4)) == ((((0,), (1,)), ((2,), (3,), (4,))),)
 
 
 def test_a_sequence_above_the_budget_runs_alone():
-    assert plan_step([10, 900, 10], PlanSettings(1, 100, 4)) == StepPlan(((((1,),), ((0,), (2,))),))
+    assert plan_step([10, 900, 10], PlanSettings(1, 100, 4)) == ((((1,),), ((0,), (2,))),)
 
 
 def test_a_packed_plan_by_hand():
     # 32 tokens, rows of at most 12: three. Longest first, each to the emptiest: 9 | 7 | 6, 6+5, 7+3, 9+2: 11 wide.
     lengths = [9, 5, 3, 7, 2, 6]
     plan = PlanSettings(1, packed=True, max_row_tokens=12, quadratic_tokens=1e9)
-    (rows,) = plan_step(lengths, plan).micro_batches[0]
+    (rows,) = plan_step(lengths, plan)[0]
     assert {frozenset(row) for row in rows} == {frozenset({0, 4}), frozenset({2, 3}), frozenset({1, 5})}
 
 
 def test_a_packed_document_above_the_budget_runs_alone():
     plan = PlanSettings(1, 100, packed=True, max_row_tokens=50)
-    alone, others = plan_step([10, 900, 10], plan).micro_batches[0]
+    alone, others = plan_step([10, 900, 10], plan)[0]
     assert alone == ((1,),) and sorted(index for row in others for index in row) == [0, 2]
 
 
@@ -152,26 +150,26 @@ def test_wide_rows_cost_attention():
     """Where attention is free, full rows are worth their width; where it is dear, rows are the longest document's."""
     lengths = [100] * 10 + [60] * 10  # 800 tokens in each of two full rows, or 20 rows of 100 with 400 of padding
     free = PlanSettings(1, packed=True, max_row_tokens=1200, quadratic_tokens=1e9)
-    (wide,) = plan_step(lengths, free).micro_batches[0]
-    (narrow,) = plan_step(lengths, replace(free, quadratic_tokens=10.0)).micro_batches[0]
+    (wide,) = plan_step(lengths, free)[0]
+    (narrow,) = plan_step(lengths, replace(free, quadratic_tokens=10.0))[0]
     assert len(wide) * widest(lengths, wide) == sum(lengths)
     assert widest(lengths, narrow) == 100
 
 
 def test_neighbours_in_length_share_a_micro_batch():
     lengths = [100, 1] * 8
-    batches = plan_step(lengths, PlanSettings(2, max_rows_per_micro_batch=4)).micro_batches
+    batches = plan_step(lengths, PlanSettings(2, max_rows_per_micro_batch=4))
     assert all(len({lengths[index] for row in rows for index in row}) == 1 for rank in batches for rows in rank)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_nothing_to_plan(packed):
-    assert plan_step([], PlanSettings(2, max_rows_per_micro_batch=4, packed=packed)) == StepPlan(((), ()))
+    assert plan_step([], PlanSettings(2, max_rows_per_micro_batch=4, packed=packed)) == ((), ())
 
 
 def test_a_rank_without_documents_keeps_step():
     step = plan_step([30, 20], PlanSettings(3, 1000, packed=True, max_row_tokens=100))
-    assert step == StepPlan(((((0,),),), (((1,),),), ((),)))
+    assert step == ((((0,),),), (((1,),),), ((),))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -182,11 +180,11 @@ def test_ranks_compute_nearly_as_many_tokens(seed):
     drawn = random.Random(seed)
     lengths = [min(512, max(40, round(drawn.lognormvariate(5.2, 0.35)))) for _ in range(64)]
     step = plan_step(lengths, PlanSettings(8, 8 * 512, packed=True, max_row_tokens=512))
-    tokens = [sum(lengths[index] for rows in rank for row in rows for index in row) for rank in step.micro_batches]
+    tokens = [sum(lengths[index] for rows in rank for row in rows for index in row) for rank in step]
     assert max(tokens) <= 1.05 * sum(tokens) / 8
-    assert len(step.micro_batches[0]) == 1
+    assert len(step[0]) == 1
     # and little of what is computed is padding
-    computed = sum(len(rows) * widest(lengths, rows) for rank in step.micro_batches for rows in rank)
+    computed = sum(len(rows) * widest(lengths, rows) for rank in step for rows in rank)
     assert sum(lengths) > 0.85 * computed
 
 
@@ -206,7 +204,7 @@ def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
 def test_rows_of_any_length_make_one_row_of_a_forward():
     plan = forward_plan(5, 200, 64, packed=True, ranks=1, long_rows_are_free=True)
     lengths = [150, 20, 90, 200, 10]
-    (((row,),),) = plan_step(lengths, plan).micro_batches
+    (((row,),),) = plan_step(lengths, plan)
     assert sorted(row) == [0, 1, 2, 3, 4]
 
 
@@ -236,7 +234,7 @@ def test_forwards_of_like_widths_are_weighed_against_their_own_cost():
 
     def plan(lengths: list[int], widest: int, forward_tokens: float) -> tuple:
         settings = PlanSettings(1, 10**6, None, True, widest, float("inf"), forward_tokens)
-        return plan_step(lengths, settings).micro_batches[0]
+        return plan_step(lengths, settings)[0]
 
     assert len(plan([400, 400, 100, 100], 500, 1.0)) == 1
     # Beginning a forward counts once for each, where there are several: 2 x 140 < 300 saved < 2 x 160.

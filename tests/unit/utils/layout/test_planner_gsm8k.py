@@ -40,7 +40,7 @@ def test_the_fullest_rank_is_at_most_5_percent_over_the_mean(lengths: list[int],
     for start in range(0, len(order), SEQUENCES):
         step = [lengths[index] for index in order[start : start + SEQUENCES]]
         planned = plan_step(step, plan)
-        tokens = [sum(step[index] for rows in rank for row in rows for index in row) for rank in planned.micro_batches]
+        tokens = [sum(step[index] for rows in rank for row in rows for index in row) for rank in planned]
         assert sum(tokens) == sum(step)
         over.append(max(tokens) / statistics.mean(tokens) - 1.0)
     assert len(over) == STEPS and max(over) <= 0.05

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence, shared_prompt
-from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows, real_tokens
+from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
+from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
 
 
 def sequence(ids: list[int]) -> TokenSequence:
@@ -78,4 +78,5 @@ def test_the_planner_bounds_what_is_computed_padding_included(responses):
     for shared in (False, True):
         rows = ranked_rows([[one]], shared, 0).rows
         assert planned_tokens(10, lengths, shared) == rows.input_ids_NT.numel()
-        assert real_tokens(10, lengths, shared) == rows.real_tokens
+        alone = [one] if shared else unshared(one)
+        assert sum(document.tokens for document in alone) == int((rows.segment_ids_NT >= 0).sum())

@@ -39,7 +39,7 @@ def test_the_worked_example_of_the_record():
     assert rows.predictor_M.tolist() == [1, 3]
     assert rows.sequence_M.tolist() == [0, 1]
     assert rows.end_B.tolist() == [2, 4]
-    assert rows.real_tokens == 5
+    assert int((rows.segment_ids_NT >= 0).sum()) == 5
     assert rows.visible_NSS is None and rows.dense_mask() is None
     assert all(field.dtype == torch.int64 for name, field in vars(rows).items() if name != "visible_NSS")
 
@@ -57,7 +57,7 @@ def test_no_sequences_give_a_row_of_padding_without_targets():
     rows = padded_rows([], pad_token_id=7)
     assert rows.input_ids_NT.tolist() == [[7]]
     assert rows.segment_ids_NT.tolist() == [[PAD_SEGMENT]]
-    assert rows.real_tokens == 0
+    assert int((rows.segment_ids_NT >= 0).sum()) == 0
     for name in ("target_ids_M", "predictor_M", "sequence_M", "end_B"):
         assert getattr(rows, name).shape == (0,)
         assert getattr(rows, name).dtype == torch.int64
@@ -139,7 +139,7 @@ def test_eos_is_trained_where_pad_is_eos():
     rows = padded_rows([join(torch.tensor([5, 6]), torch.tensor([7, EOS])), sequence([8, EOS], [1])], pad_token_id=EOS)
     assert rows.target_ids_M.tolist() == [7, EOS, EOS]  # no padding among them, every real eos there
     assert rows.end_B.tolist() == [3, 5]
-    assert rows.real_tokens == 6
+    assert int((rows.segment_ids_NT >= 0).sum()) == 6
     logits_MV = torch.zeros(3, VOCABULARY, requires_grad=True)
     torch.log_softmax(logits_MV, -1).gather(-1, rows.target_ids_M[:, None]).sum().backward()
     # d log p(eos) / d logit(eos) = 1 - p = 63/64 where eos is the target

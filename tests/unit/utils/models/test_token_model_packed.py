@@ -54,11 +54,8 @@ PACKINGS = {
     "three rows": [[3, 0], [5, 1, 2], [4]],
     "each its row": [[i] for i in range(6)],
 }
-PACKINGS["planned"] = [
-    list(row)
-    for row in plan_step([item.tokens for item in documents()], PlanSettings(1, packed=True, max_row_tokens=40))
-    .micro_batches[0][0]
-]  # fmt: skip
+_PLAN = PlanSettings(1, packed=True, max_row_tokens=40)
+PACKINGS["planned"] = [list(row) for row in plan_step([item.tokens for item in documents()], _PLAN)[0][0]]
 LAYOUTS = pytest.mark.parametrize("packing", PACKINGS.values(), ids=[name.replace(" ", "_") for name in PACKINGS])
 
 

@@ -9,8 +9,7 @@ import torch
 import yaml
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.engine.arguments import EngineArguments
-from training.utils.engine.settings import EngineSettings
+from training.utils.engine.arguments import EngineArguments, EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.rows import TokenRows
 from training.utils.models.token_model import PolicyModel

@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter, ModelShape
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import (
-    all_preference_batches,
-    computed_tokens,
     margin_levels,
     preference_batches,
     speed_figures,
@@ -63,11 +60,6 @@ def test_a_rank_without_rows_has_a_batch_without_pairs():
     assert [batch.margin_Q.tolist() for batch in batches] == [[]]
 
 
-def test_tokens_are_counted_as_they_are_computed():
-    assert computed_tokens(row(3, 2), PlanSettings(1, packed=True)) == 4 + 1 + 2
-    assert computed_tokens(row(3, 2), PlanSettings(1)) == 2 * 4 + 1 + 2
-
-
 def made(lengths: list[list[int]]) -> list[ResponsesRow]:
     """Row i has the prompt (i), and responses of these lengths whose tokens are 100 i + place."""
     return [
@@ -109,7 +101,7 @@ def test_each_sequence_is_the_response_it_says(packed, taken):
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_rank_with_nothing_to_do_has_an_empty_batch(packed):
     mine, none = (
-        preference_batches(ROWS, [3], plan(packed, 2), ranks(2, rank), pad_token_id=9, are_targets=True)
+        list(preference_batches(ROWS, [3], plan(packed, 2), ranks(2, rank), pad_token_id=9, are_targets=True))
         for rank in (0, 1)
     )
     assert len(mine) == len(none) == 1
@@ -119,10 +111,10 @@ def test_a_rank_with_nothing_to_do_has_an_empty_batch(packed):
 
 def test_any_number_of_rows_some_at_a_time():
     rows = made([[1, 2]] * 70)
-    batches = list(all_preference_batches(rows, range(70), plan(False), ranks(), pad_token_id=9, are_targets=True))
+    batches = list(preference_batches(rows, range(70), plan(False), ranks(), pad_token_id=9, are_targets=True))
     assert sorted(np.concatenate([batch.row_B for batch in batches]).tolist()) == sorted([*range(70), *range(70)])
     assert max(batch.row_B.max() for batch in batches[:16]) == 31  # 16 forwards of 2 rows are laid out first
-    assert list(all_preference_batches(rows, [], plan(False), ranks(), pad_token_id=9, are_targets=True)) == []
+    assert list(preference_batches(rows, [], plan(False), ranks(), pad_token_id=9, are_targets=True)) == []
 
 
 # Ten weights a token, a head of 2, attention of width 1: 60 FLOPs a token, 12 an output, 12 a pair of tokens.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.loop import LoopSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.training_run import TrainingRun
+from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import adapter_off_references, known_references, read_rows, taken_rows
 from training.utils.preference.reference_file import ReferenceFile
@@ -64,7 +65,9 @@ def settings(packed: bool = True, steps: int = 2, per_step: int = 3, seed: int =
 def test_the_numbers_are_those_of_each_sequence_alone(packed):
     model, rows = tiny_causal_lm("llama"), made(9, seed=1)
     model.train()  # reading puts it into eval mode
-    known = read_rows(OneRank(model), rows, [0, 1, 4, 8], plan(packed), 0, "test")
+    nothing: Any = None
+    run = TrainingRun("test", OneRank(model), rows, [], settings(packed), nothing)
+    known = read_rows(run, rows, [0, 1, 4, 8], "test")
     assert known.rows_R.tolist() == [0, 1, 4, 8] and known.logprobs_RK.shape == (4, 3)
     for number, row in ((0, 0), (1, 1), (2, 4), (3, 8)):
         for place, response in enumerate(rows[row].response_ids):

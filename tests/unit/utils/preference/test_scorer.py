@@ -54,7 +54,7 @@ def test_scores_are_those_of_plain_transformers(save, tmp_path, family, pad, pad
     folder = save(family, pad)
     tokenizer = load_tokenizer(folder, end_may_pad=True)
     pairs = pairs_of(folder, tmp_path, tokenizer)
-    settings = ScorerSettings(folder, padded=padded, prompts_per_forward=2)
+    settings = ScorerSettings(folder, padded=padded, per_device_eval_batch_size=2)
     found = load_scorer(settings, DATA, tokenizer, ALONE)(pairs.rows).score_R.tolist()
 
     plain, own = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

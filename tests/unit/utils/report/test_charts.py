@@ -25,9 +25,9 @@ def test_only_long_noisy_curves_are_smoothed():
     assert ChartLine("", points, 0, is_smooth=True).window == 1
 
 
-def test_gaps_are_counted():
+def test_gaps_are_not_drawn():
     line = ChartLine("", [(1, None), (2, 1.0), (3, None)], 0)
-    assert (line.gaps, line.known) == (2, [(2, 1.0)])
+    assert line.known == [(2, 1.0)]
 
 
 def test_thinning_loses_no_spike_and_no_end():

@@ -12,7 +12,6 @@ from training.utils.report.figures import (
     phase_name,
     phase_seconds,
     sample_charts,
-    sample_groups,
     score_charts,
 )
 from training.utils.report.reading import read_runs
@@ -85,7 +84,7 @@ def test_samples_without_numbers_are_left_out(ppo_run):
     rewards, lengths = sample_charts(step)
     assert [sum(counts) for _, counts in rewards.counts] == [1]
     assert "SFT –" in lengths.note
-    assert [name for name, _ in sample_groups(step)] == ["SFT"]
+    assert [name for name, _ in step.samples] == ["SFT"]
     assert sample_charts(*steps_of(ppo_run("none", [{"prompt": "a"}]))) == []
 
 

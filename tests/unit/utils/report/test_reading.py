@@ -19,7 +19,7 @@ def only_step(folder):
 
 def test_one_step(sft_run):
     step = only_step(sft_run(batch=8))
-    assert (step.run, step.kind) == ("sft", "sft")
+    assert (step.run, step.declaration.kind) == ("sft", "sft")
     assert step.points("train/loss") == [(1, 4.0), (2, 3.0), (3, 2.5)]
     assert step.settings == {"seed": 1, "neftune_alpha": 0.0, "learning_rate": 0.1, "batch": 8}
     assert step.summary["eval_loss_after"] == 2.4
@@ -33,7 +33,7 @@ def test_a_run_of_several_steps_in_their_order(tmp_path, sft_run, ppo_run):
     (tmp_path / "all" / "configs").mkdir()
     (tmp_path / "all" / "summary.json").write_text('{"seconds_sft": 20.0}')
     (run,) = read_runs([tmp_path / "all"])
-    assert [step.kind for step in run.steps] == ["sft", "ppo"]
+    assert [step.declaration.kind for step in run.steps] == ["sft", "ppo"]
     assert run.summary == {"seconds_sft": 20.0}
 
 
@@ -42,13 +42,14 @@ def test_samples_are_those_of_the_first_and_the_last_step(ppo_run):
     with open(folder / "samples.jsonl", "a") as file:
         file.write('{"step": 20, "greedy": true}\n')  # beside the sampled ones
     step = only_step(folder)
-    assert [sample["step"] for sample in step.samples] == [0] * 8 + [20] * 8
+    found = [(label, [sample["step"] for sample in samples]) for label, samples in step.samples]
+    assert found == [("SFT", [0] * 8), ("PPO", [20] * 8)]
 
 
 def test_what_is_missing_is_empty(tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\nbeta: 0.1\n")
     step = only_step(tmp_path)
-    assert step.kind == "dpo"  # by its flag, as it has no metrics yet
+    assert step.declaration.kind == "dpo"  # by its flag, as it has no metrics yet
     assert (step.lines, step.samples, step.summary, step.data_report, step.problems) == ([], [], {}, {}, ())
 
 

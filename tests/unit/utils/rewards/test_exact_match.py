@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.exact_match import exact_match_reward
 from training.utils.rewards.rules import RULES
 
@@ -24,4 +25,4 @@ from training.utils.rewards.rules import RULES
 )
 def test_equality(response, truth, reward):
     assert exact_match_reward(["p"], [response], ground_truth=[truth], level=[1]) == [reward]
-    assert RULES["exact_match"] is exact_match_reward
+    assert RULES["exact_match"](ScoringArguments()) is exact_match_reward

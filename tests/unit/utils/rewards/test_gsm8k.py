@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.gsm8k import gsm8k_reward
 from training.utils.rewards.rules import RULES
 
@@ -40,4 +41,4 @@ def test_answers(response, reference, reward):
 
 def test_one_number_a_response():
     assert gsm8k_reward(["p"] * 3, ["#### 1", "#### 2", "3"], ground_truth=["1", "1", "3"]) == [1.0, 0.0, 0.0]
-    assert RULES["gsm8k"] is gsm8k_reward
+    assert RULES["gsm8k"](ScoringArguments()) is gsm8k_reward

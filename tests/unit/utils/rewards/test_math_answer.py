@@ -10,14 +10,14 @@ import pytest
 
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.math_answer import answers_match, math_rule
-from training.utils.rewards.rules import rule_named
+from training.utils.rewards.rules import RULES
 from training.utils.run.errors import ThreestepError
 
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ThreestepError) as caught:
-        rule_named("math", ScoringArguments())
+        RULES["math"](ScoringArguments())
     said = "the reward 'math' needs the package math-verify, which is not installed; run: pip install math-verify"
     assert str(caught.value) == said
 

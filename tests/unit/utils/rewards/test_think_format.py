@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.rules import RULES
 from training.utils.rewards.think_format import format_reward
 
@@ -26,7 +27,7 @@ from training.utils.rewards.think_format import format_reward
 )
 def test_the_form(response, reward):
     assert format_reward(["p"], [response], ground_truth=[None]) == [reward]
-    assert RULES["format"] is format_reward
+    assert RULES["format"](ScoringArguments()) is format_reward
 
 
 def test_a_prompt_that_opened_the_first_block():

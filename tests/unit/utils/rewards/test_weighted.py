@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.rules import RULES
+from training.utils.rewards.gsm8k import gsm8k_reward
+from training.utils.rewards.think_format import format_reward
 from training.utils.rewards.weighted import MODEL_ALONE, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
 
@@ -23,7 +24,7 @@ def test_names_and_weights(tmp_path):
     found = named(f"gsm8k:1.0, model:0.5,{own}:my_reward,exact_match:-2e-1")
     told = [(reward.name, reward.weight) for reward in found]
     assert told == [("gsm8k", 1.0), ("model", 0.5), ("my_reward", 1.0), ("exact_match", -0.2)]
-    assert found[0].rule is RULES["gsm8k"] and found[1].rule is None and found[2].rule([], ["a"]) == [0.0]
+    assert found[0].rule is gsm8k_reward and found[1].rule is None and found[2].rule([], ["a"]) == [0.0]
     assert reads_model(found) and not reads_model(found[2:])
     (alone,) = named(f"{own}:my_reward:2.5")
     assert (alone.name, alone.weight) == ("my_reward", 2.5)
@@ -59,6 +60,6 @@ def test_rules_that_flags_make():
 
 
 def test_a_checker_is_a_rule_too():
-    assert found_rule("format", ScoringArguments(), "--checker") is RULES["format"]
+    assert found_rule("format", ScoringArguments(), "--checker") is format_reward
     with pytest.raises(ThreestepError, match="^--checker expects embedded, gsm8k, .*, got 'model'"):
         found_rule("model", ScoringArguments(), "--checker")

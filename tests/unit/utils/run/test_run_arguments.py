@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes
-from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_arguments import FaultArguments, RunArguments
 
 
 def test_one_default_seed():
@@ -19,3 +21,18 @@ def test_a_negative_seed():
     mistakes = Mistakes()
     note_mistakes(RunArguments(seed=-1), mistakes)
     assert mistakes.sentences == ["--seed expects 0 or more, got -1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"max_bad_steps": 0}, "--max_bad_steps expects 1 or more, got 0"),
+        ({"rank_timeout": 0.0}, "--rank_timeout expects more than 0 and less than 1e+08, got 0.0"),
+        ({"rank_timeout": float("nan")}, "--rank_timeout expects more than 0 and less than 1e+08, got nan"),
+        ({}, None),
+    ],
+)
+def test_the_values_of_fault_flags(given, sentence):
+    mistakes = Mistakes()
+    note_mistakes(FaultArguments(**given), mistakes)
+    assert mistakes.sentences == ([] if sentence is None else [sentence])

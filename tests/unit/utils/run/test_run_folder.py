@@ -12,8 +12,8 @@ from training.utils.run.run_folder import RunFolder
 def test_settings_and_summary(tmp_path):
     folder = RunFolder(tmp_path / "a" / "b", is_main_rank=True)
     folder.write_config({"seed": 1, "data_path": ["x"], "limit": None, "text": "größer"}, "A run of 2 ranks.")
-    folder.write_summary({"loss": 0.5})
-    folder.write_summary({"loss": 0.25})
+    folder.write_json("summary.json", {"loss": 0.5})
+    folder.write_json("summary.json", {"loss": 0.25})
     assert (folder.path / "config.yaml").read_text(encoding="utf-8").startswith("# A run of 2 ranks.\n")
     assert yaml.safe_load((folder.path / "config.yaml").read_text(encoding="utf-8")) == {
         "seed": 1, "data_path": ["x"], "limit": None, "text": "größer"
@@ -44,7 +44,7 @@ def test_logs_are_appended_cut_back_and_begun_anew(tmp_path):
 def test_other_ranks_write_nothing(tmp_path):
     folder = RunFolder(tmp_path / "out", is_main_rank=False)
     folder.write_config({}, "")
-    folder.write_summary({})
+    folder.write_json("summary.json", {})
     folder.cut_logs({})
     folder.append_samples([{}])
     assert not (tmp_path / "out").exists()

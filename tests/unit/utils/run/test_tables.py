@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from training.utils.run.errors import ThreestepError
-from training.utils.run.tables import either, entry_named, imported
+from training.utils.run.tables import check_signature, either, entry_named, imported
 
 
 def test_a_function_is_imported_at_its_first_call():
@@ -25,9 +26,9 @@ def test_names_with_or():
 
 def test_unknown_names_get_suggestions():
     table = {"first": 1, "second": 2}
-    assert entry_named("--flag", "second", table, int, ()) == 2
+    assert entry_named("--flag", "second", table, int) == 2
     with pytest.raises(ThreestepError) as caught:
-        entry_named("--flag", "frist", table, int, ())
+        entry_named("--flag", "frist", table, int)
     assert str(caught.value) == (
         "--flag expects one of first, second or FILE.py:NAME, got 'frist'; did you mean 'first'?"
     )
@@ -35,5 +36,7 @@ def test_unknown_names_get_suggestions():
 
 def test_functions_without_a_signature_are_taken_as_they_are(tmp_path):
     (tmp_path / "own.py").write_text("take = max\n")
-    assert entry_named("--flag", f"{tmp_path}/own.py:take", {}, str, ("a", "b")) is max
+    entry = entry_named("--flag", f"{tmp_path}/own.py:take", {}, partial)
+    assert entry.func is max
+    check_signature(entry.func, "--flag", "own.py:take", ("a", "b"))
     assert imported("math:sqrt")(4.0) == 2.0

@@ -11,7 +11,7 @@ import torch
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes
 from training.utils.run.run_arguments import RunArguments
-from training.utils.run.traces import NO_TRACES, traced
+from training.utils.run.traces import Traces, traced
 
 
 def events(path) -> list[str]:
@@ -49,7 +49,7 @@ def test_a_loop_that_breaks_or_raises_leaves_its_trace(tmp_path):
 
 def test_without_the_flag_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert list(traced(range(3), NO_TRACES, 0)) == [0, 1, 2] and not list(tmp_path.iterdir())
+    assert list(traced(range(3), Traces(), 0)) == [0, 1, 2] and not list(tmp_path.iterdir())
 
 
 def test_steps_count_from_one():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from training.utils.data.build.arguments import DataArguments
@@ -67,11 +67,8 @@ def build_phase(
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
     cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
-    reports = {
-        key: SplitReport(**{field.name: entry[field.name] for field in fields(SplitReport)})
-        for key, entry in cached.manifest["splits"].items()
-    }
-    report = BuildReport(reports["train"], reports["eval"], cached.resumed)
+    entries = cached.manifest["splits"]
+    report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
     return PhaseData(cached.splits["train"], cached.splits["eval"], report)
 

@@ -6,21 +6,22 @@ Knows nothing of splits, files or the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from training.utils.data.build.parallel_thinking import ParallelCheck
 from training.utils.data.build.portions import DataSource
-from training.utils.data.build.samples import Dropped, read_carried, read_margins
+from training.utils.data.build.samples import read_carried, read_margins
 from training.utils.data.build.strategies import ChatText, PlainText, ReadSample
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer, fit_conversation, joined
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow
-from training.utils.data.rows.tokenize import Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
 from training.utils.data.sources.messages import BadConversation
 from training.utils.layout.parallel import MalformedBlocks
 from training.utils.run.errors import ThreestepError
@@ -73,10 +74,8 @@ class RowMaker:
         """The records of the rows at `indices`; the row at index i has the id `first_id` + i."""
         waiting: list[_Waiting] = []
         for index in map(int, indices):
-            try:
+            with self._counting_drops():
                 waiting.append(self._take(rows[index], first_id + index, f"dataset '{self._source.name}', row {index}"))
-            except Dropped as dropped:
-                self._counts.dropped[str(dropped)] += 1
             if len(waiting) == ROWS_PER_CALL:
                 yield from self._made(waiting)
                 waiting = []
@@ -84,10 +83,7 @@ class RowMaker:
             yield from self._made(waiting)
 
     def _take(self, sample: Any, row_id: int, where: str) -> _Waiting:
-        try:
-            read = self._strategy.read(sample, where)
-        except BadConversation as error:
-            self._drop_or_raise(error)
+        read = self._strategy.read(sample, where)
         if self._phase == 2:
             responses = len(read.pieces) - read.prompts
             return _Waiting(row_id, read, read_margins(self._source.raw, sample, responses, where))
@@ -99,13 +95,10 @@ class RowMaker:
     def _made(self, waiting: Sequence[_Waiting]) -> Iterator[Row]:
         for one, ids in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
             try:
-                if isinstance(ids, BadConversation):
-                    self._drop_or_raise(ids)
-                yield self._make(one, ids)
-            except Dropped as dropped:
-                self._counts.dropped[str(dropped)] += 1
-            except MalformedBlocks:
-                self._counts.dropped["malformed_parallel"] += 1
+                with self._counting_drops():
+                    if isinstance(ids, BadConversation):
+                        raise ids
+                    yield self._make(one, ids)
             except TooLong as long:
                 raise ThreestepError(
                     f"dataset '{self._source.name}', row id {one.row_id}: a sentence of {long.length_tokens} tokens, "
@@ -113,16 +106,24 @@ class RowMaker:
                     "choose another truncation"
                 ) from None
 
-    def _drop_or_raise(self, error: BadConversation) -> NoReturn:
-        raise Dropped("bad_conversation") if self._drops_bad else error
+    @contextmanager
+    def _counting_drops(self) -> Iterator[None]:
+        """Count a row that is left out; the next one follows."""
+        try:
+            yield
+        except Dropped as dropped:
+            self._counts.dropped[str(dropped)] += 1
+        except MalformedBlocks:
+            self._counts.dropped["malformed_parallel"] += 1
+        except BadConversation:
+            if not self._drops_bad:
+                raise
+            self._counts.dropped["bad_conversation"] += 1
 
     def _sentence(self, one: _Waiting, ids: list[Ids]) -> Row:
         whole = joined(one.sample.pieces, ids)
         tags = self._parallel.tags_of([whole.ids], one.sample.where, whole.loss)
-        fitted = fit_conversation(whole, self._flags.max_seq_len, self._flags.truncation)
-        if isinstance(fitted, str):
-            raise Dropped(fitted)
-        conversation, was_cut = fitted
+        conversation, was_cut = fit_conversation(whole, self._flags.max_seq_len, self._flags.truncation)
         if was_cut and tags and not self._parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
             raise Dropped("cut_inside_a_block")
         self._counts.truncated += was_cut
@@ -137,18 +138,16 @@ class RowMaker:
         prompt_ids = [token for own in ids[:prompts] for token in own]
         tags = self._parallel.tags_of(ids[prompts:], one.sample.where)
         most, truncation = self._flags.max_seq_len, self._flags.truncation
-        fitted = fit_sentences(prompt_ids, ids[prompts:], most, truncation, self._end_id)
-        if fitted.dropped:
-            raise Dropped(fitted.dropped)
-        self._counts.truncated += fitted.truncated
-        if not fitted.prompt_ids:  # only phase 1 trains on text without a prompt
+        prompt_ids, responses, was_cut = fit_sentences(prompt_ids, ids[prompts:], most, truncation, self._end_id)
+        self._counts.truncated += was_cut
+        if not prompt_ids:  # only phase 1 trains on text without a prompt
             raise Dropped("empty_prompt")
-        if len({tuple(own) for own in fitted.response_ids}) < len(fitted.response_ids):
+        if len({tuple(own) for own in responses}) < len(responses):
             raise Dropped("identical_responses")
-        if tags and not self._parallel.is_whole(fitted.response_ids):
+        if tags and not self._parallel.is_whole(responses):
             raise Dropped("cut_inside_a_block")  # the end token would be in a path, and the score that path's alone
-        responses = tuple(np.array(own, np.int32) for own in fitted.response_ids)
-        return ResponsesRow(one.row_id, np.array(fitted.prompt_ids, np.int32), responses, one.margins, tags)
+        response_ids = tuple(np.array(own, np.int32) for own in responses)
+        return ResponsesRow(one.row_id, np.array(prompt_ids, np.int32), response_ids, one.margins, tags)
 
     def _prompt(self, one: _Waiting, ids: list[Ids]) -> Row:
         whole = [token for own in ids for token in own]

@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.data.rows.tokenize import Dropped
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.run.errors import ThreestepError
 
 # Arguments of every reward function besides a row's columns (step 3).
 _REWARD_ARGUMENTS = ("prompts", "responses")
-
-
-class Dropped(Exception):
-    """Raised for a row that is left out; its text is the reason, by which it is counted."""
 
 
 def read_text(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> str | None:

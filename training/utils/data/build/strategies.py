@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.data.build.samples import Dropped, checked_json, read_texts
+from training.utils.data.build.samples import checked_json, read_texts
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
-from training.utils.data.rows.tokenize import Ids, TextTokenizer
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
 from training.utils.data.sources.messages import (
     BadConversation,
     Conversation,

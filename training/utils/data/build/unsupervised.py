@@ -20,7 +20,7 @@ from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.files.addresses import content_of_files
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.readers import files_of, open_rows, split_reader
-from training.utils.data.rows.dataset import CachedSplit, SplitWriter, token_runs
+from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
 from training.utils.data.rows.phases import TextBlock
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
@@ -72,14 +72,15 @@ def build_unsupervised(
 
         plan = SplitPlan("train", TextBlock, len(source), make)
         documents = build_shards(folder, [plan], data.cache.num_workers, log)["train"]
-        with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
-            left_over = _write_blocks(writer, documents.paths, block_length)
-        if writer.rows == 0:
+        blocks = (TextBlock(place, ids) for place, ids in enumerate(_blocks(documents.paths, block_length)))
+        written = write_rows(os.path.join(folder, "train.arrow"), TextBlock, blocks)
+        left_over = documents.tokens - written.tokens
+        if written.rows == 0:
             raise ThreestepError(
                 f"--unsupervised_dataset_name: '{name}' has {left_over} tokens, fewer than one block of "
                 f"{block_length}; use more text or shorter blocks"
             )
-        counted = {**asdict(writer.written), **documents.counts.as_json(), "tokens_left_over": left_over}
+        counted = {**asdict(written), **documents.counts.as_json(), "tokens_left_over": left_over}
         return {"splits": {"train": counted}}
 
     parts = {
@@ -120,13 +121,11 @@ def _documents(
             yield TextBlock(place, np.array([*ids, end_id], np.int32))
 
 
-def _write_blocks(writer: SplitWriter, paths: Sequence[str], block_length: int) -> int:
-    """Join the documents and cut them; returns the number of tokens left over."""
+def _blocks(paths: Sequence[str], block_length: int) -> Iterator[np.ndarray]:
+    """Join the documents and cut them; what is left over is shorter than a block."""
     waiting = np.zeros(0, np.int32)
     for ids in token_runs(paths):
         waiting = np.concatenate([waiting, ids])
-        whole = len(waiting) // block_length
-        for block in waiting[: whole * block_length].reshape(whole, block_length):
-            writer.append(TextBlock(writer.rows, block))
-        waiting = waiting[whole * block_length :]
-    return len(waiting)
+        whole = len(waiting) // block_length * block_length
+        yield from waiting[:whole].reshape(-1, block_length)
+        waiting = waiting[whole:]

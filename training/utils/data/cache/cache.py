@@ -58,12 +58,19 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class CachedFolder:
-    """An opened folder: its splits by name, its manifest, and whether it was found (`resumed`) or built now."""
+    """An opened folder: its splits by name, and whether it was found (`resumed`) or built now."""
 
     path: str
     splits: dict[str, CachedSplit]
-    manifest: dict[str, Any]
     resumed: bool
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return next(iter(self.splits.values())).manifest
+
+    @property
+    def rows_in_words(self) -> str:
+        return ", ".join(f"{len(split):,} {key} rows" for key, split in self.splits.items())
 
 
 def _process_started_at() -> float:
@@ -119,11 +126,11 @@ def open_or_build(
             reason = _why_not_found(cache_dir, name, parts)
         log(f"data: {name} is being built: {reason}")
         started = time.perf_counter()
-        manifest = _build(final, fingerprint, parts, build, reason)
-        opened = _open(final, fingerprint)
+        _build(final, fingerprint, parts, build, reason)
+        built = CachedFolder(final, _open(final, fingerprint), resumed=False)
         _opened_here.add(final)
-    log(f"data: {name} built in {time.perf_counter() - started:.1f} s ({reason}): {_rows_in_words(manifest)}; {final}")
-    return CachedFolder(final, opened, manifest, resumed=False)
+    log(f"data: {name} built in {time.perf_counter() - started:.1f} s ({reason}): {built.rows_in_words}; {final}")
+    return built
 
 
 @contextmanager
@@ -157,23 +164,18 @@ def _try_open(
     """
     started = time.perf_counter()
     try:
-        splits = _open(final, fingerprint)
+        found = CachedFolder(final, _open(final, fingerprint), resumed=True)
     except FileNotFoundError:
         return None, None
     except Damaged as damage:
         return None, f"the cached one was damaged: {damage}"
-    manifest = next(iter(splits.values())).manifest
-    if only_fresh and (final in _opened_here or manifest["published_at_seconds"] < _process_started_at()):
+    if only_fresh and (final in _opened_here or found.manifest["published_at_seconds"] < _process_started_at()):
         return None, None
     _opened_here.add(final)
     with suppress(OSError):  # `prune` reads the time of the last use; a read-only folder is not pruned
         os.utime(os.path.join(final, MANIFEST))
-    log(f"data: {name} resumed in {time.perf_counter() - started:.2f} s: {_rows_in_words(manifest)}; {final}")
-    return CachedFolder(final, splits, manifest, resumed=True), None
-
-
-def _rows_in_words(manifest: dict[str, Any]) -> str:
-    return ", ".join(f"{split['rows']:,} {key} rows" for key, split in manifest["splits"].items())
+    log(f"data: {name} resumed in {time.perf_counter() - started:.2f} s: {found.rows_in_words}; {final}")
+    return found, None
 
 
 def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
@@ -218,7 +220,7 @@ def read_manifest(folder: str) -> dict[str, Any] | None:
 
 def _build(
     final: str, fingerprint: str, parts: dict[str, str], build: Callable[[str], dict[str, Any]], reason: str
-) -> dict[str, Any]:
+) -> None:
     """Build next to the place and publish by one rename; the lock is held."""
     building, old = final + BUILDING, final + OLD
     shutil.rmtree(old, ignore_errors=True)
@@ -258,7 +260,6 @@ def _build(
             shutil.rmtree(building, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
-    return manifest
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+_KINDS = ("dropped", "parallel", "columns")
 
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What became of the raw rows of one split.
+    """What became of the raw rows of one split; its entry in the manifest has the same names.
 
     rows: those that were kept. truncated: those that were cut. dropped: those that were dropped, by reason.
     parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
@@ -20,9 +22,14 @@ class SplitReport:
     rows: int
     tokens: int
     truncated: int
-    dropped: dict[str, int] = field(default_factory=dict)
-    parallel: dict[str, int] = field(default_factory=dict)
-    columns: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int]
+    parallel: dict[str, int]
+    columns: dict[str, int]
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> SplitReport:
+        """The report in a split's entry in the manifest."""
+        return cls(**{field.name: entry[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,11 @@ class Counts:
     parallel: Counter[str] = field(default_factory=Counter)
     columns: Counter[str] = field(default_factory=Counter)
 
+    def add(self, entry: dict[str, Any]) -> None:
+        """Add the counts of a shard, as `as_json` gave them."""
+        self.truncated += entry["truncated"]
+        for name in _KINDS:
+            getattr(self, name).update(entry[name])
+
     def as_json(self) -> dict[str, Any]:
-        sums = {name: dict(getattr(self, name)) for name in ("dropped", "parallel", "columns")}
-        return {"truncated": self.truncated, **sums}
+        return {"truncated": self.truncated, **{name: dict(getattr(self, name)) for name in _KINDS}}

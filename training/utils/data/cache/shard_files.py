@@ -1,7 +1,8 @@
 """The files of shards: which are finished, and which are removed. Knows nothing of their content.
 
-A shard is an Arrow file and a JSON file, which is written last and holds the checksum of the first. Both are in the
-subfolder `shards` of the folder that is being built, whose name holds the fingerprint of what is built.
+A shard is an Arrow file and a JSON file, which is written last and holds its entry: what the manifest says of a split,
+with the checksum of the Arrow file. Both are in the subfolder `shards` of the folder that is being built, whose name
+holds the fingerprint of what is built.
 """
 
 from __future__ import annotations
@@ -9,28 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from typing import Any
 
 from training.utils.run.storage import read_json_object, sha256_of, write_json
 
 _FOLDER = "shards"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A finished shard: the result of the raw rows `begin` .. `end` - 1 of a split."""
-
-    split: str
-    begin: int
-    end: int
-    rows: int
-    tokens: int
-    truncated: int
-    dropped: dict[str, int]
-    parallel: dict[str, int]
-    columns: dict[str, int]
-    bytes: int
-    sha256: str
 
 
 def shard_path(folder: str, split: str, begin: int, end: int) -> str:
@@ -42,22 +26,20 @@ def make_shards_folder(folder: str) -> None:
     os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
 
 
-def finish_shard(path: str, written: str, shard: Shard) -> None:
+def finish_shard(path: str, written: str, entry: dict[str, Any]) -> None:
     """Give the file `written` the shard's name, then mark it as finished."""
     os.replace(written, path)
     about = _about(path)
-    write_json(about + ".part", {"key": _key(path), **asdict(shard)})
+    write_json(about + ".part", {"key": _key(path), **entry})
     os.replace(about + ".part", about)
 
 
-def finished_shard(path: str) -> Shard | None:
-    """The shard where it exists, belongs to this build and has its checksum."""
+def finished_shard(path: str) -> dict[str, Any] | None:
+    """The shard's entry if the shard exists, belongs to this build and has its checksum."""
     entry = read_json_object(_about(path))
     try:
-        if entry is None or entry.pop("key", None) != _key(path) or sha256_of(path) != entry["sha256"]:
-            return None
-        return Shard(**entry)
-    except (OSError, KeyError, TypeError):
+        return entry if entry and entry["key"] == _key(path) and entry["sha256"] == sha256_of(path) else None
+    except (OSError, KeyError):
         return None
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.utils.data.cache.cache import Log
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shard_files import (
-    Shard,
     finish_shard,
     finished_shard,
     keep_shards,
@@ -22,15 +22,13 @@ from training.utils.data.cache.shard_files import (
     shard_path,
 )
 from training.utils.data.cache.workers import run_jobs, worker_count
-from training.utils.data.rows.dataset import SplitWriter, join_files
+from training.utils.data.rows.dataset import join_files, write_rows
 from training.utils.data.rows.phases import Row
 from training.utils.run.console import progress_bar
 
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256
 _LEAST_ROWS, _MOST_ROWS = 512, 8192
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -45,24 +43,13 @@ class SplitPlan:
 
 @dataclass(frozen=True)
 class BuiltShards:
-    """The shards of one split in order, their files and their sums."""
+    """The files of one split's shards in order, and the sums of their entries."""
 
     row_type: type
-    shards: list[Shard]
     paths: list[str]
-
-    @property
-    def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
-
-    @property
-    def counts(self) -> Counts:
-        sums = Counts(sum(shard.truncated for shard in self.shards))
-        for shard in self.shards:
-            sums.dropped.update(shard.dropped)
-            sums.parallel.update(shard.parallel)
-            sums.columns.update(shard.columns)
-        return sums
+    rows: int
+    tokens: int
+    counts: Counts
 
     def join(self, path: str) -> dict[str, Any]:
         """Write the rows of all shards to one file; returns its entry in the manifest."""
@@ -92,43 +79,45 @@ def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | Non
         for plan in plans
         for begin, end in shard_ranges(plan.raw_rows)
     ]
-    done = {job.path: shard for job in wanted if (shard := finished_shard(job.path)) is not None}
+    done = {job.path: entry for job in wanted if (entry := finished_shard(job.path)) is not None}
     keep_shards(folder, done)
     if done:
         log(f"data: {len(done)} of {len(wanted)} shards were finished by a build that was stopped")
-    done |= _make([job for job in wanted if job.path not in done], num_workers, list(done.values()))
+    done |= _make([job for job in wanted if job.path not in done], num_workers, sum(plan.raw_rows for plan in plans))
     built = {}
     for plan in plans:
         paths = [job.path for job in wanted if job.plan is plan]
-        built[plan.name] = BuiltShards(plan.row_type, [done[path] for path in paths], paths)
+        counts = Counts()
+        for path in paths:
+            counts.add(done[path])
+        rows, tokens = (sum(done[path][name] for path in paths) for name in ("rows", "tokens"))
+        built[plan.name] = BuiltShards(plan.row_type, paths, rows, tokens, counts)
     return built
 
 
-def _make(jobs: list[_Job], num_workers: int | None, found: Sequence[Shard]) -> Iterator[tuple[str, Shard]]:
-    """The shards of the jobs as they finish; the progress bar begins after the rows of the shards that were found."""
-    rows_found = sum(shard.end - shard.begin for shard in found)
+def _make(jobs: list[_Job], num_workers: int | None, all_rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The entries of the jobs' shards as they finish; the progress bar begins after the rows of the shards that were
+    found."""
     rows = sum(job.end - job.begin for job in jobs)
     tokens = 0
-    with progress_bar(rows_found + rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:
-        bar.update(rows_found)
-        bar.initial = rows_found  # so that the rate is that of this build
-        for number, answer in run_jobs(
-            len(jobs), lambda number: asdict(_build_shard(jobs[number])), worker_count(num_workers, rows)
+    with progress_bar(all_rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:
+        bar.update(all_rows - rows)
+        bar.initial = all_rows - rows  # so that the rate is that of this build
+        for number, entry in run_jobs(
+            len(jobs), lambda number: _build_shard(jobs[number]), worker_count(num_workers, rows)
         ):
-            shard = Shard(**answer)
-            yield jobs[number].path, shard
-            tokens += shard.tokens
+            job = jobs[number]
+            yield job.path, entry
+            tokens += entry["tokens"]
             rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
             bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-            bar.update(shard.end - shard.begin)
+            bar.update(job.end - job.begin)
 
 
-def _build_shard(job: _Job) -> Shard:
+def _build_shard(job: _Job) -> dict[str, Any]:
     """Write a shard under another name first: a file with the right name is whole."""
     counts = Counts()
-    with SplitWriter(job.path + ".part", job.plan.row_type) as writer:
-        for row in job.plan.make(job.begin, job.end, counts):
-            writer.append(row)
-    shard = Shard(job.plan.name, job.begin, job.end, **asdict(writer.written), **counts.as_json())
-    finish_shard(job.path, job.path + ".part", shard)
-    return shard
+    written = write_rows(job.path + ".part", job.plan.row_type, job.plan.make(job.begin, job.end, counts))
+    entry = {**asdict(written), **counts.as_json()}
+    finish_shard(job.path, job.path + ".part", entry)
+    return entry

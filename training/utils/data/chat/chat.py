@@ -18,7 +18,7 @@ from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.files.digests import hash_text
-from training.utils.data.rows.tokenize import Ids, TextTokenizer, TooLong, cut_prompt
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt
 from training.utils.data.sources.messages import BadConversation, Conversation
 from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
@@ -206,14 +206,12 @@ def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversati
     return EncodedConversation([i for own in ids for i in own], loss, sum(len(own) for own in ids[:last]))
 
 
-def fit_conversation(
-    encoded: EncodedConversation, most: int, truncation: str
-) -> tuple[EncodedConversation, bool] | str:
-    """Make a conversation at most `most` tokens long; returns it and whether it was cut, or why it is dropped.
+def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:
+    """Make a conversation at most `most` tokens long; returns it and whether it was cut.
 
     `right` cuts its end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries
-    loss; both leave that turn whole. `error` raises TooLong. Dropped: by `drop`, and where no token that carries loss,
-    or none before the last turn, would be left.
+    loss; both leave that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries
+    loss, or none before the last turn, would be left.
     """
     ids, loss, begin = encoded.ids, encoded.loss, encoded.last_turn
     if len(ids) <= most:
@@ -221,13 +219,13 @@ def fit_conversation(
     if truncation == "error":
         raise TooLong(len(ids))
     if truncation == "drop":
-        return "too_long"
+        raise Dropped("too_long")
     if truncation == "right":
         if not any(loss[1:most]):
-            return "response_cut_to_nothing"
+            raise Dropped("response_cut_to_nothing")
         return EncodedConversation(ids[:most], loss[:most], min(begin, most)), True
     room = most - (len(ids) - begin)
     if room < 1:
-        return "no_room_for_the_prompt"
+        raise Dropped("no_room_for_the_prompt")
     left = [*cut_prompt(list(range(begin)), room, truncation), *range(begin, len(ids))]
     return EncodedConversation([ids[i] for i in left], [loss[i] for i in left], room), True

@@ -1,18 +1,18 @@
 """Which characters of a rendered conversation the assistant writes, turn by turn.
 
-A turn is what a model must write to answer: it begins where the generation prompt ends and ends with the end-of-turn
-token. So it includes the marks around a tool call or a thought (`<tool_call>`, `<think>`) that the template writes, and
-excludes the header before it. Knows nothing of token ids.
+A turn is what a model must write to answer. It begins after the generation prompt and ends with the end-of-turn token.
+It includes the marks around a tool call or a thought (`<tool_call>`, `<think>`), which the template writes, but not the
+header before it. Knows nothing of token ids.
 
-How turns are found, from one rendering of the whole conversation:
-1. The conversation is rendered as it is and with its texts masked (see `rendering`). Both must agree character for
-   character; then the author of each character is known.
-2. Turns begin at the template's `{% generation %}` marks where it has them, otherwise after each assistant header
-   that the template wrote (see `habits`). Where the headers do not match the assistant's messages (a template without
-   a header, say), each turn begins where the rendering of the messages before it, with the generation prompt, ends.
+How turns are found in one rendering of the whole conversation:
+1. The conversation is rendered as it is, and again with its texts masked (see `rendering`). Both must agree character
+   for character; then the author of each character is known.
+2. If the template has `{% generation %}` marks, turns begin there, otherwise after each assistant header that the
+   template wrote (see `habits`). If the headers do not match the assistant's messages (a template may have none), a
+   turn begins where the messages before it, rendered with the generation prompt, end.
 3. A turn ends with the first end-of-turn token that the template wrote after the last character of the message.
-4. Checked on every row: a turn holds every rendered character of its message's texts and no character of another
-   message; the assistant's text is there; no message is missing.
+4. Every row is checked: a turn holds all rendered characters of its message's texts and none of another message, the
+   assistant's text is there, and no message is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class ReadConversation:
-    """A rendered conversation and the assistant's turns in order, with `{% generation %}` marks several per message."""
+    """A rendered conversation and the assistant's turns in order; `{% generation %}` marks may cut a message into
+    several turns."""
 
     text: str
     turns: tuple[AssistantTurn, ...]
@@ -89,7 +90,7 @@ class TurnFinder:
     def read(self, conversation: Conversation, generation_prompt: bool = False) -> ReadConversation:
         """Render a conversation and find the assistant's turns in it.
 
-        With `generation_prompt` the text is that of `prompt`. Raises BadConversation, which names the row, where the
+        With `generation_prompt` the text is that of `prompt`. Raises BadConversation, which names the row, if the
         template refuses the conversation or its turns are ambiguous.
         """
         evidence = self._evidence(conversation, generation_prompt)
@@ -131,7 +132,8 @@ class TurnFinder:
         )
 
     def _maskings(self, conversation: Conversation) -> Iterator[MaskedMessages]:
-        """All texts; without literals that the template seeks; without tool arguments (some write Python literals)."""
+        """Mask all texts; then all but the literals that the template looks for; then no tool arguments either, which
+        some templates write as Python literals."""
         messages, where = conversation.messages, conversation.where
         yield mask_messages(messages, where)
         yield mask_messages(messages, where, self._template.literals)
@@ -161,7 +163,7 @@ class TurnFinder:
         return begun
 
     def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
-        """Where the template's assistant headers end; None where their number is not that of the turns."""
+        """Where the template's assistant headers end; None if there are more or fewer of them than turns."""
         if not self._habits.headers:
             return None
         begins = []
@@ -175,9 +177,10 @@ class TurnFinder:
         return begins if len(begins) == turns else None
 
     def _behind_prompt(self, evidence: _Evidence, place: int, conversation: Conversation) -> int:
-        """Where the generation prompt after the messages before `place` ends in the whole rendering.
+        """Where the turn of message `place` begins: after the messages before it and the generation prompt.
 
-        Both are aligned at the last character of those messages: a template may write earlier ones differently.
+        The two renderings are aligned at the last character of those messages: a template may write earlier ones
+        differently.
         """
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
         own = evidence.origin.positions_M[evidence.origin.messages_M < place]
@@ -199,7 +202,7 @@ class TurnFinder:
     # Where turns end, and the checks.
 
     def _ended(self, begun: Sequence[tuple[int, int, int]], evidence: _Evidence) -> tuple[AssistantTurn, ...]:
-        """Extend each turn to the end of its end-of-turn token; of several of one message, only the last."""
+        """Extend each turn to the end of its end-of-turn token; if a message has several turns, only the last."""
         positions_M, messages_M = evidence.origin.positions_M, evidence.origin.messages_M
         turns = []
         for number, (place, begin, marked_end) in enumerate(begun):
@@ -225,16 +228,14 @@ class TurnFinder:
         return other.end() if other else None
 
     def _check(self, turns: Sequence[AssistantTurn], evidence: _Evidence, conversation: Conversation) -> None:
-        """Raise BadConversation unless each text is in the turn it belongs to."""
+        """Raise BadConversation unless each text is in its own turn. In shapes: C characters, M of them masked."""
         origin, where = evidence.origin, conversation.where
-        begins = np.array([turn.begin for turn in turns], np.int64)
-        ends = np.array([turn.end for turn in turns], np.int64)
-        owners = np.array([turn.message for turn in turns], np.int64)
-        turn_M = np.searchsorted(begins, origin.positions_M, side="right") - 1
-        inside_M = turn_M >= 0
-        inside_M[inside_M] = origin.positions_M[inside_M] < ends[turn_M[inside_M]]
-        wrong_M = inside_M.copy()
-        wrong_M[inside_M] = owners[turn_M[inside_M]] != origin.messages_M[inside_M]
+        owner_C = np.full(len(evidence.plain), -1)  # the message whose turn a character is in
+        for turn in turns:
+            owner_C[turn.begin : turn.end] = turn.message
+        owner_M = owner_C[origin.positions_M]
+        inside_M = owner_M >= 0
+        wrong_M = inside_M & (owner_M != origin.messages_M)
         if wrong_M.any():
             place = int(origin.messages_M[wrong_M][0])
             raise BadConversation(
@@ -243,9 +244,9 @@ class TurnFinder:
             )
         written = set(origin.texts_M.tolist())
         outside = set(origin.texts_M[~inside_M].tolist())
-        turn_texts = {place: "" for place in owners.tolist()}
+        turn_texts: dict[int, str] = {}
         for turn in turns:
-            turn_texts[turn.message] += evidence.plain[turn.begin : turn.end]
+            turn_texts[turn.message] = turn_texts.get(turn.message, "") + evidence.plain[turn.begin : turn.end]
         for place in () if evidence.marks else turn_texts:
             for name in _called(conversation.messages[place]):
                 if name not in turn_texts[place]:

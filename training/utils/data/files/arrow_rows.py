@@ -10,6 +10,7 @@ import io
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, BinaryIO
 
 from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
@@ -125,19 +126,10 @@ def _csv_records(file: BinaryIO, path: str) -> Iterator[tuple[int, list[str]]]:
 def _csv_batches(records: Iterator[tuple[int, list[str]]], schema: Any, lines: array[int]) -> Iterator[Any]:
     import pyarrow
 
-    def batch() -> Any:
-        columns = [pyarrow.array(values, pyarrow.large_string()) for values in zip(*waiting, strict=True)]
-        return pyarrow.record_batch(columns, schema)
-
-    waiting: list[list[str | None]] = []
-    for line, values in records:
-        lines.append(line)
-        waiting.append([value or None for value in values])
-        if len(waiting) == _ROWS_PER_BATCH:
-            yield batch()
-            waiting = []
-    if waiting:
-        yield batch()
+    while batch := list(islice(records, _ROWS_PER_BATCH)):
+        lines.extend(line for line, _ in batch)
+        columns = zip(*([value or None for value in values] for _, values in batch), strict=True)
+        yield pyarrow.record_batch([pyarrow.array(column, pyarrow.large_string()) for column in columns], schema)
 
 
 def _spooled(schema: Any, batches: Iterator[Any], spool_dir: str | None) -> Any:

@@ -1,8 +1,9 @@
-"""JSON lines and JSON lists as sequences of rows; what stays in memory is where each row begins."""
+"""JSON lines and JSON lists as sequences of rows; they remember where each row begins, and parse it when it is read."""
 
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,15 +12,16 @@ from training.utils.data.files.addresses import mapped, open_local, open_stream
 from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, note_kinds
 from training.utils.run.errors import ThreestepError
 
+_BLANKS = re.compile(r"[ \t\r\n]*")
 _UNREADABLE = (ValueError, RecursionError)  # JSON with a number of thousands of digits, or nested too deeply
 
 
 class JsonLines(Sequence):
-    """The objects of a JSON-lines file, parsed on access.
+    """The objects of a JSON-lines file, each parsed when it is read.
 
-    The constructor reads the whole file once and raises ThreestepError at the first row that is not an object or not as
-    `expected`. `kinds`: those of all columns of all rows. Blank lines are skipped. Several threads or forked processes
-    may read at once.
+    The constructor reads the whole file once and notes the `kinds` of all columns. It raises ThreestepError at the
+    first row that is not an object or not as `expected`. Blank lines are skipped. Threads and forked processes may
+    share one.
     """
 
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
@@ -54,7 +56,7 @@ class JsonLines(Sequence):
 
 
 class JsonList(Sequence):
-    """The objects of a file that holds one JSON list; checks and attributes as in `JsonLines`."""
+    """The objects of a file with one JSON list, checked as in `JsonLines`; the text of the file stays in memory."""
 
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
         self.path = path
@@ -100,7 +102,7 @@ def _parse(line: bytes, where: str) -> Any:
 
 
 def _check_characters(value: Any, text: str, where: str) -> None:
-    r"""JSON may hold half of a pair such as \ud83d\ude00, which can neither be stored nor tokenized."""
+    r"""JSON may hold half of a pair such as \ud83d\ude00; such a text can be neither stored nor tokenized."""
     if "\\ud" in text or "\\uD" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -111,23 +113,20 @@ def _check_characters(value: Any, text: str, where: str) -> None:
             ) from error
 
 
+def _after_blanks(text: str, position: int) -> int:
+    return position + len(_BLANKS.match(text, position)[0])  # type: ignore[index]
+
+
 def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
-    """Each item of a JSON list, the index at which it begins and its line number."""
-    blanks = " \t\r\n"
+    """Each item of a JSON list, the index in the text where it begins, and its line number."""
     decoder = json.JSONDecoder()
-
-    def skip(position: int) -> int:
-        while position < len(text) and text[position] in blanks:
-            position += 1
-        return position
-
-    position = skip(0)
+    position = _after_blanks(text, 0)
     if text[position : position + 1] != "[":
         raise ThreestepError(
             f"{path}, line 1: expected one JSON list of objects, got {text[position : position + 40]!r}; "
             f"for one object per line use jsonl:{path}"
         )
-    position = skip(position + 1)
+    position = _after_blanks(text, position + 1)
     line_number, counted = 1, 0
     while text[position : position + 1] != "]":
         line_number += text.count("\n", counted, position)
@@ -144,9 +143,9 @@ def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
             ) from error
         _check_characters(item, text[position:end], f"{path}, line {line_number}")
         yield item, position, line_number
-        position = skip(end)
+        position = _after_blanks(text, end)
         if text[position : position + 1] == ",":
-            position = skip(position + 1)
+            position = _after_blanks(text, position + 1)
         elif text[position : position + 1] != "]":
             at_line = 1 + text.count("\n", 0, position)
             raise ThreestepError(f"{path}, line {at_line}: the JSON list breaks off or lacks a comma here")

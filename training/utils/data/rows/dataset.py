@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,58 +61,34 @@ class Written:
     sha256: str
 
 
-class SplitWriter:
-    """Writes rows of one type to an Arrow file, a batch at a time; use as a context manager."""
-
-    def __init__(self, path: str, row_type: type) -> None:
-        self.rows = 0
-        self.tokens = 0
-        self._row_type = row_type
-        self._waiting: list[Any] = []
-        self._file = HashedFile(path)
-        self._stream = pa.ipc.new_file(self._file, _schema(row_type))
-
-    @property
-    def written(self) -> Written:
-        """Sums and checksum; valid after the context ends."""
-        return Written(self.rows, self.tokens, self._file.size_bytes, self._file.sha256)
-
-    def append(self, row: Row) -> None:
-        self._waiting.append(row)
-        self.rows += 1
-        self.tokens += row.length_tokens
-        if len(self._waiting) == ROWS_PER_BATCH:
-            self._write_batch()
-
-    def _write_batch(self) -> None:
-        rows, self._waiting = self._waiting, []
-        numbers = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in ("row_id", "length_tokens")]
-        columns = [*numbers, *(_to_column(name, rows) for name in _COLUMNS[self._row_type])]
-        self._stream.write_batch(pa.record_batch(columns, schema=_schema(self._row_type)))
-
-    def __enter__(self) -> SplitWriter:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if failure[0] is not None:
-            self._file.__exit__(*failure)
-            return
-        with self._file:
-            if self._waiting:
-                self._write_batch()
-            self._stream.close()
+def write_rows(path: str, row_type: type, rows: Iterable[Row]) -> Written:
+    """Write rows of one type to an Arrow file, a batch at a time."""
+    waiting = iter(rows)
+    taken = iter(lambda: list(islice(waiting, ROWS_PER_BATCH)), [])
+    return _write(path, row_type, (_to_batch(row_type, batch) for batch in taken))
 
 
 def join_files(paths: Sequence[str], path: str, row_type: type) -> Written:
     """Write the rows of several files to one, in order and in new batches: the same rows give the same bytes."""
+    return _write(path, row_type, _cut_anew(paths))
+
+
+def _write(path: str, row_type: type, batches: Iterable[pa.RecordBatch]) -> Written:
     rows = tokens = 0
     with HashedFile(path) as file:
-        with pa.ipc.new_file(file, _schema(row_type)) as stream:
-            for batch in _cut_anew(paths):
-                stream.write_batch(batch)
-                rows += batch.num_rows
-                tokens += int(_view(batch.column("length_tokens")).sum())
+        stream = pa.ipc.new_file(file, _schema(row_type))
+        for batch in batches:
+            stream.write_batch(batch)
+            rows += batch.num_rows
+            tokens += int(_view(batch.column("length_tokens")).sum())
+        stream.close()  # only here: a file that fails half-way gets no footer
     return Written(rows, tokens, file.size_bytes, file.sha256)
+
+
+def _to_batch(row_type: type, rows: list[Any]) -> pa.RecordBatch:
+    numbers = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in ("row_id", "length_tokens")]
+    columns = [*numbers, *(_to_column(name, rows) for name in _COLUMNS[row_type])]
+    return pa.record_batch(columns, schema=_schema(row_type))
 
 
 def token_runs(paths: Sequence[str]) -> Iterator[np.ndarray]:
@@ -221,16 +198,13 @@ class _Batch:
 
     def fields(self, index: int) -> dict[str, Any]:
         """The fields of a row, by name."""
-        read = {name: _FIELDS.get(name, _stored)(column[index]) for name, column in self.columns.items()}
+        read = {name: column[index] for name, column in self.columns.items()}
+        read |= {name: _FIELDS[name](value) for name, value in read.items() if name in _FIELDS}
         if "loss_spans" in read:
             read["loss_mask"] = np.zeros(len(read["input_ids"]), dtype=bool)
             for begin, end in read.pop("loss_spans").reshape(-1, 2):
                 read["loss_mask"][begin:end] = True
         return {"row_id": int(self.row_ids[index]), **read}
-
-
-def _stored(value: Any) -> Any:
-    return value
 
 
 # Columns whose values are not the rows' fields.
@@ -293,10 +267,6 @@ class CachedSplit(Sequence):
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._rows))]

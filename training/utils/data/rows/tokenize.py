@@ -7,7 +7,6 @@ end-of-conversation token ends each response in all phases. Knows nothing of row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from training.utils.layout.parallel import ParallelTags
@@ -156,14 +155,8 @@ def require_pad_token(pad_token_id: int | None, what_for: str) -> int:
     return pad_token_id
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A prompt and its responses within a length; `dropped`: why they are dropped, "" where they fit."""
-
-    prompt_ids: Ids
-    response_ids: tuple[Ids, ...]
-    truncated: bool = False
-    dropped: str = ""
+class Dropped(Exception):
+    """Raised for a row that is left out; its text is the reason, by which it is counted."""
 
 
 class TooLong(Exception):
@@ -176,32 +169,30 @@ class TooLong(Exception):
 
 def fit_sentences(
     prompt_ids: Ids, response_ids: Sequence[Ids], most: int, truncation: str, end_id: int | None
-) -> Fitted:
-    """Make a prompt with each of its responses at most `most` tokens long.
+) -> tuple[Ids, list[Ids], bool]:
+    """Make a prompt with each of its responses at most `most` tokens long; returns both, and whether any was cut.
 
     `right` cuts the end of the responses; with `end_id` a cut response still ends with it, with None it ends where it
     was cut. `left` cuts the prompt's beginning and `middle` its middle; both leave responses whole. `error` raises
-    TooLong. Dropped: by `drop`, where a response would be cut to nothing, and where no token of the prompt would be
+    TooLong. Raises Dropped by `drop`, if a response would be cut to nothing, and if no token of the prompt would be
     left.
     """
     longest = max(len(ids) for ids in response_ids)
-    fitted = Fitted(prompt_ids, tuple(response_ids))
     if len(prompt_ids) + longest <= most:
-        return fitted
+        return prompt_ids, list(response_ids), False
     if truncation == "error":
         raise TooLong(len(prompt_ids) + longest)
     if truncation == "drop":
-        return Fitted(prompt_ids, (), dropped="too_long")
+        raise Dropped("too_long")
     if truncation == "right":
         room = most - len(prompt_ids)
         if room < (1 if end_id is None else 2):
-            return Fitted(prompt_ids, (), dropped="response_cut_to_nothing")
-        cut = tuple(_cut_response(ids, room, end_id) for ids in response_ids)
-        return Fitted(prompt_ids, cut, truncated=True)
+            raise Dropped("response_cut_to_nothing")
+        return prompt_ids, [_cut_response(ids, room, end_id) for ids in response_ids], True
     room = most - longest
     if room < 1:
-        return Fitted(prompt_ids, (), dropped="no_room_for_the_prompt")
-    return Fitted(cut_prompt(prompt_ids, room, truncation), tuple(response_ids), truncated=True)
+        raise Dropped("no_room_for_the_prompt")
+    return cut_prompt(prompt_ids, room, truncation), list(response_ids), True
 
 
 def _cut_response(ids: Ids, room: int, end_id: int | None) -> Ids:

@@ -1,7 +1,7 @@
-"""A tokenized row for people: as values of one JSON object, and as text with its loss-carrying tokens marked.
+"""A tokenized row for people to read: as one JSON object, or as text in which the tokens that carry loss are marked.
 
-Rows are laid out by the code that lays out training's rows (`documents`, `layout.rows`). Nothing is printed here; the
-decoder is passed in.
+The code that lays out rows for training lays them out here too (`documents`, `layout.rows`). Prints nothing; the caller
+passes the decoder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NARROWEST_COLUMN = 16
 
 
 def document_of(row: Row) -> Document:
-    """The row as training lays it out by itself. The responses of a pair are targets (as in DPO); a prompt of phase 3
-    has none, unsupervised text all but the first token."""
+    """The row as training lays it out when it is alone in a batch. The targets: all responses of a pair (as in DPO),
+    all but the first token of unsupervised text, nothing of a prompt of phase 3."""
     if isinstance(row, SentenceRow):
         return sentence_document(row)
     if isinstance(row, ResponsesRow):
@@ -41,9 +41,9 @@ def document_of(row: Row) -> Document:
 
 
 def layout_of(document: Document) -> dict[str, list]:
-    """A document alone in a row: `input_ids`, `loss_mask` (1 where the token is to be predicted), `position_ids` and
-    `segment_ids` with one number per token; `visible`, 1 where a segment (line) sees another (column);
-    `sequence_ends`, the index of each sequence's last token."""
+    """A document alone in a row. One number per token: `input_ids`, `loss_mask` (1 if the token is to be predicted),
+    `position_ids`, `segment_ids`. Per pair of segments: `visible`, 1 if the segment of the line sees that of the
+    column. Per sequence: `sequence_ends`, the index of its last token."""
     rows = packed_rows([[document]], pad_token_id=0)  # as wide as the document: there is no padding
     count = len(document.segments)
     visible_SS = torch.ones(1, 1) if rows.visible_NSS is None else rows.visible_NSS[0, :count, :count]
@@ -59,8 +59,8 @@ def layout_of(document: Document) -> dict[str, list]:
 
 
 def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
-    """The row's layout and texts as JSON values. Phase 2: `prompt`, `responses` (best first), the best as `chosen` and
-    the worst as `rejected`; other phases: `text`, and `loss_texts`, the runs of tokens that carry loss."""
+    """The row's layout and texts as JSON values. Phase 2 has `prompt`, `responses` (best first), and the best and the
+    worst again as `chosen` and `rejected`. Other phases have `text`, and `loss_texts`: the runs that carry loss."""
     data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document_of(row))}
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)
@@ -90,13 +90,13 @@ def source_of(row_id: int, described: Sequence[dict[str, Any]]) -> dict[str, Any
 
 
 def continuation(before: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
-    """The text that `ids` add after `before`: decoded alone, some tokenizers drop the space that they begin with."""
+    """The text that `ids` add after `before`. Decoded alone, they may lose the space that they begin with."""
     start, whole = decode(before) if before else "", decode([*before, *ids])
     return whole[len(start) :] if whole.startswith(start) else decode(ids)
 
 
 def runs_of(ids: Sequence[int], loss_mask: Sequence[int], decode: Decode) -> list[tuple[str, bool]]:
-    """The text cut where loss begins and ends: (text, carries loss)."""
+    """The text in pieces, cut where loss begins and ends: (text, carries loss)."""
     runs, at = [], 0
     for carries_loss, group in groupby(loss_mask):
         end = at + len(list(group))
@@ -116,7 +116,7 @@ def response_texts(row: ResponsesRow, decode: Decode) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Style:
-    """coloured: mark text that carries loss by colour; otherwise by brackets. width: cells per line."""
+    """coloured: text that carries loss is marked by colour, otherwise by brackets. width: cells per line."""
 
     coloured: bool
     width: int
@@ -134,7 +134,7 @@ def terminal_style(is_terminal: bool, columns: int) -> Style:
 
 
 def row_as_text(row: Row, decode: Decode, style: Style, show_layout: bool = False) -> str:
-    """The row's texts, with loss marked; phase 2 side by side. show_layout: add a line for each segment."""
+    """The row's texts, with what carries loss marked; in phase 2 side by side. show_layout: a line for each segment."""
     document = document_of(row)
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)

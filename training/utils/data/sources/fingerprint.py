@@ -18,6 +18,7 @@ from typing import Any
 
 from training.utils.data.files.digests import digest_files, hash_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.run.storage import HashedFile
 
 
 def code_of_class(dataset_class: type) -> str:
@@ -59,26 +60,9 @@ def _content_of_arrow_dataset(rows: Any, memo_dir: str) -> str:
         return hash_text(f"{rows._fingerprint} {len(rows)} {digest_files(files, memo_dir)}")
     import pyarrow
 
-    sink = _HashingSink()
-    with pyarrow.ipc.new_stream(sink, rows.data.schema) as stream:
+    with HashedFile(os.devnull) as hashed, pyarrow.ipc.new_stream(hashed, rows.data.schema) as stream:
         stream.write_table(rows.data.table)
-    return hash_text(f"{rows._fingerprint} {len(rows)} {sink.digest.hexdigest()}")
-
-
-class _HashingSink:
-    """A file that keeps only the hash of what is written."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.digest = hashlib.sha256()
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        return len(content)
-
-    def flush(self) -> None:
-        pass
+    return hash_text(f"{rows._fingerprint} {len(rows)} {hashed.sha256}")
 
 
 def parts_of_tokenizer(tokenizer: Any) -> dict[str, str]:

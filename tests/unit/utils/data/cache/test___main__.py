@@ -16,7 +16,7 @@ from training.utils.data.cache import cache
 from training.utils.data.cache.__main__ import main
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards
-from training.utils.data.rows.dataset import SplitWriter
+from training.utils.data.rows.dataset import write_rows
 from training.utils.data.rows.phases import TextBlock
 from training.utils.run import storage
 from training.utils.run.errors import ThreestepError
@@ -37,10 +37,8 @@ def folder(tmp_path):
 
 def make(folder, rows):
     def build(where):
-        with SplitWriter(os.path.join(where, "train.arrow"), TextBlock) as writer:
-            for row in range(rows):
-                writer.append(TextBlock(row, np.arange(5, dtype=np.int32)))
-        return {"splits": {"train": asdict(writer.written)}}
+        texts = (TextBlock(row, np.arange(5, dtype=np.int32)) for row in range(rows))
+        return {"splits": {"train": asdict(write_rows(os.path.join(where, "train.arrow"), TextBlock, texts))}}
 
     return open_or_build(str(folder), "phase1", {"datasets": f'["{rows}"]'}, build, False, lambda line: None)
 

@@ -18,7 +18,7 @@ import pytest
 
 from training.utils.data.cache import cache
 from training.utils.data.cache.cache import open_or_build
-from training.utils.data.rows.dataset import SplitWriter
+from training.utils.data.rows.dataset import write_rows
 from training.utils.data.rows.phases import TextBlock
 from training.utils.run.errors import ThreestepError
 
@@ -27,10 +27,8 @@ PARTS = {"datasets": "a", "seed": "1", "length": "2"}
 
 def blocks(count=3):
     def build(folder):
-        with SplitWriter(os.path.join(folder, "train.arrow"), TextBlock) as writer:
-            for row in range(count):
-                writer.append(TextBlock(row, np.array([row, row], np.int32)))
-        return {"splits": {"train": asdict(writer.written)}}
+        rows = (TextBlock(row, np.array([row, row], np.int32)) for row in range(count))
+        return {"splits": {"train": asdict(write_rows(os.path.join(folder, "train.arrow"), TextBlock, rows))}}
 
     return build
 
@@ -241,7 +239,7 @@ import os, sys, time
 from dataclasses import asdict
 import numpy as np
 from training.utils.data.cache.cache import open_or_build
-from training.utils.data.rows.dataset import SplitWriter
+from training.utils.data.rows.dataset import write_rows
 from training.utils.data.rows.phases import TextBlock
 
 folder, seconds, rebuild = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "rebuild"
@@ -249,11 +247,10 @@ folder, seconds, rebuild = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "rebu
 def build(where):
     with open(os.path.join(folder, f"built-{os.getpid()}"), "w"):
         pass
-    with SplitWriter(os.path.join(where, "train.arrow"), TextBlock) as writer:
-        for row in range(5000):
-            writer.append(TextBlock(row, np.array([row], np.int32)))
-        time.sleep(seconds)
-    return {"splits": {"train": asdict(writer.written)}}
+    rows = (TextBlock(row, np.array([row], np.int32)) for row in range(5000))
+    written = write_rows(os.path.join(where, "train.arrow"), TextBlock, rows)
+    time.sleep(seconds)
+    return {"splits": {"train": asdict(written)}}
 
 opened = open_or_build(folder, "phase1", {"datasets": "a"}, build, rebuild, print)
 print("rows", len(opened.splits["train"]), opened.splits["train"][4999].input_ids[0])

@@ -29,7 +29,7 @@ from training.utils.data.chat.chat import (
     joined,
     use_chat_template,
 )
-from training.utils.data.rows.tokenize import TooLong
+from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.messages import Conversation, checked_messages
 from training.utils.run.errors import ThreestepError
 
@@ -421,8 +421,11 @@ ROW = EncodedConversation(list(range(10)), LOSS, 7)
 
 
 def fit(most, truncation):
-    fitted = fit_conversation(ROW, most, truncation)
-    return fitted if isinstance(fitted, str) else (fitted[0].ids, [i for i in fitted[0].ids if LOSS[i]], fitted[1])
+    try:
+        row, was_cut = fit_conversation(ROW, most, truncation)
+    except Dropped as reason:
+        return str(reason)
+    return row.ids, [i for i in row.ids if LOSS[i]], was_cut
 
 
 def test_what_fits_is_left_alone():

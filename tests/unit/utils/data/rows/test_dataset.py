@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.data.rows import dataset
-from training.utils.data.rows.dataset import CachedSplit, SplitWriter, join_files, token_runs
+from training.utils.data.rows.dataset import CachedSplit, join_files, token_runs, write_rows
 from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
 from training.utils.run.storage import try_to_own
 
@@ -49,10 +49,8 @@ MAKERS = {
 
 
 def write(path, rows):
-    with SplitWriter(str(path), type(rows[0]) if rows else TextBlock) as writer:
-        for row in rows:
-            writer.append(row)
-    return CachedSplit(str(path), writer.rows, {"some": "manifest"})
+    written = write_rows(str(path), type(rows[0]) if rows else TextBlock, rows)
+    return CachedSplit(str(path), written.rows, {"some": "manifest"})
 
 
 def same(left, right):
@@ -139,10 +137,7 @@ def test_joined_files_have_the_same_bytes_however_the_rows_were_cut(tmp_path, mo
     for cuts in ([0, 23], [0, 4, 8, 23], [0, 1, 1, 7, 19, 23], [*range(24)]):
         paths = [str(tmp_path / f"{begin}-{end}") for begin, end in zip(cuts, cuts[1:], strict=False)]
         for path, begin, end in zip(paths, cuts, cuts[1:], strict=False):
-            with SplitWriter(path, row_type) as writer:
-                for row in rows[begin:end]:
-                    writer.append(row)
-            assert writer.written.bytes == Path(path).stat().st_size
+            assert write_rows(path, row_type, rows[begin:end]).bytes == Path(path).stat().st_size
         written = join_files(paths, str(tmp_path / "joined"), row_type)
         found.append((tmp_path / "joined").read_bytes())
         assert (written.rows, written.bytes) == (23, len(found[-1]))
@@ -190,8 +185,12 @@ def test_an_open_split_is_not_another_ones_own(tmp_path):
 
 def test_what_fails_half_way_is_closed_and_no_split(tmp_path):
     path = tmp_path / "split"
-    with pytest.raises(KeyError), SplitWriter(str(path), TextBlock) as writer:
-        writer.append(TextBlock(0, ids(1)))
+
+    def rows():
+        yield TextBlock(0, ids(1))
         raise KeyError
+
+    with pytest.raises(KeyError):
+        write_rows(str(path), TextBlock, rows())
     with pytest.raises((OSError, ValueError)):
         CachedSplit(str(path), 1, {})

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from training.utils.data.rows.tokenize import (
+    Dropped,
     TextTokenizer,
     TooLong,
     cut_prompt,
@@ -149,8 +150,10 @@ P, A, B = [1, 2, 3, 4], [5, 6, 9], [7, 8, 8, 8, 9]
 
 
 def fit(most, how, responses=(A, B), end_id=9):
-    fitted = fit_sentences(P, responses, most, how, end_id)
-    return fitted.dropped or (fitted.prompt_ids, list(fitted.response_ids), fitted.truncated)
+    try:
+        return fit_sentences(P, responses, most, how, end_id)
+    except Dropped as reason:
+        return str(reason)
 
 
 def test_what_fits_is_left_alone():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.utils.checkpoints.settings_check import check_settings, describe_placement, placement
+from training.utils.checkpoints.plan import check_settings, describe_placement, placement
 from training.utils.run.errors import ThreestepError
 
 SFT = {
