@@ -92,7 +92,8 @@ def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoin
         name: weight.to(described.dtype) if weight.is_floating_point() else weight for name, weight in weights.items()
     }
     # Buffers that are computed whenever the model is loaded are not part of a state, and stay empty.
-    missing = sorted(model.state_dict().keys() - typed.keys() - set(getattr(model, "_tied_weights_keys", None) or ()))
+    tied = getattr(model, "all_tied_weights_keys", {})  # by this model's configuration, not by its family alone
+    missing = sorted(model.state_dict().keys() - typed.keys() - tied.keys())
     if missing:
         raise ThreestepError(
             f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed transformers "

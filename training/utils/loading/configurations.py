@@ -42,6 +42,8 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
     """Turn `errors` of transformers inside into a ThreestepError."""
     try:
         yield
+    except ThreestepError:
+        raise
     except errors as problem:
         if "trust_remote_code" in str(problem):
             raise ThreestepError(

@@ -1,17 +1,174 @@
-"""What a folder that is given as a model holds, before any library is imported."""
+"""What a folder that is given as a model holds, before any library is imported.
+
+A model folder has a config.json and safetensors. Everything else that people have under that name is told apart here,
+with the command that makes a model folder of it. A folder with a configuration and no weights passes: dry runs need no
+more, and what loads the weights says that they are missing.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+from training.utils.loading.weight_files import read_header, weight_files
 from training.utils.run.errors import ThreestepError
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
+_ADAPTER = "adapter_config.json"  # PEFT's name
 
 
 def check_model_folder(name_or_path: str) -> None:
-    """ThreestepError if a path holds no model; hub names pass. Programs check before they import a library."""
+    """ThreestepError if a path holds no model, or damaged weights; hub names pass. Reads a few headers at most."""
     path = Path(name_or_path)
+    if path.is_file():
+        raise ThreestepError(_of_file(path))
     looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
     if looks_local and not path.is_dir():
         raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ThreestepError(f"the folder '{name_or_path}' holds no config.json, so it is not a model folder")
+    if not path.is_dir():
+        return
+    if (path / _ADAPTER).is_file():
+        raise ThreestepError(_of_adapter(path))
+    if not (path / "config.json").is_file():
+        raise ThreestepError(_without_config(path))
+    config = _read_config(path)
+    found = weight_files(path, config.get("transformers_weights"))
+    for file in found:
+        read_header(file)
+    other = None if found else _of_other_weights(path, config)
+    if other is not None:
+        raise ThreestepError(other)
+
+
+def saved_again(folder: Path, architectures: Any, key_mapping: str | None = None) -> str:
+    """The command that reads a folder with transformers and writes it as a model folder, OUT.
+
+    key_mapping: of from_pretrained, as Python; the tensors are saved by their new names
+    """
+    known = isinstance(architectures, list) and architectures and str(architectures[0]).isidentifier()
+    name = architectures[0] if known else "AutoModelForCausalLM"
+    load, save = f"'{folder}'", "'OUT'"
+    if key_mapping is not None:
+        load, save = f"{load}, key_mapping={key_mapping}", f"{save}, save_original_format=False"
+    return (
+        f'python -c "import transformers as t; t.{name}.from_pretrained({load}).save_pretrained({save}); '
+        f"t.AutoTokenizer.from_pretrained('{folder}').save_pretrained('OUT')\""
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ThreestepError(f"'{path}' is not JSON ({problem}); download or copy it again") from problem
+    if not isinstance(config, dict) or not (config.get("model_type") or config.get("auto_map")):
+        raise ThreestepError(
+            f"'{path}' expects a model_type, such as \"llama\", got none; take the configuration of the model that "
+            "these weights are of"
+        )
+    return config
+
+
+def _of_file(path: Path) -> str:
+    if path.suffix == ".gguf":
+        return _gguf(path)
+    return f"expected a model folder, got the file '{path}'; give the folder that it is in, '{path.parent}'"
+
+
+def _gguf(path: Path) -> str:
+    return (
+        f"'{path}' is a GGUF file, weights for llama.cpp that are mostly quantized; give the model folder with "
+        "safetensors that it was made from"
+    )
+
+
+def _of_adapter(folder: Path) -> str:
+    try:
+        adapter = dict(json.loads((folder / _ADAPTER).read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        adapter = {}
+    base = adapter.get("base_model_name_or_path") or "unknown"
+    scores = adapter.get("task_type") == "SEQ_CLS"
+    load = f"AutoModelForSequenceClassification.from_pretrained('{base}', num_labels=1)"
+    load = load if scores else f"AutoModelForCausalLM.from_pretrained('{base}')"
+    tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
+    merge = (
+        f"import peft, transformers as t; peft.PeftModel.from_pretrained(t.{load}, '{folder}').merge_and_unload()"
+        f".save_pretrained('OUT'); t.AutoTokenizer.from_pretrained('{tokenizer}').save_pretrained('OUT')"
+    )
+    return (
+        f"'{folder}' holds a LoRA adapter of the model '{base}' (PEFT's {_ADAPTER}), not a model; merge the two: "
+        f'python -c "{merge}"'
+    )
+
+
+def _without_config(folder: Path) -> str:
+    """What a folder without config.json is, in the order of how much that says."""
+    if not any(folder.iterdir()):
+        return f"the model folder '{folder}' is empty; expected config.json and safetensors"
+    if (folder / "model" / "config.json").is_file():
+        models = [path for name in ("model", "critic") if (path := folder / name).is_dir()]
+        return f"'{folder}' is the folder of a run; give its model, {' or '.join(map(str, models))}"
+    if checkpoint := _checkpoint(folder):
+        return (
+            f"'{folder}' is a checkpoint, or a folder of them, not a model folder; make one: python -m training.export "
+            f"{checkpoint} OUT"
+        )
+    if ggufs := sorted(folder.glob("*.gguf")):
+        return _gguf(ggufs[0])
+    weights = [*sorted(folder.glob("*.safetensors")), *_pickles(folder)]
+    if (folder / "params.json").is_file() and weights:
+        return (
+            f"'{folder}' holds a model in its maker's own format ({weights[0].name} and params.json); give the version "
+            "of it for transformers, with config.json and safetensors"
+        )
+    why = f"the folder '{folder}' holds no config.json, so it is not a model folder"
+    if weights:
+        return f"{why}: {weights[0].name} alone does not say of which architecture it is; add the model's config.json"
+    if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
+        return f"{why}: it holds a tokenizer alone; add the model's config.json and safetensors"
+    inside = sorted(path.parent for path in folder.glob("*/config.json"))
+    return f"{why}; did you mean '{inside[0]}'?" if inside else why
+
+
+def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
+    """What a folder with a configuration and without safetensors holds; None for the configuration alone."""
+    if (folder / "weights.json").is_file() and folder.parent.name == "models":
+        return (
+            f"'{folder}' describes a model in a checkpoint and holds no weights; make a model folder: python -m "
+            f"training.export {folder.parents[1]} OUT" + (" --part critic" if folder.name == "critic" else "")
+        )
+    if pickles := _pickles(folder):
+        return (
+            f"'{folder}' holds pickled weights ({pickles[0].name}), which may run code when they are read; expected "
+            f"safetensors; if you trust them, convert them: {saved_again(folder, config.get('architectures'))}"
+        )
+    if ggufs := sorted(folder.glob("*.gguf")):
+        return _gguf(ggufs[0])
+    if (folder / "zero_to_fp32.py").is_file():
+        return (
+            f"'{folder}' holds a checkpoint of DeepSpeed and no safetensors; join its shards: python "
+            f"{folder / 'zero_to_fp32.py'} {folder} {folder} --safe_serialization"
+        )
+    if others := sorted(folder.glob("*.safetensors")):
+        return (
+            f"'{folder}' expects model.safetensors, or model.safetensors.index.json with the files that it names, got "
+            f"{others[0].name}; rename the file, or copy the index as well"
+        )
+    return None
+
+
+def _pickles(folder: Path) -> list[Path]:
+    found = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    return [path for path in found if path.name not in _NO_WEIGHTS]
+
+
+def _checkpoint(folder: Path) -> Path | None:
+    """What `training.export` takes for a folder of ours: a checkpoint, or a run with some."""
+    if folder.name.startswith("step_") and (folder / "manifest.json").is_file():
+        return folder
+    run = folder.parent if folder.name == "checkpoints" else folder
+    return run if any((run / "checkpoints").glob("step_*/manifest.json")) else None

@@ -6,11 +6,10 @@ weights provides the context (`training.utils.engine.startup.born_sharded`).
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.configurations import errors_explained, load_config
-from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.loading.judgement import WantedModel
 from training.utils.models.attention import SDPA
 from training.utils.models.dropout import set_dropout
 from training.utils.models.lora import add_lora
@@ -39,7 +38,9 @@ def load_causal_lm(
     """
     from transformers import AutoModelForCausalLM
 
-    model = _load(AutoModelForCausalLM, settings, dtype)
+    config = _config_of(settings)
+    _refuse_encoder(config, settings)
+    model = _load(AutoModelForCausalLM, settings, dtype, WantedModel(settings.name_or_path, config, is_scalar=False))
     _check_vocabulary(model, settings, tokenizer_size - added_tokens)
     if added_tokens:
         _grow_embeddings(model, tokenizer_size)
@@ -78,7 +79,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    config = _config_of(settings)
     if must_have_head:
         architectures = getattr(config, "architectures", None) or []
         if not any("SequenceClassification" in name for name in architectures):
@@ -95,9 +96,8 @@ def load_scalar_model(
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     pad_token_id = tokenizer.pad_token_id if inside else None
-    model = _load(AutoModelForSequenceClassification, settings, dtype, num_labels=1, pad_token_id=pad_token_id)
-    if not hasattr(model, "score"):
-        raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
+    wanted = WantedModel(settings.name_or_path, config, is_scalar=True, new_head=not must_have_head)
+    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted, num_labels=1, pad_token_id=pad_token_id)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
@@ -106,14 +106,23 @@ def load_scalar_model(
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
-def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -> PreTrainedModel:
+def _config_of(settings: ModelSettings) -> Any:
+    return load_config(settings.name_or_path, settings.trust_remote_code)
+
+
+def _load(
+    auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel, **changes: Any
+) -> PreTrainedModel:
+    """Return the model, all of whose tensors are the folder's; changes: of its configuration."""
     import torch
 
-    check_model_folder(settings.name_or_path)
+    from training.utils.loading import rehearsal
+
     implementation, has_cuda = settings.attn_implementation, torch.cuda.is_available()
+    attention = {}
     # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
     if implementation != SDPA:
-        config["attn_implementation"] = implementation
+        attention["attn_implementation"] = implementation
         if not has_cuda:
             raise ThreestepError(
                 f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
@@ -123,16 +132,22 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: Any, **config: Any) -
 
         check_compiler()
     # Without it, transformers asks at the terminal.
-    config["trust_remote_code"] = settings.trust_remote_code
-    # transformers prints a table of missing keys for a new scalar head, which step 2 wants.
-    report = logging.getLogger("transformers.modeling_utils")
-    level = report.level
-    report.setLevel(logging.ERROR)
-    try:
-        with errors_explained("model", settings.name_or_path, OSError, ValueError, ImportError):
-            model = auto_class.from_pretrained(settings.name_or_path, dtype=dtype, use_safetensors=True, **config)
-    finally:
-        report.setLevel(level)
+    trust = {"trust_remote_code": settings.trust_remote_code}
+    with errors_explained("model", settings.name_or_path, OSError, ValueError, ImportError):
+        stored = rehearsal.stored_tensors(settings.name_or_path, wanted.config)
+        rehearsal.check_weights(auto_class, wanted, changes, stored, **trust)
+        with rehearsal.without_report():
+            model, report = auto_class.from_pretrained(
+                settings.name_or_path,
+                dtype=dtype,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **trust,
+                **attention,
+                **changes,
+            )
+    rehearsal.judge_loaded(wanted, model, report, stored)
     return model
 
 
@@ -152,6 +167,21 @@ def _measure(model: PreTrainedModel, settings: ModelSettings, longest_tokens: in
     if model.config._attn_implementation != implementation and not difference_now(model, own) <= own.tolerance:
         model.set_attn_implementation(implementation)
         own.notes.append(f"attention stays '{implementation}': the family computes something else under another name")
+
+
+def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
+    """ThreestepError if the configuration says that tokens see later ones."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    encodes = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(
+        config, "is_encoder_decoder", False
+    )
+    if encodes and getattr(config, "is_decoder", None) is False:
+        raise ThreestepError(
+            f"'{settings.name_or_path}': expected a language model that writes from left to right, got an encoder "
+            f"({config.model_type} with is_decoder false in config.json), whose tokens see those after them; give a "
+            "causal language model"
+        )
 
 
 def _check_no_dropout(model: PreTrainedModel) -> None:

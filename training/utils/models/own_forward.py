@@ -26,7 +26,6 @@ from training.utils.run.errors import ThreestepError, first_line
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)
-_CHANGED_TOKENS = 3  # at the end of a sequence, to see whether earlier logits move
 _ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
 
 
@@ -80,7 +79,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
     longest_tokens: of the sequences of the training.
     A ZeRO-3 model that no engine owns yet is gathered module by module; every rank must call this.
     """
-    probes = make_probes(model.config, longest_tokens)
+    probes, of_scores = make_probes(model.config, longest_tokens), hasattr(model, "score")
     with torch.no_grad(), _in_eval_mode(model), whole_where_used(model):
         try:
             read = [_read(model, document) for document in probes.alone]
@@ -89,7 +88,8 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
                 for index, document in list(enumerate(probes.alone))[-2:]
                 for seed in _NOISE_SEEDS
             ]
-            changed = _read(model, probes.alone[-1], changed_tokens=_CHANGED_TOKENS)
+            ids_T, _ = _tokens_of(probes.alone[-1])
+            logits, _, scores = _called(model, ids_T[: len(ids_T) // 2])
         except ThreestepError:
             raise
         except Exception as problem:
@@ -104,11 +104,10 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
             f"{str(model.dtype).removeprefix('torch.')}; check the weights' files, or train in another --dtype"
         )
     # What steps read is float32 at least, and no more than that for scores.
-    scores = hasattr(model, "score")
-    eps = torch.finfo(torch.float32 if scores else model.dtype).eps
+    eps = torch.finfo(torch.float32 if of_scores else model.dtype).eps
     tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
-    _check_causal(model, read[-1], changed, tolerance)
-    own = OwnForward(probes, numbers_M, scores, tolerance, all(part.head_is_linear for part in read))
+    _check_causal(model, read[-1].logits_TV, scores if of_scores else logits, tolerance)
+    own = OwnForward(probes, numbers_M, of_scores, tolerance, all(part.head_is_linear for part in read))
     setattr(model, _ATTRIBUTE, own)
     return own
 
@@ -129,12 +128,8 @@ class _Read:
     head_is_linear: bool
 
 
-def _read(model: PreTrainedModel, document: Document, changed_tokens: int = 0) -> _Read:
-    """changed_tokens: how many of the last tokens are replaced, each by the id after it."""
+def _read(model: PreTrainedModel, document: Document) -> _Read:
     ids_T, is_target_T = _tokens_of(document)
-    ids_T = ids_T.clone()
-    if changed_tokens:
-        ids_T[-changed_tokens:] = (ids_T[-changed_tokens:] + 1) % model.config.get_text_config().vocab_size
     logits_1TV, is_linear, scores = _called(model, ids_T)
     if hasattr(model, "score"):
         if not isinstance(scores, torch.Tensor) or scores.shape[:2] != (1, len(ids_T)):
@@ -150,17 +145,17 @@ def _read(model: PreTrainedModel, document: Document, changed_tokens: int = 0) -
 
 
 def _called(model: PreTrainedModel, ids_T: torch.Tensor) -> tuple[torch.Tensor, bool, Any]:
-    """Call `model` plainly; return its logits, whether they are one linear layer on the last hidden state, and what that
-    layer returned."""
-    scores = hasattr(model, "score")
-    head = model.score if scores else model.get_output_embeddings()
+    """Call `model` plainly; return its logits (of a scalar model: its score), whether they are one linear layer on the
+    last hidden state, and what that layer returned."""
+    of_scores = hasattr(model, "score")
+    head = model.score if of_scores else model.get_output_embeddings()
     with _outputs_kept(model.base_model, head) as kept:
         logits = model(input_ids=ids_T.unsqueeze(0).to(model.device)).logits
     is_linear = (
         type(head) is nn.Linear
         and model.base_model is not model
         and _same(kept.get("head_input"), kept.get("hidden"))
-        and (scores or _same(logits, kept.get("head_output")))
+        and (of_scores or _same(logits, kept.get("head_output")))
     )
     return logits, is_linear, kept.get("head_output")
 
@@ -170,13 +165,16 @@ def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.T
         return _read(model, document).numbers_M
 
 
-def _check_causal(model: PreTrainedModel, read: _Read, changed: _Read, tolerance: float) -> None:
-    earlier = slice(0, len(read.logits_TV) - _CHANGED_TOKENS)
-    moved = rms(read.logits_TV[earlier] - changed.logits_TV[earlier])
+def _check_causal(
+    model: PreTrainedModel, whole_TV: torch.Tensor, beginning_1tV: torch.Tensor, tolerance: float
+) -> None:
+    """beginning_1tV: the logits (or scores) of the first half alone."""
+    tokens = beginning_1tV.shape[1]
+    moved = rms(whole_TV[:tokens] - beginning_1tV[0].double().cpu())
     if not moved <= tolerance:
         raise ThreestepError(
-            f"{type(model).__name__} is not causal: other tokens at the end of a sequence move the numbers of its "
-            f"beginning by {moved:.2g} (rounding: {tolerance:.2g}), as in an encoder; use a causal language model"
+            f"{type(model).__name__} is not causal: the second half of a sequence moves the numbers of its first by "
+            f"{moved:.2g} (rounding explains {tolerance:.2g}), as in an encoder; use a causal language model"
         )
 
 

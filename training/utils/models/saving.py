@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.models.lora import ADAPTER
+from training.utils.run.errors import ThreestepError
 
 if TYPE_CHECKING:
     import torch
@@ -24,18 +25,31 @@ def save_model(
     """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
 
     It is written next to `folder` and renamed, so that an existing folder is whole. Call on rank 0 only.
+
+    Raises ThreestepError if `tensors` are not those of the plain model.
     """
     folder = Path(folder)
     beside = folder.parent / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     plain = plain_skeleton(model)
     # Tied weights share one tensor and are saved once; the skeleton knows which.
-    plain.load_state_dict(tensors, strict=False, assign=True)
+    unknown = sorted(plain.load_state_dict(tensors, strict=False, assign=True).unexpected_keys)
     plain.tie_weights()
+    lacking = sorted(name for name, tensor in plain.state_dict().items() if tensor.is_meta)
+    if lacking or unknown:
+        raise ThreestepError(
+            f"'{folder}': cannot save {type(model).__name__}: it lacks {len(lacking)} tensors{_first(lacking)} and has "
+            f"{len(unknown)} that the plain model does not know{_first(unknown)}; export a checkpoint of the run with "
+            "the installed versions of constraints.txt"
+        )
     plain.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(beside, folder)
+
+
+def _first(names: list[str]) -> str:
+    return f" ({names[0]})" if names else ""
 
 
 def save_adapter(folder: str | Path, model: PreTrainedModel, base: str | Path) -> None:

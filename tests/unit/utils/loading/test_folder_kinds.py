@@ -1,14 +1,38 @@
-"""Folders that hold no model."""
+"""What people give for a model folder and is none: one sentence that says what it is and what to do."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
+
+CONFIG = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+
+
+def folder_of(place: Path, *names: str, **contents: str) -> Path:
+    """A folder with files `names`, empty but for config.json and those given by `contents` (`__` is a point)."""
+    place.mkdir(parents=True, exist_ok=True)
+    texts = {name: CONFIG if name.endswith("config.json") else "" for name in names}
+    texts |= {name.replace("__", "."): text for name, text in contents.items()}
+    for name, text in texts.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return place
 
 
 @pytest.mark.parametrize(
@@ -20,5 +44,139 @@ def test_folders_that_are_none(load, tmp_path):
     with pytest.raises(ThreestepError, match=r"the model folder '\./nowhere' does not exist"):
         load("./nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ThreestepError, match="holds no config.json, so it is not a model folder"):
+    with pytest.raises(ThreestepError, match="empty' is empty; expected config.json and safetensors"):
         load(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["README.md"], "holds no config.json, so it is not a model folder$"),
+        (["step1/config.json"], "so it is not a model folder; did you mean '.*/given/step1'"),
+        (["tokenizer.json"], "it holds a tokenizer alone; add the model's config.json and safetensors"),
+        (["model.safetensors"], "model.safetensors alone does not say of which architecture it is"),
+        (["pytorch_model.bin"], "pytorch_model.bin alone does not say of which architecture it is"),
+        (["model/config.json"], "is the folder of a run; give its model, .*given/model$"),
+        (["model/config.json", "critic/config.json"], "give its model, .*given/model or .*given/critic$"),
+        (
+            ["params.json", "consolidated.00.pth"],
+            "in its maker's own format .* give the version of it for transformers",
+        ),
+        (["config.json", "consolidated.safetensors"], "expects model.safetensors, .* got consolidated.safetensors"),
+        (["model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file, .* give the model folder with safetensors"),
+        (["config.json", "model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file"),
+        (["config.json", "pytorch_model.bin"], "pickled weights .pytorch_model.bin., which may run code .*; expected"),
+        (["config.json", "weights.pt", "optimizer.pt"], "pickled weights .weights.pt."),
+        (["config.json", "model.pth"], "pickled weights .model.pth."),
+        (
+            ["config.json", "zero_to_fp32.py", "latest"],
+            "a checkpoint of DeepSpeed .*zero_to_fp32.py .*given .*given --safe",
+        ),
+        (["checkpoints/step_000100/manifest.json"], "is a checkpoint, .* python -m training.export .*given OUT"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else None,
+)
+def test_other_things(tmp_path, files, words):
+    with pytest.raises(ThreestepError, match=words) as mistake:
+        check_model_folder(str(folder_of(tmp_path / "given", *files)))
+    assert "\n" not in str(mistake.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("checkpoints", "run"),
+        ("checkpoints/step_000100", "run/checkpoints/step_000100"),
+        ("checkpoints/step_000100/models/actor", "run/checkpoints/step_000100"),
+        ("checkpoints/step_000100/models/critic", "run/checkpoints/step_000100 OUT --part critic"),
+    ],
+)
+def test_a_checkpoint_of_ours_names_the_export(tmp_path, given, wanted):
+    step = tmp_path / "run/checkpoints/step_000100"
+    folder_of(step, "manifest.json", "models/actor/config.json", "models/actor/weights.json")
+    folder_of(step, "models/critic/config.json", "models/critic/weights.json")
+    with pytest.raises(ThreestepError, match=re.escape(f"python -m training.export {tmp_path}/{wanted}")):
+        check_model_folder(str(tmp_path / "run" / given))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.gguf", "is a GGUF file"),
+        ("model.safetensors", "expected a model folder, got the file .* it is in, '.*'"),
+    ],
+)
+def test_a_file_for_a_folder(tmp_path, name, words):
+    (tmp_path / name).write_text("")
+    with pytest.raises(ThreestepError, match=words):
+        check_model_folder(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"architectures": ["LlamaForCausalLM"]}', "\N{SNOWMAN}"])
+def test_a_configuration_that_is_none(tmp_path, text):
+    with pytest.raises(
+        ThreestepError, match=r"config.json' (is not JSON .*again|expects a model_type, such as \"llama\")"
+    ):
+        check_model_folder(str(folder_of(tmp_path, config__json=text)))
+
+
+def test_a_configuration_alone_passes_for_a_dry_run_and_is_refused_for_its_weights(tmp_path, tiny_tokenizer):
+    tiny_causal_lm("llama").config.save_pretrained(tmp_path)
+    check_model_folder(str(tmp_path))
+    with pytest.raises(ThreestepError, match="holds a config.json and no weights; expected model.safetensors, or "):
+        load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, 1)
+
+
+def test_hub_names_pass():
+    check_model_folder("an-owner/a-model")
+
+
+def run_command_of(sentence: str, out: Path) -> None:
+    """Run the command `python -c "..."` of a sentence, which writes OUT."""
+    words = shlex.split(sentence[sentence.index("python -c ") :])
+    ran = subprocess.run([sys.executable, "-c", words[2].replace("'OUT'", f"'{out}'")], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_command_for_pickled_weights_makes_the_same_model(save_folder: Callable[..., str], tmp_path):
+    folder = Path(save_folder())
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    check_model_folder(str(folder))  # the safetensors are there
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ThreestepError, match="if you trust them, convert them: python -c") as mistake:
+        check_model_folder(str(folder))
+    run_command_of(str(mistake.value), tmp_path / "out")
+    made = load_file(tmp_path / "out" / "model.safetensors")
+    assert made.keys() == weights.keys() and all(torch.equal(made[name], weights[name]) for name in made)
+    check_model_folder(str(tmp_path / "out"))
+    assert load_tokenizer(str(tmp_path / "out")).get_vocab() == load_tokenizer(save_folder("other")).get_vocab()
+
+
+@pytest.mark.parametrize("beside_config", [False, True])
+def test_an_adapter_names_its_base_and_the_command_merges_them(save_folder, tmp_path, beside_config):
+    """With a configuration beside it, transformers would put the adapter on, unmerged and in silence."""
+    from peft import LoraConfig
+
+    base = save_folder()
+    model = load_causal_lm(ModelSettings(base), torch.float32, 1)
+    model.add_adapter(LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], init_lora_weights=False))
+    model.peft_config["default"].base_model_name_or_path = base
+    model.save_pretrained(tmp_path / "adapter")
+    if beside_config:
+        model.config.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(
+        ThreestepError, match=f"a LoRA adapter of the model '{base}' .* merge the two: python"
+    ) as mistake:
+        check_model_folder(str(tmp_path / "adapter"))
+    run_command_of(str(mistake.value), tmp_path / "out")
+    merged = load_causal_lm(ModelSettings(str(tmp_path / "out")), torch.float32, 1)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, model.eval()(ids).logits)
+        assert not torch.allclose(merged(ids).logits, load_causal_lm(ModelSettings(base), torch.float32, 1)(ids).logits)
+
+
+def test_an_adapter_of_an_unknown_base(tmp_path):
+    with pytest.raises(ThreestepError, match="a LoRA adapter of the model 'unknown'"):
+        check_model_folder(str(folder_of(tmp_path, adapter_config__json="{")))

@@ -16,6 +16,7 @@ from training.utils.loading.tokenizers import load_tokenizer, with_pad_apart
 from training.utils.models.saving import plain_skeleton, save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
+from training.utils.run.errors import ThreestepError
 
 
 def state_of(model) -> dict[str, torch.Tensor]:
@@ -64,6 +65,30 @@ def test_a_save_that_fails_leaves_the_old_folder(tmp_path, tiny_tokenizer, monke
     with pytest.raises(OSError, match="no space"):
         save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("change", ["lacking", "unknown"])
+def test_tensors_that_are_not_the_models_are_not_saved(tmp_path, tiny_tokenizer, family, change):
+    """Tied weights (GPT-2's head) are not lacking."""
+    model = tiny_causal_lm(family, vocab_size=len(tiny_tokenizer))
+    state = state_of(model)
+    save_model(
+        tmp_path / "whole",
+        model,
+        {k: v for k, v in state.items() if family == "llama" or "lm_head" not in k},
+        tiny_tokenizer,
+    )
+    name = sorted(state)[3]
+    if change == "lacking":
+        state.pop(name)
+        words = f"cannot save .*: it lacks 1 tensors .{name}. and has 0 that the plain model does not know"
+    else:
+        state[f"module.{name}"] = state[name]
+        words = f"it lacks 0 tensors and has 1 that the plain model does not know .module.{name}.; export"
+    with pytest.raises(ThreestepError, match=words):
+        save_model(tmp_path / "model", model, state, tiny_tokenizer)
+    assert not (tmp_path / "model").exists()
 
 
 def test_the_skeleton_takes_no_memory_and_leaves_the_model_alone():

@@ -1,0 +1,331 @@
+"""Weights that are not those of the model are refused by name, before any is read; what is new or unused is said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import ThreestepError
+
+WRAPPERS = ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod.", "pretrained_model."]
+
+
+def load(folder: str, scalar: bool = False, must_have_head: bool = False):
+    tokenizer = load_tokenizer(folder)
+    if scalar:
+        return load_scalar_model(ModelSettings(folder), torch.float32, tokenizer, must_have_head=must_have_head)
+    return load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer))
+
+
+def refused(folder: str, words: str, **how: bool) -> str:
+    with pytest.raises(ThreestepError, match=words) as mistake:
+        load(folder, **how)
+    assert "\n" not in str(mistake.value) and folder in str(mistake.value)
+    return str(mistake.value)
+
+
+def without(*names: str):
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *PADDED_FAMILIES])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_whole_models_load_without_a_word(save_folder, family, scalar, capsys):
+    if (family, scalar) == ("mamba", True):
+        pytest.skip("transformers has no scalar head for Mamba")
+    folder = save_folder(family=family, scalar=scalar)
+    model = load(folder, scalar, must_have_head=scalar)
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    said = capsys.readouterr()
+    assert folder not in said.out and folder not in said.err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("scalar", [False, True])
+def test_names_of_a_wrapper(changed_folder, family, wrapper, scalar):
+    folder = changed_folder(lambda tensors: {wrapper + name: tensor for name, tensor in tensors.items()}, family=family)
+    sentence = refused(
+        folder, rf"\d+ tensors have the '{re.escape(wrapper)}' of a wrapper in their names, such as ", scalar=scalar
+    )
+    example, name = re.findall(r"such as (\S+), where .* has (\S+);", sentence)[0]
+    assert example == wrapper + name and "rename them: python -c" in sentence
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
+def test_a_wrapper_around_blocks(changed_folder, wrapper):
+    folder = changed_folder(
+        lambda tensors: {name.replace("self_attn.", f"{wrapper}self_attn."): t for name, t in tensors.items()}
+    )
+    refused(folder, f"8 tensors have the '{wrapper}' of a wrapper .* model.layers.0.{wrapper}self_attn.k_proj.weight")
+
+
+@pytest.mark.parametrize("form", ["before", "inside", "nested"])
+def test_the_command_renames(changed_folder, save_folder, tmp_path, form):
+    forms = {
+        "before": lambda name: f"base_model.model.{name}",
+        "inside": lambda name: name.replace("mlp.", "_orig_mod.mlp."),
+        "nested": lambda name: f"module._orig_mod.{name}",
+    }
+    folder = changed_folder(lambda tensors: {forms[form](name): tensor for name, tensor in tensors.items()}, name="odd")
+    sentence = refused(folder, "rename them")
+    code = shlex.split(sentence[sentence.index("python -c ") :])[2].replace("'OUT'", f"'{tmp_path / 'out'}'")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    want = load_file(Path(save_folder("plain")) / "model.safetensors")
+    made = load_file(tmp_path / "out" / "model.safetensors")
+    assert made.keys() == want.keys() and all(torch.equal(made[name], want[name]) for name in made)
+    load(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight"),
+        ("llama", "model.norm.weight"),
+        ("llama", "model.embed_tokens.weight"),
+        ("qwen3", "model.layers.0.self_attn.q_norm.weight"),
+        ("gpt2", "transformer.wpe.weight"),
+        ("gpt2", "transformer.wte.weight"),  # tied: with it the head is gone
+        ("opt", "model.decoder.layers.0.fc1.bias"),
+    ],
+)
+def test_one_tensor_that_is_missing(changed_folder, family, name, scalar):
+    sentence = refused(
+        changed_folder(without(name), family=family), "they would be random; download or save", scalar=scalar
+    )
+    assert name in sentence and re.search(r"holds \d+ tensors and lacks (the tensor|2 tensors, such as)", sentence)
+    assert "score" not in sentence
+
+
+def test_a_missing_head_is_missing_unless_it_is_tied(changed_folder):
+    refused(changed_folder(without("lm_head.weight"), name="untied"), "lacks the tensor lm_head.weight, of the 21 of")
+    load(changed_folder(lambda tensors: tensors, name="tied", tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gemma2"])
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_classifier_is_no_language_model(save_folder, family, labels):
+    """GPT-2's head is tied, so none would be missing: it would train a reward model's trunk."""
+    folder = save_folder(family=family, scalar=True, num_labels=labels)
+    sentence = refused(
+        folder, "expected a language model, got a model for sequence classification .* with score.weight"
+    )
+    assert ("without lm_head.weight, which would be random" in sentence) == (family in ("llama", "qwen3"))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_a_reward_model_without_its_head_does_not_judge(changed_folder, family, capsys):
+    folder = changed_folder(without("score.weight"), family=family, scalar=True)
+    refused(
+        folder,
+        "expected a reward model, got one without score.weight: its scores would be random",
+        scalar=True,
+        must_have_head=True,
+    )
+    load(folder, scalar=True)
+    assert capsys.readouterr().out == f"'{folder}' has no scalar head: score.weight is new, drawn at random\n"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_new_head_is_one_line(save_folder, family, capfd):
+    folder = save_folder(family=family)
+    load(folder, scalar=True)
+    said = capfd.readouterr()
+    assert said.out == f"'{folder}' has no scalar head: score.weight is new, drawn at random\n"
+    assert "score.weight" not in said.err  # no table of transformers beside it
+
+
+@pytest.mark.parametrize("labels", [2, 5])
+def test_a_classifier_of_several_labels_in_step_2(save_folder, labels):
+    folder = save_folder(scalar=True, num_labels=labels)
+    refused(
+        folder, rf"expected a model with one label, got {labels} labels .num_labels {labels}, score.weight", scalar=True
+    )
+
+
+def test_a_wrong_shape(changed_folder):
+    def cut(tensors):
+        return {name: tensor[:-1].clone() if "up_proj" in name else tensor for name, tensor in tensors.items()}
+
+    folder = changed_folder(cut)
+    for scalar in (False, True):
+        refused(
+            folder,
+            r"model.safetensors': model.layers.0.mlp.up_proj.weight expects the shape \[48, 32\] of config.json, got "
+            r"\[47, 32\], and so on for 2 tensors; give the weights and the configuration of one model",
+            scalar=scalar,
+        )
+
+
+def test_a_wrong_shape_names_its_file(save_folder):
+    folder = Path(save_folder())
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = {name: f"model-0000{1 + ('layers.1' in name)}.safetensors" for name in tensors}
+    tensors["model.layers.1.mlp.down_proj.weight"] = torch.zeros(32, 40)
+    for file in set(names.values()):
+        save_file(
+            {name: tensors[name].clone() for name in names if names[name] == file}, folder / file, {"format": "pt"}
+        )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    refused(str(folder), r"model-00002.safetensors': model.layers.1.mlp.down_proj.weight expects the shape \[32, 48\]")
+
+
+def test_a_configuration_of_another_size(save_folder):
+    folder = save_folder()
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (Path(folder) / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    refused(folder, "lacks 9 tensors, such as model.layers.2.input_layernorm.weight")
+    (Path(folder) / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    refused(folder, "expects the shape .* of config.json, got")
+
+
+def test_a_configuration_of_another_architecture(save_folder):
+    folder, other = save_folder(), save_folder("gpt2", family="gpt2")
+    (Path(folder) / "config.json").write_text((Path(other) / "config.json").read_text())
+    refused(folder, "lacks 27 tensors, .* which does not know 20 tensors, .* are of different architectures")
+
+
+def test_adapters_that_were_not_merged(changed_folder):
+    def with_adapters(tensors):
+        renamed = {name.replace("q_proj.", "q_proj.base_layer."): tensor for name, tensor in tensors.items()}
+        return {**renamed, "model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(2, 32)}
+
+    refused(changed_folder(with_adapters), "holds LoRA adapters beside the weights .the tensor .*lora_A.* merge them")
+
+
+def test_heads_that_are_not_used_pass_with_a_line(changed_folder, capsys):
+    folder = changed_folder(lambda tensors: {**tensors, "v_head.summary.weight": torch.zeros(1, 32)})
+    load(folder)
+    assert capsys.readouterr().out == f"'{folder}': not used here, of another head: the tensor v_head.summary.weight\n"
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_tensors_that_nobody_knows_pass_with_a_warning(changed_folder, scalar, capsys):
+    """As those of further layers that predict the token after the next."""
+    more = {f"model.layers.2.mtp.{part}.weight": torch.zeros(3) for part in "abcd"}
+    load(changed_folder(lambda tensors: {**tensors, **more}), scalar)
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert len(warned) == 1
+    assert (
+        "not used, and not saved again" in warned[0] and "4 tensors, such as model.layers.2.mtp.a.weight" in warned[0]
+    )
+
+
+def test_what_transformers_itself_ignores_passes_in_silence(changed_folder, capsys):
+    old = {"transformer.h.0.attn.bias": torch.zeros(1, 1, 4, 4)}
+    load(changed_folder(lambda tensors: {**tensors, **old}, family="gpt2"))
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    load(changed_folder(lambda tensors: {**tensors, **frequencies}, name="llama"))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_trunk_without_the_models_prefix_is_the_same_trunk(changed_folder, save_folder, capsys):
+    """As a base model is saved: not wrapped, and not missing."""
+    bare = changed_folder(
+        lambda tensors: {name.removeprefix("model."): t for name, t in tensors.items() if name != "lm_head.weight"},
+        name="bare",
+    )
+    loaded, want = load(bare, scalar=True), load(save_folder("whole"), scalar=True)
+    for name, tensor in want.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor)
+    refused(bare, "lacks the tensor lm_head.weight")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_tied_tensors_that_are_both_there(changed_folder, same):
+    """Untied at stage 0 and tied at stage 3, if they differ; a warning that nobody saw was all."""
+
+    def with_head(tensors):
+        return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + (0.0 if same else 1.0)}
+
+    folder = changed_folder(with_head, tie_word_embeddings=True)
+    if same:
+        model = load(folder)
+        assert model.lm_head.weight is model.get_input_embeddings().weight
+    else:
+        refused(
+            folder, "config.json ties lm_head.weight to model.embed_tokens.weight and the files hold both, with diff"
+        )
+
+
+@pytest.mark.parametrize("part", ["w1", "w2"])
+def test_an_expert_that_is_missing(changed_folder, tmp_path, tiny_tokenizer, part):
+    """Experts are merged into one tensor; what cannot be merged is named."""
+    config = AutoConfig.for_model(
+        "mixtral", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, vocab_size=len(tiny_tokenizer), num_local_experts=4,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    load(str(tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = f"model.layers.0.block_sparse_moe.experts.1.{part}.weight"
+    save_file({key: t.clone() for key, t in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    words = {
+        "w1": "the tensor model.layers.0.mlp.experts.gate_up_proj of .* cannot be made of the tensors in the files",
+        "w2": r"model.layers.0.mlp.experts.down_proj expects the shape \[4, 32, 48\] of config.json, got \[3, 32, 48\]",
+    }
+    refused(str(tmp_path), words[part])
+
+
+def test_an_adapter_that_transformers_put_on_is_refused(save_folder, monkeypatch):
+    """A hub name may be one."""
+    folder = save_folder()
+    own = AutoModelForCausalLM.from_pretrained
+
+    def with_adapter(*arguments, **options):
+        model, report = own(*arguments, **options)
+        model._hf_peft_config_loaded = True
+        return model, report
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", with_adapter)
+    refused(folder, "is a LoRA adapter, which transformers put on its base model; merge the two")
+
+
+def test_what_went_missing_in_earnest_is_refused(save_folder, monkeypatch):
+    """Were the load ever to differ from its rehearsal."""
+    folder = save_folder()
+    own = AutoModelForCausalLM.from_pretrained
+
+    def lossy(*arguments, **options):
+        model, report = own(*arguments, **options)
+        return model, {**report, "missing_keys": {"model.norm.weight"}}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lossy)
+    refused(folder, "lacks the tensor model.norm.weight")
+
+
+def test_a_hub_name_is_judged_as_a_folder_is(changed_folder, tmp_path, monkeypatch):
+    folder = Path(changed_folder(without("model.norm.weight")))
+    snapshot = tmp_path / "hub" / "models--an--owner" / "snapshots" / ("0" * 40)
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    refused("an/owner", "'an/owner' holds 20 tensors and lacks the tensor model.norm.weight")
+
+
+def test_the_log_of_transformers_is_as_it_was(save_folder):
+    logger = logging.getLogger("transformers.modeling_utils")
+    before = logger.level, list(logger.filters)
+    load(save_folder())
+    assert (logger.level, list(logger.filters)) == before

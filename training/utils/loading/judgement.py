@@ -1,0 +1,189 @@
+"""Whether what transformers says of a load is the model that was asked for: refused in a sentence, or logged.
+
+Knows no torch and no files but their headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.utils.loading.folder_kinds import saved_again
+from training.utils.loading.weight_files import StoredTensor
+from training.utils.run.console import log, started_as_main_rank
+from training.utils.run.errors import ThreestepError
+
+HEAD = "score."  # transformers' name of a scalar head
+# What wraps a model when its state is saved, and stays in the names of the tensors.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model.model",
+             "pretrained_model", "base_layer")  # fmt: skip
+_WRAPPED = re.compile(rf"(?:(?<=\.)|(?<=^))((?:(?:{'|'.join(map(re.escape, _WRAPPERS))})\.)+)")
+_OUTPUT_HEADS = ("lm_head.", "embed_out.", "output_layer.", "cls.")  # a scalar model has none
+_OTHER_HEADS = (*_OUTPUT_HEADS, HEAD, "v_head.", "value_head.", "classifier.", "qa_outputs.")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What transformers says of one load, in the model's names.
+
+    names: of all that the model holds
+    wrong_shapes: name to the shape in the file and that of the model
+    unconverted: tensors that could not be made of those in the file, and why
+    """
+
+    names: Collection[str]
+    missing: frozenset[str]
+    unexpected: frozenset[str] = frozenset()
+    wrong_shapes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    unconverted: tuple[str, ...] = ()
+    why_unconverted: str = ""
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """The model that is asked for.
+
+    where: its folder or hub name
+    config: as transformers reads it
+    is_scalar: a reward model or critic; otherwise a language model
+    new_head: a scalar head that is not there is made
+    """
+
+    where: str
+    config: Any
+    is_scalar: bool
+    new_head: bool = False
+
+    @property
+    def architectures(self) -> list[str]:
+        return list(getattr(self.config, "architectures", None) or [])
+
+
+def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
+    """ThreestepError if `found` is not the model that is `wanted`; a log line for what is new, and what is unused."""
+    for refused in (_unconverted, _wrapped, _no_language_model, _wrong_head, _wrong_shape, _missing):
+        sentence = refused(wanted, found, stored)
+        if sentence is not None:
+            raise ThreestepError(sentence)
+    is_main = started_as_main_rank()
+    if found.missing:
+        names = ", ".join(sorted(found.missing))
+        log(f"'{wanted.where}' has no scalar head: {names} is new, drawn at random", is_main)
+    dropped = _OUTPUT_HEADS if wanted.is_scalar else ()
+    unused = sorted(name for name in found.unexpected if not name.startswith(dropped))
+    heads = [name for name in unused if name.startswith(_OTHER_HEADS)]
+    others = [name for name in unused if name not in heads]
+    if heads:
+        log(f"'{wanted.where}': not used here, of another head: {_counted(heads)}", is_main)
+    if others:
+        log(
+            f"warning: '{wanted.where}': not used, and not saved again, as {_classes(wanted)} has no place for it in "
+            f"transformers: {_counted(others)}",
+            is_main,
+        )
+
+
+# --- what is refused, each a sentence or None
+
+
+def _unconverted(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if not found.unconverted:
+        return None
+    return (
+        f"'{wanted.where}': {_counted(found.unconverted)} of {_classes(wanted)} cannot be made of the tensors in the "
+        f"files{found.why_unconverted}; are some lacking, such as those of an expert? download or save the model again"
+    )
+
+
+def _wrapped(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    """Names of a wrapper around the model, or adapters beside it."""
+    adapters = sorted(name for name in found.unexpected if ".lora_" in name)
+    if adapters:
+        return (
+            f"'{wanted.where}' holds LoRA adapters beside the weights ({_counted(adapters)}); merge them before saving "
+            "(PEFT: merge_and_unload), and give the merged model"
+        )
+    bare = {name: _WRAPPED.sub("", name) for name in sorted(found.unexpected) if _WRAPPED.search(name)}
+    wrapped = [name for name in bare if found.missing and _known(bare[name], found)]
+    if not wrapped:
+        return None
+    part = _WRAPPED.findall(wrapped[0])[0]
+    mapping = ("^" if all(name.startswith(part) for name in wrapped) else "") + re.escape(part)
+    rename = saved_again(Path(wanted.where), wanted.architectures, key_mapping=f"{{r'{mapping}': ''}}")
+    return (
+        f"'{wanted.where}': {len(wrapped)} tensors have the '{part}' of a wrapper in their names, such as "
+        f"{wrapped[0]}, where {_classes(wanted)} has {bare[wrapped[0]]}; rename them: {rename}"
+    )
+
+
+def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if wanted.is_scalar or not any(name.startswith(HEAD) for name in found.unexpected):
+        return None
+    without = ", ".join(sorted(found.missing)[:2])
+    return (
+        f"'{wanted.where}': expected a language model, got a model for sequence classification "
+        f"({', '.join(wanted.architectures) or 'no architecture'}) with {HEAD}weight"
+        + (f" and without {without}, which would be random" if without else "")
+        + "; give a language model, such as the model folder of step 1"
+    )
+
+
+def _wrong_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    lacks = sorted(name for name in found.missing if name.startswith(HEAD))
+    if wanted.is_scalar and lacks and not wanted.new_head:
+        return (
+            f"'{wanted.where}': expected a reward model, got one without {', '.join(lacks)}: its scores would be "
+            "random; train one with step 2 and give its model folder"
+        )
+    for name, got, model in found.wrong_shapes:
+        if wanted.is_scalar and name.startswith(HEAD) and got[1:] == model[1:]:
+            return (
+                f"'{wanted.where}': expected a model with one label, got {got[0]} labels (num_labels {got[0]}, "
+                f"{name} {list(got)}); give a language model, or a reward model with num_labels 1"
+            )
+    return None
+
+
+def _wrong_shape(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if not found.wrong_shapes:
+        return None
+    name, got, model = min(found.wrong_shapes)
+    key = next((key for key in stored if key == name or name.endswith(f".{key}") or key.endswith(f".{name}")), None)
+    others = f", and so on for {len(found.wrong_shapes)} tensors" if len(found.wrong_shapes) > 1 else ""
+    return (
+        f"'{stored[key].file if key else wanted.where}': {name} expects the shape {list(model)} of config.json, got "
+        f"{list(got)}{others}; give the weights and the configuration of one model"
+    )
+
+
+def _missing(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    lacks = sorted(name for name in found.missing if not (wanted.new_head and name.startswith(HEAD)))
+    if not lacks:
+        return None
+    held = f"'{wanted.where}' holds {len(stored)} tensors and lacks {_counted(lacks)}, of the {len(found.names)} of "
+    if 2 * len(lacks) > len(found.names) and found.unexpected:
+        return (
+            f"{held}{_classes(wanted)}, which does not know {_counted(sorted(found.unexpected))}: config.json and "
+            "weights are of different architectures; give those of one model"
+        )
+    return f"{held}{_classes(wanted)}: they would be random; download or save the model again"
+
+
+def _known(name: str, found: LoadReport) -> bool:
+    """Whether the model has a tensor of this name, with or without the name of its trunk."""
+    return name in found.names or any(
+        known.endswith(f".{name}") or name.endswith(f".{known}") for known in found.missing
+    )
+
+
+def _classes(wanted: WantedModel) -> str:
+    kind = "a scalar model" if wanted.is_scalar else "a language model"
+    return f"{kind} of type {getattr(wanted.config, 'model_type', '?')}"
+
+
+def _counted(names: Collection[str]) -> str:
+    first = ", ".join(list(names)[:3])
+    return f"the tensor {first}" if len(names) == 1 else f"{len(names)} tensors, such as {first}"

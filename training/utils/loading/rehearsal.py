@@ -1,0 +1,233 @@
+"""Whether a model's weights are all there, and nothing else: judged before they are read, and once more after.
+
+Before: transformers loads tensors without values, of the names and shapes in the files' headers, into a model without
+values, by the same rules as in earnest (renamed, merged and tied tensors). That takes no memory and sees what it does
+not report when it loads under ZeRO-3: unexpected tensors and wrong shapes. All ranks see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.utils.loading.judgement import HEAD, LoadReport, WantedModel, judge
+from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
+from training.utils.run.errors import ThreestepError, first_line
+
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+}  # fmt: skip
+
+
+def check_weights(
+    auto_class: Any, wanted: WantedModel, changes: Mapping[str, Any], stored: Mapping[str, StoredTensor], **options: Any
+) -> None:
+    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold.
+
+    auto_class: transformers' class that loads it
+    changes: of its configuration
+    options: further arguments of its from_config
+    """
+    if not _can_be_rehearsed(wanted, stored):
+        return
+    config = copy.deepcopy(wanted.config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    found, model = _rehearsed(auto_class, config, stored, options)
+    if wanted.is_scalar:
+        check_has_head(model)
+    judge(wanted, found, stored)
+    _check_tied(wanted, model, stored)
+
+
+def judge_loaded(
+    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> None:
+    """Judge what from_pretrained said in earnest: ThreestepError if it did not load what the rehearsal did.
+
+    report: transformers' loading_info, which under ZeRO-3 knows of missing tensors alone
+    """
+    if wanted.is_scalar:
+        check_has_head(model)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ThreestepError(
+            f"'{wanted.where}' is a LoRA adapter, which transformers put on its base model; merge the two first, and "
+            "give the merged model"
+        )
+    parameters = {name for name, _ in model.named_parameters()}
+    found = LoadReport(
+        names=parameters,
+        missing=frozenset(report["missing_keys"]) & parameters,
+        unexpected=frozenset(),  # said already
+        wrong_shapes=_shapes(report["mismatched_keys"]),
+        unconverted=tuple(report["error_msgs"]),
+    )
+    if not _can_be_rehearsed(wanted, stored):
+        return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
+    new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
+    judge(wanted, replace(found, missing=found.missing - new), stored)
+
+
+def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
+    """Return what the safetensors of a folder or hub name hold; {} if it has none on the hub, which transformers may
+    convert. ThreestepError if a folder has none, or damaged ones. Weights of a hub name are downloaded first."""
+    explicit = getattr(config, "transformers_weights", None)
+    if Path(name_or_path).is_dir():
+        files = weight_files(Path(name_or_path), explicit)
+        if not files:
+            raise ThreestepError(
+                f"'{name_or_path}' holds a config.json and no weights; expected {explicit or ONE_FILE}, or {INDEX} "
+                "with the files that it names"
+            )
+    else:
+        files = _downloaded(name_or_path, explicit)
+    return {name: tensor for file in files for name, tensor in read_header(file).items()}
+
+
+def _downloaded(name: str, explicit: str | None) -> list[Path]:
+    from transformers.utils import cached_file
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    for file in (explicit,) if explicit else (ONE_FILE, INDEX):
+        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if path is not None:
+            shards = get_checkpoint_shard_files(name, path)[0] if file.endswith(".index.json") else [path]
+            return [Path(shard) for shard in shards]
+    return []
+
+
+def _rehearsed(
+    auto_class: Any, config: Any, stored: Mapping[str, StoredTensor], options: Mapping[str, Any]
+) -> tuple[LoadReport, Any]:
+    """Load tensors without values into a model without values; return what transformers says, and that model."""
+    tensors = {
+        name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
+        for name, tensor in stored.items()
+    }
+    with _unsharded(), _report_kept() as said, _no_progress_bar():
+        with torch.device("meta"):
+            empty = auto_class.from_config(config, **options)
+        names = empty.state_dict().keys()
+        try:
+            model, report = type(empty).from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                device_map="meta",
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except RuntimeError as problem:  # a conversion failed; the log alone says which
+            table = "\n".join(said)
+            failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
+            why = "".join(f" ({line})" for line in re.findall(r"^Error: (.+)$", table, re.MULTILINE)[:1])
+            return LoadReport(names, frozenset(), unconverted=tuple(failed), why_unconverted=why), empty
+    found = LoadReport(
+        names,
+        missing=frozenset(report["missing_keys"]),
+        unexpected=frozenset(report["unexpected_keys"]),
+        wrong_shapes=_shapes(report["mismatched_keys"]),
+        unconverted=tuple(report["error_msgs"]),
+    )
+    return found, model
+
+
+def check_has_head(model: Any) -> None:
+    """ThreestepError if a scalar model's head is not where we read and train it."""
+    if not hasattr(model, HEAD.removesuffix(".")):
+        raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
+
+
+def _can_be_rehearsed(wanted: WantedModel, stored: Mapping[str, StoredTensor]) -> bool:
+    """Not where a quantizer changes names: such a model is judged once it is loaded."""
+    return bool(stored) and not hasattr(wanted.config, "quantization_config")
+
+
+def _shapes(mismatched: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
+    return tuple((name, tuple(got), tuple(model)) for name, got, model in sorted(mismatched))
+
+
+def _check_tied(wanted: WantedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:
+    """ThreestepError if the configuration ties two tensors that are both stored, with different values.
+
+    Transformers unties them then, but not under ZeRO-3, where it compares what is left of them.
+    """
+    from safetensors import safe_open
+
+    for one, other in getattr(model, "all_tied_weights_keys", {}).items():
+        if model.get_parameter(one) is model.get_parameter(other) or not {one, other} <= stored.keys():
+            continue
+        values = []
+        for name in (one, other):
+            with safe_open(stored[name].file, framework="pt") as file:
+                values.append(file.get_tensor(name))
+        if not torch.equal(*values):
+            raise ThreestepError(
+                f"'{wanted.where}': config.json ties {one} to {other} and the files hold both, with different values; "
+                'write "tie_word_embeddings": false to config.json, or remove one of them'
+            )
+
+
+@contextlib.contextmanager
+def _unsharded() -> Iterator[None]:
+    """Inside, transformers makes whole models, also where those outside are born sharded."""
+    from transformers.integrations import deepspeed as sharding
+
+    held = sharding._hf_deepspeed_config_weak_ref
+    sharding.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        sharding._hf_deepspeed_config_weak_ref = held
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _report_kept() -> Iterator[list[str]]:
+    """Inside, what transformers logs of loading is not printed; it is in the list."""
+    said: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return False
+
+    with _filtered(keep):
+        yield said
+
+
+@contextlib.contextmanager
+def without_report() -> Iterator[None]:
+    """Inside, transformers does not print its table of missing and unexpected tensors, which `judge` puts in words."""
+    with _filtered(lambda record: "LOAD REPORT" not in record.getMessage()):
+        yield
+
+
+@contextlib.contextmanager
+def _filtered(keep: Any) -> Iterator[None]:
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
