@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,28 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="families judged at a time")
     parser.add_argument("--limit_seconds", type=float, default=180.0, help="for one family")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the answers go, family by family")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page of all families, docs/models.md")
     flags = parser.parse_args()
-    from tests.support.forked_runs import import_everything
-
-    import_everything()
+    import_all_once()
     names = flags.only or families()
     results = sweep(names, flags.processes, flags.limit_seconds, flags.json)
+    if flags.out is not None:
+        from tests.families.page import page
+
+        flags.out.write_text(page(results, "python -m tests.families --out docs/models.md"), encoding="utf-8")
     bad = [result for result in results if result["verdict"].startswith(("WRONG", "TRACEBACK"))]
     built = sum(not result["built"] for result in results)
     print(f"{len(names)} families, {built} judged, {len(bad)} of them wrong or ended in a traceback")
     sys.exit(1 if bad else 0)
+
+
+def import_all_once() -> None:
+    """Import what every family's process needs, also what DeepSpeed imports late, so that a fork has it."""
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # torch's compiler: seconds
+
+    from tests.support.forked_runs import import_everything
+
+    import_everything()
 
 
 def families() -> list[str]:
@@ -84,6 +97,8 @@ def sweep(names: list[str], processes: int, limit_seconds: float, kept: Path | N
 
 def _started(name: str, place: Path) -> int:
     """Judge a family in a new process; return its id."""
+    from tests.families.judge import judged
+
     place.mkdir(parents=True)
     process = os.fork()
     if process:
@@ -94,11 +109,13 @@ def _started(name: str, place: Path) -> int:
         handle = os.open(place / "log", os.O_WRONLY | os.O_CREAT, 0o644)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        from tests.families.judge import judged
-
         (place / "result.json").write_text(json.dumps(judged(name, place)))
         code = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 

@@ -80,6 +80,10 @@ _SPARSE_INDEX = {
     "indexer_compress_ratio": 2, "ple_layer_ids": [1], "ple_embed_dim": 32, "heads_per_ngram": 2,
     "ngram_vocab_size_base": 50, "split_ngram_parts": 1, "make_ngram_vocab_size_divisible_by": 2,
 }  # fmt: skip
+_LLAMA4 = {
+    "num_hidden_layers": 2, "no_rope_layers": [1, 0], "layer_types": ["chunked_attention", "full_attention"],
+    "moe_layers": [1],
+}  # fmt: skip
 _ASSISTANT = {
     "model_type": "gemma4_text", "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_layer_input": 0,
@@ -112,8 +116,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "deepseek_v3": {"n_group": 2, "topk_group": 1},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "diffllama": {"attention_dropout": 0.0},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "doge": {"keep_window_size": 8},
+    "dots1": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 64},
     "gemma3n_text": {
         "num_hidden_layers": 4,
@@ -123,6 +132,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
     },
     "gemma4_assistant": {"text_config": _ASSISTANT, "num_centroids": 8, "centroid_intermediate_top_k": 2},
+    "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64},
     "gemma4_unified_assistant": {
         "text_config": {**_ASSISTANT, "model_type": "gemma4_unified_text"},
         "num_centroids": 8,
@@ -136,18 +146,33 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
     "jamba": {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "laguna": {
+        "layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 8]
+    },
+    "lfm2": {
+        "num_hidden_layers": 3, "full_attn_idxs": [1], "layer_types": ["conv", "full_attention", "conv"],
+    },
     "lfm2_moe": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "llama4": {"text_config": _LLAMA4},
+    "llama4_text": _LLAMA4,
     "mamba2": {"num_heads": 4, "head_dim": 16},
+    "mellum": {"layer_types": ["full_attention", "sliding_attention"]},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "ministral": {"head_dim": 8},
     "musicgen": _MUSIC,
     "musicgen_melody": _MUSIC,
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp": {"text_config": _SPARSE_INDEX},
     "qwen4_exp_text": _SPARSE_INDEX,
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {
         "is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [16, 8],
         "axial_pos_embds_dim": [16, 16], "num_buckets": 4, "hash_seed": 0,
     },
+    "rwkv": {"rescale_every": 1},
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "num_heads": 4, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {

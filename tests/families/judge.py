@@ -10,13 +10,28 @@ from typing import Any
 from tests.families.answers import REFUSED, TRACEBACK, WRONG, Answer, asked, placed
 from tests.families.builds import build, quiet
 from tests.families.configs import PAD
+from tests.families.learning import ask_lora, ask_ratio, ask_reward, ask_sft
 from tests.families.reading import ask_rollout, ask_rows, ask_saving, load
+from tests.families.sharding import ask_zero
 from tests.families.subjects import LONG, Subject, alone, documents, known
+from training.utils.engine.startup import started_process_group
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
 
 Question = Callable[[Subject, Path], list[Answer]]
-QUESTIONS: dict[str, Question] = {"save": ask_saving, "rows": ask_rows, "rollout": ask_rollout}
+QUESTIONS: dict[str, Question] = {
+    "save": ask_saving, "rows": ask_rows, "rollout": ask_rollout, "lora": ask_lora, "ratio": ask_ratio,
+}  # fmt: skip
+
+
+def ask_engine(subject: Subject, place: Path) -> list[Answer]:
+    """The questions that need a process group, of one rank."""
+    with started_process_group() as ranks:
+        return [
+            *asked("sft", lambda: ask_sft(subject, ranks)),
+            *asked("reward", lambda: ask_reward(subject, place, ranks)),
+            *asked("zero", lambda: ask_zero(subject, place, ranks)),
+        ]
 
 
 def judged(family: str, place: Path) -> dict[str, Any]:
@@ -41,7 +56,10 @@ def judged(family: str, place: Path) -> dict[str, Any]:
     }
     answers: list[Answer] = []
     # What plain transformers does not compute either has no truth: it is to be refused, and nothing else is asked.
-    questions = {"runs": ask_to_run} if subject.runs else QUESTIONS
+    # One that looks ahead is to be refused as well.
+    questions: dict[str, Question] = {**QUESTIONS, "engine": ask_engine}
+    if subject.runs or not subject.is_causal:
+        questions = {"runs": ask_to_run} if subject.runs else {"rows": ask_rows}
     for name, question in questions.items():
         answers += asked(name, lambda question=question: question(subject, place))  # type: ignore[misc]
     return result | {
@@ -66,10 +84,10 @@ def verdict(subject: Subject, answers: list[Answer]) -> str:
             return f"refused, because {found[name].said}"
     if not subject.is_causal:
         return f"WRONG not causal (later tokens move earlier ones by {subject.looks_ahead:.1g}) and not refused"
-    for bad in (WRONG, TRACEBACK):
-        worst = [answer for answer in answers if answer.verdict == bad]
-        if worst:
-            return f"{bad.upper()} " + "; ".join(map(_in_words, worst))
+    bad = [answer for answer in answers if answer.verdict in (WRONG, TRACEBACK)]
+    if bad:
+        kind = WRONG if any(answer.verdict == WRONG for answer in bad) else TRACEBACK
+        return f"{kind.upper()} " + "; ".join(map(_in_words, bad))
     if found["rows.packed"].verdict == REFUSED:
         return f"padded, because {found['rows.packed'].said}"
     return "packs" if found["rows.shared"].verdict == REFUSED else "shares"

@@ -56,17 +56,19 @@ def saved(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> Path:
 def ask_saving(subject: Subject, place: Path) -> list[Answer]:
     """Loaded and saved by our code: the same tensors under the same names, and the same function."""
     model = load(subject.folder, subject.dtype)
+    logits(model, drawn_ids(9, seed=2))  # a run evaluates before it saves
     tensors = {name: tensor.clone() for name, tensor in full_tensors(model, 0)}
     folder = saved(model, tensors, place / "saved")
     again, report = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.dtype, output_loading_info=True)
     troubles = [f"{what}: {sorted(map(str, names))[:3]}" for what, names in report.items() if names]
-    state, found = subject.model.state_dict(), again.state_dict()
+    before = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=subject.dtype)
+    state, found = before.state_dict(), again.state_dict()
     troubles += [f"other {name}" for name in state if name not in found or not torch.equal(state[name], found[name])]
     if troubles:
         return [Answer("save.tensors", WRONG, None, "; ".join(troubles[:4]))]
     ids_T = drawn_ids(19, seed=1)
     difference = float((logits(subject.model, ids_T) - logits(again.eval(), ids_T)).abs().max())
-    return [compared("save.function", difference, 0.0)]
+    return [compared("save.function", difference, subject.tolerance / 1e3)]
 
 
 # Log-probabilities in rows
@@ -108,13 +110,13 @@ def answers_of_rows(
     subject: Subject, model: Any, read: Callable[[TokenRows], torch.Tensor], truth: Callable[[Any], torch.Tensor]
 ) -> list[Answer]:
     """Ask with sequences longer than the family's window and, where that is why they are padded, with shorter ones."""
-    answers = _of_lengths(subject, model, read, truth, "rows", LONG)
+    answers = answers_of_lengths(subject, model, read, truth, "rows", LONG)
     if any("sliding window" in answer.said for answer in answers):
-        answers += _of_lengths(subject, model, read, truth, "window", SHORT)
+        answers += answers_of_lengths(subject, model, read, truth, "window", SHORT)
     return answers
 
 
-def _of_lengths(
+def answers_of_lengths(
     subject: Subject, model: Any, read: Callable[[TokenRows], torch.Tensor], truth: Callable[[Any], torch.Tensor],
     prefix: str, lengths: Any,
 ) -> list[Answer]:  # fmt: skip

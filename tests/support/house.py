@@ -165,8 +165,9 @@ def unmirrored(unit_tests: Path, package: Path) -> list[str]:
     problems = []
     for test in sorted(unit_tests.rglob("test_*.py")):
         folder = test.parent.relative_to(unit_tests)
-        # tests/unit/examples stands for examples/, beside the package
-        place = package / folder if (package / folder).is_dir() else package.parent / folder
+        # tests/unit/examples stands for examples/, beside the package, and tests/unit/families for tests/families/
+        places = [package / folder, package.parent / folder, unit_tests.parent / folder]
+        place = next((found for found in places if found.is_dir()), places[1])
         name = test.stem.removeprefix("test_")
         stems = [path.stem for path in place.glob("*.py")] + [path.name for path in place.glob("*/")]
         stems += [place.name] if place != package else ["scripts"]

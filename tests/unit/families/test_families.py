@@ -1,0 +1,104 @@
+"""Families of different kinds, asked everything that the sweep of all families asks (`python -m tests.families`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
+from tests.families.configs import OVERRIDES, VOCABULARY, WINDOW, tiny_config
+from tests.families.page import page
+from training.utils.run.errors import ThreestepError
+
+ROOT = Path(__file__).parents[3]
+# Family, and how its rows are: absolute positions, projected embeddings, ALiBi, alternating local attention, ...
+ASKED = {"gpt2": "shares"}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """One sweep over the families of this file."""
+    kept = tmp_path_factory.mktemp("families") / "answers.json"
+    command = [sys.executable, "-m", "tests.families", "--processes", "2", "--json", str(kept), "--only", *ASKED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ})
+    assert kept.is_file(), done.stderr[-2000:]
+    return {result["family"]: result for result in json.loads(kept.read_text())}
+
+
+@pytest.mark.parametrize("family", ASKED)
+def test_a_family_is_as_plain_transformers_has_it(family, results):
+    result = results[family]
+    bad = [answer for answer in result["answers"] if answer["verdict"] not in (RIGHT, REFUSED)]
+    assert not bad, bad
+    assert result["verdict"].startswith(ASKED[family])
+    questions = {answer["question"].split(".")[0] for answer in result["answers"]}
+    assert {"save", "rows", "rollout", "lora", "ratio", "sft", "zero0", "zero3"} <= questions
+
+
+def test_a_crash_and_a_hang_are_results(tmp_path, monkeypatch, capsys):
+    from tests.families import __main__ as program
+    from tests.families import judge
+
+    def judged(name, place):
+        os.kill(os.getpid(), 9) if name == "crashes" else __import__("time").sleep(60)
+
+    monkeypatch.setattr(judge, "judged", judged)
+    crashed, hung = program.sweep(["crashes", "hangs"], 2, 1.0, tmp_path / "kept.json")
+    assert crashed["verdict"].startswith("TRACEBACK its process ended with SIGKILL")
+    assert hung["verdict"].startswith("TRACEBACK not done after 1 seconds")
+    assert len(json.loads((tmp_path / "kept.json").read_text())) == 2
+    assert "crashes" in capsys.readouterr().out
+
+
+def test_differences_and_errors_become_answers():
+    assert compared("q", 1e-9, 1e-6).verdict == RIGHT
+    assert compared("q", 1e-3, 1e-6).verdict == WRONG
+    assert compared("q", float("nan"), 1e-6).verdict == WRONG
+
+    def refuses() -> list[Answer]:
+        raise ThreestepError("no such model")
+
+    def breaks() -> list[Answer]:
+        raise KeyError("sliding")
+
+    assert asked("q", refuses) == [Answer("q", REFUSED, None, "no such model")]
+    [broken] = asked("q", breaks)
+    assert broken.verdict == "traceback" and "KeyError: 'sliding' (test_families.py:" in broken.said
+
+
+def test_a_configuration_is_small_and_keeps_the_family():
+    gemma = tiny_config("gemma2")
+    assert (gemma.vocab_size, gemma.sliding_window) == (VOCABULARY, WINDOW)
+    assert gemma.layer_types == ["sliding_attention", "full_attention"]
+    assert gemma.final_logit_softcapping == 2.0
+    mixtral = tiny_config("mixtral", num_hidden_layers=1)
+    assert (mixtral.num_local_experts, mixtral.num_experts_per_tok, mixtral.num_hidden_layers) == (4, 2, 1)
+    granite = tiny_config("granite")
+    assert granite.logits_scaling == 1.5
+
+
+def test_every_override_is_of_a_family():
+    from tests.families.__main__ import families
+
+    assert set(OVERRIDES) <= set(families())
+
+
+def test_the_page_has_a_row_a_family_and_says_why_not():
+    right = {"question": "rows.padded", "verdict": RIGHT, "difference": 0.0, "said": ""}
+    refused = {"question": "reward.padded", "verdict": REFUSED, "difference": None, "said": "no head"}
+    results = [
+        {"family": "a", "model": "A", "built": "", "answers": [right, refused], "verdict": "shares"},
+        {"family": "b", "model": "B", "built": "", "answers": [], "verdict": "refused, because it looks | ahead"},
+        {"family": "c", "model": "", "built": "needs timm", "answers": [], "verdict": "not built: needs timm"},
+    ]
+    text = page(results, "python -m tests.families")
+    assert "3 families, of which 2 are judged: 1 share, 1 refused." in text
+    assert "| a | A | shares | no: no head | - | - | - |" in text
+    assert "| b | B | refused, because it looks \\| ahead |" in text
+    assert "| c | needs timm |" in text
