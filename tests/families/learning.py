@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from training.utils.engine.settings import EngineSettings
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
@@ -30,7 +31,6 @@ from tests.families.subjects import (
     true_logprobs,
     true_scores,
 )
-from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.layout.rows import TokenRows, padded_rows

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from training.utils.engine.settings import EngineSettings
 from transformers import AutoModelForCausalLM
 
 from tests.families.answers import RIGHT, WRONG, Answer, asked, compared
@@ -19,7 +20,6 @@ from tests.families.configs import PAD, VOCABULARY
 from tests.families.learning import engine_of
 from tests.families.reading import answers_of_rollout, saved
 from tests.families.subjects import LONG, Subject, alone, documents, true_logprobs
-from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.startup import DTYPES, Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import padded_rows
