@@ -99,5 +99,10 @@ def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoin
             f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed transformers "
             "or peft has other names for them; export with the run's versions"
         )
-    model.load_state_dict(typed, strict=False, assign=True)
+    unknown = sorted(model.load_state_dict(typed, strict=False, assign=True).unexpected_keys)
+    if unknown:
+        raise ThreestepError(
+            f"{checkpoint} has {len(unknown)} weights that its model does not know, such as {unknown[0]}: the "
+            "installed transformers or peft has other names for them; export with the run's versions"
+        )
     model.tie_weights()

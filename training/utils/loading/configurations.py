@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.loading.folder_kinds import check_model_folder, saved_again
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -18,8 +18,20 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
 
     check_model_folder(name_or_path)
     with errors_explained("model", name_or_path, OSError, ValueError):
-        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    return config
+        try:
+            return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        except OSError:
+            _refuse_adapter_of_hub(name_or_path)
+            raise
+
+
+def _refuse_adapter_of_hub(name: str) -> None:
+    """ThreestepError if a hub name is that of a LoRA adapter."""
+    from transformers.utils import cached_file
+
+    found = cached_file(name, "adapter_config.json", _raise_exceptions_for_missing_entries=False)
+    if found is not None:
+        check_model_folder(str(Path(found).parent))
 
 
 def positions_of(config: Any) -> int | None:
@@ -49,6 +61,11 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
             raise ThreestepError(
                 f"'{name_or_path}' comes with Python code of its own, which is not run by default: read it, then give "
                 "--trust_remote_code true, or use an architecture that transformers has"
+            ) from problem
+        if "use_safetensors=True" in str(problem):  # transformers' advice where a hub has pickles alone
+            raise ThreestepError(
+                f"'{name_or_path}' has no safetensors on the hub; pickled weights, which may run code when they are "
+                f"read, are refused; if you trust them, convert them: {saved_again(name_or_path, None)}"
             ) from problem
         raise ThreestepError(f"no {what} could be loaded from '{name_or_path}': {first_line(problem)}") from problem
 

@@ -42,8 +42,8 @@ def check_model_folder(name_or_path: str) -> None:
         raise ThreestepError(other)
 
 
-def saved_again(folder: Path, architectures: Any, key_mapping: str | None = None) -> str:
-    """The command that reads a folder with transformers and writes it as a model folder, OUT.
+def saved_again(folder: str | Path, architectures: Any, key_mapping: str | None = None) -> str:
+    """The command that reads a folder or hub name with transformers and writes it as a model folder, OUT.
 
     key_mapping: of from_pretrained, as Python; the tensors are saved by their new names
     """

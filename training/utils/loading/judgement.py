@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from training.utils.loading.folder_kinds import saved_again
@@ -112,7 +111,7 @@ def _wrapped(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stored
         return None
     part = _WRAPPED.findall(wrapped[0])[0]
     mapping = ("^" if all(name.startswith(part) for name in wrapped) else "") + re.escape(part)
-    rename = saved_again(Path(wanted.where), wanted.architectures, key_mapping=f"{{r'{mapping}': ''}}")
+    rename = saved_again(wanted.where, wanted.architectures, key_mapping=f"{{r'{mapping}': ''}}")
     return (
         f"'{wanted.where}': {len(wrapped)} tensors have the '{part}' of a wrapper in their names, such as "
         f"{wrapped[0]}, where {_classes(wanted)} has {bare[wrapped[0]]}; rename them: {rename}"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES
+from training.utils.loading.configurations import load_config
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
@@ -54,8 +55,10 @@ def test_whole_models_load_without_a_word(save_folder, family, scalar, capsys):
     assert folder not in said.out and folder not in said.err
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    ("family", "wrapper"),
+    [*(("llama", wrapper) for wrapper in WRAPPERS), *((family, "module.") for family in FAMILIES)],
+)
 @pytest.mark.parametrize("scalar", [False, True])
 def test_names_of_a_wrapper(changed_folder, family, wrapper, scalar):
     folder = changed_folder(lambda tensors: {wrapper + name: tensor for name, tensor in tensors.items()}, family=family)
@@ -312,16 +315,49 @@ def test_what_went_missing_in_earnest_is_refused(save_folder, monkeypatch):
     refused(folder, "lacks the tensor model.norm.weight")
 
 
-def test_a_hub_name_is_judged_as_a_folder_is(changed_folder, tmp_path, monkeypatch):
-    folder = Path(changed_folder(without("model.norm.weight")))
-    snapshot = tmp_path / "hub" / "models--an--owner" / "snapshots" / ("0" * 40)
-    snapshot.parent.mkdir(parents=True)
-    folder.rename(snapshot)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+@pytest.fixture
+def in_hub(tmp_path, monkeypatch):
+    """Put a folder into a hub's cache; the name is an/owner."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    refused("an/owner", "'an/owner' holds 20 tensors and lacks the tensor model.norm.weight")
+
+    def put(folder: str) -> str:
+        snapshot = tmp_path / "hub" / "models--an--owner" / "snapshots" / ("0" * 40)
+        snapshot.parent.mkdir(parents=True)
+        Path(folder).rename(snapshot)
+        (snapshot.parents[1] / "refs").mkdir()
+        (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+        return "an/owner"
+
+    return put
+
+
+def test_a_hub_name_is_judged_as_a_folder_is(changed_folder, in_hub):
+    name = in_hub(changed_folder(without("model.norm.weight")))
+    refused(name, "'an/owner' holds 20 tensors and lacks the tensor model.norm.weight")
+
+
+def test_a_whole_hub_name_loads(save_folder, in_hub, capsys):
+    load(in_hub(save_folder()))
+    assert "an/owner" not in capsys.readouterr().out
+
+
+def test_a_hub_name_with_pickles_alone(save_folder, in_hub):
+    folder = Path(save_folder())
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(
+        in_hub(str(folder)), "has no safetensors on the hub; pickled weights, .* are refused; .*convert them: python"
+    )
+
+
+def test_a_hub_name_of_an_adapter(save_folder, in_hub):
+    folder = Path(save_folder())
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}')
+    name = in_hub(str(folder))
+    with pytest.raises(ThreestepError, match="holds a LoRA adapter of the model 'a/base' .* merge the two: python"):
+        load_config(name)
 
 
 def test_the_log_of_transformers_is_as_it_was(save_folder):

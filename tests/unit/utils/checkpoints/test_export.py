@@ -1,0 +1,57 @@
+"""Weights of a checkpoint that are not those of its model are not exported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.checkpoints import export
+from training.utils.models.description import write_description
+from training.utils.run.errors import ThreestepError
+
+CASES = [
+    ("llama", "model.norm.weight"),
+    ("llama", "lm_head.weight"),  # not tied here, though the family can tie it
+    ("gpt2", "transformer.h.1.ln_1.bias"),
+]
+
+
+@pytest.fixture
+def exported(tmp_path, tiny_tokenizer, monkeypatch):
+    """Export a checkpoint of `model` whose weights are `weights`; returns the saved folder."""
+
+    def export_of(model, weights):
+        write_description(tmp_path / "models" / "model", model, tiny_tokenizer)
+        monkeypatch.setattr(export, "engine_weights", lambda _: weights)
+        export.export_model(tmp_path, "model", tmp_path / "out")
+        return tmp_path / "out"
+
+    return export_of
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_a_weight_that_is_lacking(exported, tiny_tokenizer, family, name):
+    model = tiny_causal_lm(family, vocab_size=len(tiny_tokenizer))
+    weights = {key: weight for key, weight in model.state_dict().items() if key != name}
+    with pytest.raises(ThreestepError, match=f"lacks 1 weights of its model, such as {name}: .* the run's versions"):
+        exported(model, weights)
+
+
+def test_a_weight_that_nobody_knows(exported, tiny_tokenizer):
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
+    weights = {**model.state_dict(), "model.layers.0.mlp.up_proj.bias": torch.zeros(48)}
+    with pytest.raises(ThreestepError, match="has 1 weights that its model does not know, such as .*up_proj.bias: the"):
+        exported(model, weights)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_all_weights_are_exported_tied_ones_once(exported, tiny_tokenizer, family):
+    model = tiny_causal_lm(family, vocab_size=len(tiny_tokenizer))
+    weights = dict(model.state_dict())
+    if family == "gpt2":
+        weights.pop("lm_head.weight")
+    folder = exported(model, weights)
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.equal(type(model).from_pretrained(folder)(ids).logits, model(ids).logits)
