@@ -35,7 +35,7 @@ from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
 from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.layout_check import why_not_packed
+from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
@@ -44,8 +44,9 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path, dtype: torch.dtype, **settings: Any) -> Any:
-    """Load by our code."""
-    return load_causal_lm(ModelSettings(str(folder), **settings), dtype, VOCABULARY).eval()
+    """Load by our code, for sequences as long as the longest that are asked."""
+    longest = longest_tokens(documents(LONG))
+    return load_causal_lm(ModelSettings(str(folder), **settings), dtype, VOCABULARY, longest_tokens=longest).eval()
 
 
 def saved(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> Path:
@@ -127,7 +128,9 @@ def answers_of_lengths(
 
         def find(layout: Layout = layout) -> list[Answer]:
             reason = None
-            if layout.sharing is not None:
+            if layout.sharing is None:
+                check_padded(model, read, CPU)
+            else:
                 reason = why_not_packed(model, read, longest_tokens(shared), CPU, layout.sharing)
             if reason is not None:
                 return [Answer(layout.name, REFUSED, _difference(read, layout.rows, expected), reason)]

@@ -68,7 +68,7 @@ def make_trainer(
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.roles import Tokenizers, load_roles
+    from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
     from training.step3_ppo.roles_arguments import RolesArguments
     from training.step3_ppo.settings import (
         ExperienceSettings,
@@ -104,7 +104,7 @@ def make_trainer(
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
         ranks,
         total_steps=ITERATIONS * epochs * minibatches,
-        with_critic=not grpo,
+        needed=RolesNeeded(critic=not grpo),
     )
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(

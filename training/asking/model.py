@@ -116,7 +116,9 @@ def load_asked_model(
     """Load a causal language model and its tokenizer. ThreestepError if it cannot be asked in data's prompt style."""
     tokenizer = use_chat_template(load_tokenizer(name_or_path, end_may_pad=True), data.chat)
     end_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
-    model: Any = load_causal_lm(ModelSettings(name_or_path), dtype_of(name_or_path, dtype), len(tokenizer))
+    model: Any = load_causal_lm(
+        ModelSettings(name_or_path), dtype_of(name_or_path, dtype), len(tokenizer), device=device
+    )
     model = model.to(device).eval().requires_grad_(False)
     own = getattr(model.generation_config, "eos_token_id", None)
     ends = own if isinstance(own, list) else [own]

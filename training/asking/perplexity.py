@@ -10,9 +10,9 @@ from training.asking.model import AskedModel, check_room
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
 from training.utils.layout.planner import plan_step
-from training.utils.layout.rows import packed_rows
+from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import plan_for
-from training.utils.models.layout_check import why_not_packed
+from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.console import log
 
@@ -27,9 +27,12 @@ def row_losses(
     targets that are the model's first choice. ThreestepError if `flag` allows more than the model's positions."""
     check_room(asked, longest_tokens, flag)
     read, ranks = PolicyModel(asked.model), Ranks(0, 0, 1, asked.model.device)
-    reason = why_not_packed(
-        asked.model, lambda rows: read(rows).logprobs_M, longest_tokens, ranks.device, sharing=False
-    )
+
+    def logprobs_M(rows: TokenRows) -> torch.Tensor:
+        return read(rows).logprobs_M
+
+    check_padded(asked.model, logprobs_M, ranks.device)
+    reason = why_not_packed(asked.model, logprobs_M, longest_tokens, ranks.device, sharing=False)
     if reason is not None:
         log(f"warning: {asked.name} reads padded rows: {reason}")
     plan = plan_for(asked.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)

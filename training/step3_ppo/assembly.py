@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.step3_ppo.algorithm import experience_settings, learning_settings
@@ -22,10 +24,12 @@ from training.utils.engine.startup import Ranks
 from training.utils.generation.bad_words import tokens_of_words
 from training.utils.generation.base import RolloutEngine, Sampling
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
+from training.utils.models.layout_check import check_padded
 from training.utils.models.saving import save_model
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
@@ -47,7 +51,7 @@ def make_parts(
 ) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
     """Return the rollout engine, the evaluator and the settings. A collective."""
     ppo, ranks = flags.ppo, roles.actor.ranks
-    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, _may_pack(flags, roles), ranks.world_size)
+    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
     sampling = settings_of(
         Sampling,
         ppo,
@@ -105,16 +109,21 @@ def make_parts(
     return engine, evaluator, settings
 
 
-def _may_pack(flags: PpoFlags, roles: Roles) -> bool:
-    """Whether documents may share rows of the actor and of the scalar model that reads with it."""
+def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
+    """Check what every model reads against its own forward, before a checkpoint changes the weights; return the roles
+    with `packs` known. A collective."""
+    read: list[tuple[PreTrainedModel, Callable[[TokenRows], torch.Tensor]]]
     read = [(roles.actor_model, lambda rows: roles.actor(rows).logprobs_M)]
     if roles.scorer is not None and roles.reward_model is not None:
         read.append((roles.scorer, roles.reward_model))
-    elif roles.critic_model is not None and roles.critic is not None:
-        critic = roles.critic
-        read.append((roles.critic_model, lambda rows: critic(rows, at="targets")))
+    if roles.critic_model is not None and roles.critic is not None:
+        read.append((roles.critic_model, roles.critic))
+    if roles.reference is not None and roles.reference.frozen is not None:
+        frozen = roles.reference.frozen
+        check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
     longest = flags.longest_tokens
-    return all(may_pack(flags.ppo.padded, model, roles.actor, forward, longest, log) for model, forward in read)
+    packs = [may_pack(flags.ppo.padded, model, roles.actor, forward, longest, log) for model, forward in read]
+    return replace(roles, packs=all(packs))
 
 
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:

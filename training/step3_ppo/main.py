@@ -45,12 +45,18 @@ def main(argv: Sequence[str]) -> None:
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
-    from training.step3_ppo.assembly import make_parts, save_roles, start_digests, wanted_score_scale
+    from training.step3_ppo.assembly import (
+        checked_roles,
+        make_parts,
+        save_roles,
+        start_digests,
+        wanted_score_scale,
+    )
     from training.step3_ppo.checks import check_lengths
     from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import load_inputs, load_tokenizers
     from training.step3_ppo.learning import Updates
-    from training.step3_ppo.roles import load_roles
+    from training.step3_ppo.roles import RolesNeeded, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.checkpoints.loop import checkpointed_run
     from training.utils.checkpoints.parts import CheckpointParts
@@ -67,16 +73,10 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
-    roles = load_roles(
-        flags.roles,
-        tokenizers,
-        ranks,
-        inputs.optimizer_steps,
-        inputs.warmup_steps,
-        with_critic=components.algorithm.estimator.needs_critic,
-        with_reference=components.algorithm.wants_reference,
-        with_reward_model=components.with_reward_model,
-    )
+    algorithm = components.algorithm
+    needed = RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model)
+    steps, longest_tokens = (inputs.optimizer_steps, inputs.warmup_steps), flags.longest_tokens
+    roles = checked_roles(flags, load_roles(flags.roles, tokenizers, ranks, *steps, longest_tokens, needed))
     folder.write_json("data_report.json", asdict(inputs.data_report))
     engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)

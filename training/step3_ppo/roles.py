@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,6 +54,7 @@ class Roles:
     critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
     reward. whole_actor: lends the actor's whole weights to a rollout. average: of the actor's weights, if asked for.
     shares_trunk: the critic's trunk is the actor's.
+    packs: documents may share rows of every model.
     """
 
     actor: TrainingEngine
@@ -66,6 +67,7 @@ class Roles:
     whole_actor: WholeModel
     average: WeightAverage | None = None
     shares_trunk: bool = False
+    packs: bool = False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -91,39 +93,55 @@ class Tokenizers(NamedTuple):
         return {"actor": self.actor, "critic": self.actor if share_trunk else self.critic}
 
 
+class RolesNeeded(NamedTuple):
+    """Which models there are besides the actor."""
+
+    critic: bool = True
+    reference: bool = True
+    reward_model: bool = True
+
+
 def load_roles(
     flags: RolesArguments,
     tokenizers: Tokenizers,
     ranks: Ranks,
     total_steps: int,
     warmup_steps: int = 0,
-    with_critic: bool = True,
-    with_reference: bool = True,
-    with_reward_model: bool = True,
+    longest_tokens: int = 0,
+    needed: RolesNeeded | None = None,
 ) -> Roles:
-    """Load the models. total_steps: optimizer steps of the whole run, which the LR schedules span; warmup_steps: those
-    at the start that train the critic alone."""
+    """Load the models.
+
+    total_steps: optimizer steps of the whole run, which the LR schedules span. warmup_steps: those at the start that
+        train the critic alone.
+    longest_tokens: of the sequences that the models will read; 0 if unknown.
+    needed: all by default.
+    """
+    needed = needed or RolesNeeded()
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         return load_under(
-            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor))
+            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor), **reading)
         )
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
         tokenizer = tokenizers.critic
         assert tokenizer is not None  # loaded wherever a scalar model is
         return load_under(
-            flags.engine("critic"), ranks, lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True)
+            flags.engine("critic"),
+            ranks,
+            lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True, **reading),
         )
 
     scorer = reward_model = None
-    if with_reward_model:
+    if needed.reward_model:
         scorer = scalar_model(critic_settings.as_it_is())
         reward_model = FrozenModel(ScalarModel(scorer), flags.frozen_engine("critic"), ranks)
     adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
     frozen_actor = None
-    if with_reference and not adapter_is_all:
+    if needed.reference and not adapter_is_all:
         plain = language_model(actor_settings.as_it_is())
         frozen_actor = FrozenModel(PolicyModel(plain), flags.frozen_engine("actor"), ranks)
 
@@ -131,11 +149,11 @@ def load_roles(
     if flags.share_trunk:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(actor_settings.as_it_is())
-        critic_model = scalar_model_on_trunk(trunk, critic_settings, tokenizers.actor.pad_token_id)
+        critic_model = scalar_model_on_trunk(trunk, critic_settings, tokenizers.actor.pad_token_id, longest_tokens)
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)
-    if with_critic and critic_model is None:
+    if needed.critic and critic_model is None:
         critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
     actor = TrainingEngine(PolicyModel(actor_model), flags.engine("actor"), ranks, total_steps - warmup_steps)
@@ -146,7 +164,7 @@ def load_roles(
         actor_model=actor_model,
         critic=critic,
         critic_model=critic_model,
-        reference=Reference(frozen_actor, actor, actor_model) if with_reference else None,
+        reference=Reference(frozen_actor, actor, actor_model) if needed.reference else None,
         reward_model=reward_model,
         scorer=scorer,
         whole_actor=WholeModel(actor, actor_model),

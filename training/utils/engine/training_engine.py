@@ -84,8 +84,8 @@ class TrainingEngine:
         with self._memory_explained("a forward"):
             return self.engine(*args, **kwargs)
 
-    def train(self) -> None:
-        self.engine.train()
+    def train(self, mode: bool = True) -> None:
+        self.engine.train(mode)
 
     def eval(self) -> None:
         self.engine.eval()

@@ -21,11 +21,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, added_tokens: int = 0) -> PreTrainedModel:
-    """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype).
+def load_causal_lm(
+    settings: ModelSettings,
+    dtype: Any,
+    tokenizer_size: int,
+    added_tokens: int = 0,
+    longest_tokens: int = 0,
+    device: torch.device | None = None,
+) -> PreTrainedModel:
+    """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype), whose own forward has been measured.
 
     added_tokens: what `add_tokens` returned for its tokenizer. The embeddings grow to hold them, and train, also with
     LoRA.
+    longest_tokens: of the sequences that it will read; 0 if unknown.
+    device: where it is measured and stays; the CPU by default. A ZeRO-3 model is where DeepSpeed puts it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -35,6 +44,7 @@ def load_causal_lm(settings: ModelSettings, dtype: Any, tokenizer_size: int, add
     _check_vocabulary(model, settings, tokenizer_size - added_tokens)
     if added_tokens:
         _grow_embeddings(model, tokenizer_size)
+    _measure(model, settings, longest_tokens, device)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -56,6 +66,8 @@ def load_scalar_model(
     tokenizer: PreTrainedTokenizerBase,
     must_have_head: bool,
     added_tokens: int = 0,
+    longest_tokens: int = 0,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label: a reward model or a critic.
 
@@ -63,7 +75,7 @@ def load_scalar_model(
 
     must_have_head: refuse a folder without a scalar head, such as a language model's. Otherwise a new head is made, and
         the embeddings grow to the tokenizer.
-    added_tokens: see `load_causal_lm`.
+    added_tokens, longest_tokens, device: see `load_causal_lm`.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -90,6 +102,7 @@ def load_scalar_model(
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     model.config.pad_token_id = tokenizer.pad_token_id
+    _measure(model, settings, longest_tokens, device)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -135,12 +148,25 @@ def _load(
                 **changes,
             )
     rehearsal.judge_loaded(wanted, model, report, stored)
-    # Compiled blocks would be recompiled for the runs of every row.
-    if implementation == SDPA and not settings.torch_compile and not has_cuda:
-        from training.utils.models.document_attention import use_document_attention
-
-        use_document_attention(model)
     return model
+
+
+def _measure(model: PreTrainedModel, settings: ModelSettings, longest_tokens: int, device: torch.device | None) -> None:
+    """Measure the model's own forward; then give it the attention function for CPUs, if that computes the same."""
+    from training.utils.models.document_attention import use_document_attention
+    from training.utils.models.own_forward import difference_now, read_own_forward
+
+    if device is not None and not hasattr(next(model.parameters()), "ds_id"):
+        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+    own = read_own_forward(model, longest_tokens)
+    # Compiled blocks would be recompiled for the runs of every row.
+    if settings.attn_implementation != SDPA or settings.torch_compile or model.device.type != "cpu":
+        return
+    implementation = model.config._attn_implementation
+    use_document_attention(model)
+    if model.config._attn_implementation != implementation and not difference_now(model, own) <= own.tolerance:
+        model.set_attn_implementation(implementation)
+        own.notes.append(f"attention stays '{implementation}': the family computes something else under another name")
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
@@ -158,6 +184,20 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
         )
 
 
+def _check_no_dropout(model: PreTrainedModel) -> None:
+    """ThreestepError if the model still computes something else in train mode than in eval mode."""
+    from training.utils.models.own_forward import difference_now, own_forward_of
+
+    own = own_forward_of(model)
+    difference = 0.0 if own is None else difference_now(model, own, training=True)
+    if own is not None and not difference <= own.tolerance:
+        raise ThreestepError(
+            f"{type(model).__name__} computes something else in train mode with dropout 0: its log-probabilities or "
+            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); leave the dropout flag out, or "
+            "set the rates in its config.json to 0"
+        )
+
+
 def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:
     rows = model.config.get_text_config().vocab_size
     if tokenizer_size > rows:
@@ -171,6 +211,8 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, compilation."""
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
+    if settings.dropout == 0:
+        _check_no_dropout(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)

@@ -17,14 +17,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def scalar_model_on_trunk(model: PreTrainedModel, settings: ModelSettings, pad_token_id: int) -> PreTrainedModel:
+def scalar_model_on_trunk(
+    model: PreTrainedModel, settings: ModelSettings, pad_token_id: int, longest_tokens: int = 0
+) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label, the trunk parameters of `model` and a zero head.
 
     `model` has no adapters yet; `settings` define those of the scalar model. ThreestepError if the family has no such
     class, or one with another trunk.
+
+    longest_tokens: see `load_causal_lm`.
     """
     import torch
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
+
+    from training.utils.models.own_forward import read_own_forward
 
     config = copy.deepcopy(model.config)
     config.num_labels = 1
@@ -43,4 +49,5 @@ def scalar_model_on_trunk(model: PreTrainedModel, settings: ModelSettings, pad_t
     setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**same, id(model.config): config}))
     scalar.score.to_empty(device=model.device).to(model.dtype)
     torch.nn.init.zeros_(scalar.score.weight)
+    read_own_forward(scalar, longest_tokens)
     return prepared(scalar, settings)

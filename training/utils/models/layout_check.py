@@ -1,4 +1,5 @@
-"""Whether a model honours the token layout, by a small forward before training.
+"""Whether what steps read from a model equals its own forward, and in which rows, by a few small forwards before
+training.
 
 Knows no engine: `read` runs the model, sharded or not.
 
@@ -7,34 +8,52 @@ M tokens to be predicted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
+from training.utils.layout.documents import Document, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS
-from training.utils.run.errors import first_line
+from training.utils.models.own_forward import OwnForward, own_forward_of, rms
+from training.utils.run.errors import ThreestepError, first_line
 
-# Largest difference in a log-probability or a score, packed against alone, that rounding explains. Wrong positions
-# differ by more than rounding; a leak between documents is found without a tolerance.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+Read = Callable[[TokenRows], torch.Tensor]
+
+
+def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> None:
+    """ThreestepError unless padded rows give the numbers of the model's own forward.
+
+    read: TokenRows -> float32 [M] (or [B]), in eval mode. A collective under ZeRO-3: every rank gets the same result.
+    """
+    own = _own(model)
+    try:
+        with torch.no_grad():
+            parts = [read(packed_rows([[document] for document in batch], 0).to(device)) for batch in _padded(own)]
+    except Exception as problem:
+        raise ThreestepError(
+            f"{type(model).__name__} cannot be trained: its forward of padded rows fails "
+            f"({type(problem).__name__}: {first_line(problem)}); use another family"
+        ) from problem
+    short_M, long_M = parts[0], parts[-1][len(parts[-1]) - _long_numbers(own) :]
+    difference = own.difference(torch.cat([short_M, long_M]) if own.probes.long else short_M)
+    if not difference <= own.tolerance:
+        raise ThreestepError(
+            f"{type(model).__name__} cannot be trained: padded rows differ by {difference:.2g} from its own forward of "
+            f"single sequences (rounding explains {own.tolerance:.2g}); try --torch_compile false, --zero_stage 2, "
+            "shorter sequences, or another family"
+        )
 
 
 def why_not_packed(
-    model: PreTrainedModel,
-    read: Callable[[TokenRows], torch.Tensor],
-    longest_tokens: int,
-    device: torch.device,
-    sharing: bool = True,
+    model: PreTrainedModel, read: Read, longest_tokens: int, device: torch.device, sharing: bool = True
 ) -> str | None:
-    """Return None if packed rows and separate sequences give the same numbers, else the reason why not.
+    """Return None if packed rows give the numbers of the model's own forward, else the reason why not.
 
-    read: TokenRows -> float32 [M] (or [B]), in eval mode.
+    read, and who must call: see `check_padded`.
     longest_tokens: of the documents of the training.
     sharing: these documents share prompts.
-    A collective under ZeRO-3: every rank gets the same result.
     """
     text_config = model.config.get_text_config()
     window = getattr(text_config, "sliding_window", None)
@@ -46,40 +65,88 @@ def why_not_packed(
         return f"its attention implementation '{implementation}' takes no mask of segments here"
     if sharing and implementation in FLASH:
         return f"its attention implementation '{implementation}' cannot share a prompt; sdpa and flex_attention can"
-    vocabulary = text_config.vocab_size
-    first, second = _documents(vocabulary, 0, sharing)
-    other, _ = _documents(vocabulary, 1, sharing)
+    own = _own(model)
+    first, second, other = (_shared(part, sharing) for part in (own.probes.first, own.probes.second, own.probes.other))
+    rows = [[*first, *second], [*second, *([own.probes.long] if own.probes.long else [])]]
     try:
         with torch.no_grad():
-            packed = read(packed_rows([[first, second]], 0).to(device))
-            beside_another = read(packed_rows([[other, second]], 0).to(device))
-            alone = [
-                torch.cat([read(packed_rows([[part]], 0).to(device)) for part in unshared(document)])
-                for document in (first, second)
-            ]
+            packed_M, beside_long_M = (read(packed_rows([row], 0).to(device)) for row in rows)
+            beside_other_M = read(packed_rows([[*other, *second]], 0).to(device))
+        moved_M = (packed_M - beside_other_M)[-_numbers_of(second, own) :]
+        leaks = bool((moved_M != 0).any()) and _reaches(model, read, first, second, device, moved_M)
     except Exception as problem:  # noqa: BLE001 - each family refuses a mask by another exception
         return f"its forward refuses the mask of segments ({type(problem).__name__}: {first_line(problem)})"
-    tail = alone[0].numel()
-    if not torch.equal(packed[tail:], beside_another[tail:]):
+    if leaks:
         return "its attention lets one document of a row look into another"
-    difference = float((packed - torch.cat(alone)).abs().max())
-    if not difference <= _TOLERANCE[model.dtype]:
+    long_M = beside_long_M[len(beside_long_M) - _long_numbers(own) :]
+    difference = own.difference(torch.cat([packed_M, long_M]))
+    if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
     return None
 
 
-def _documents(vocabulary: int, seed: int, sharing: bool) -> tuple[Document, Document]:
-    """Return two prompts with two responses each (or one), of the same lengths for every seed."""
-    generator = torch.Generator().manual_seed(seed)
+def notes_on(model: PreTrainedModel) -> list[str]:
+    """Sentences on what is computed in another way than for most families, and why."""
+    own = _own(model)
+    if own.head_is_linear:
+        return own.notes
+    what = "scores" if own.of_scores else "logits"
+    return [*own.notes, f"all {what} are computed: its own forward has more than one linear layer after its trunk"]
 
-    def run(length: int, is_target: bool) -> TokenSequence:
-        ids = torch.randint(0, vocabulary, (length,), generator=generator)
-        return TokenSequence(ids, torch.full((length,), is_target))
 
-    def document(prompt: int, *responses: int) -> Document:
-        whole = shared_prompt(run(prompt, False), [run(length, True) for length in responses])
-        return whole if sharing else unshared(whole)[0]
+def _own(model: PreTrainedModel) -> OwnForward:
+    own = own_forward_of(model)
+    assert own is not None, "a sharded model is read when it is loaded"
+    return own
 
-    first = document(5, 3, 4)
-    generator.manual_seed(100)  # the second document is the same for every seed
-    return first, document(4, 2, 3)
+
+def _padded(own: OwnForward) -> list[list[Document]]:
+    """Batches of padded rows: all short sequences, then one of them with the long one."""
+    short = own.probes.alone[: len(own.probes.alone) - (own.probes.long is not None)]
+    return [short, *([[short[0], own.probes.long]] if own.probes.long else [])]
+
+
+def _shared(document: Document, sharing: bool) -> list[Document]:
+    return [document] if sharing else unshared(document)
+
+
+def _long_numbers(own: OwnForward) -> int:
+    return _numbers_of([own.probes.long], own) if own.probes.long else 0
+
+
+def _numbers_of(documents: Sequence[Document], own: OwnForward) -> int:
+    """How many numbers a model reads of `documents`: their targets, or their sequences."""
+    if own.of_scores:
+        return sum(len(document.ends) for document in documents)
+    return sum(int(part.tokens.is_target.sum()) for document in documents for part in document.segments)
+
+
+def _reaches(
+    model: PreTrainedModel,
+    read: Read,
+    first: Sequence[Document],
+    second: Sequence[Document],
+    device: torch.device,
+    moved_M: torch.Tensor,
+) -> bool:
+    """Whether tokens of `first` reach the numbers of `second` in one row, by the gradient at the input embeddings.
+
+    Where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models),
+    whether `moved_M`, how far they moved, is more than that.
+    """
+    embedded: list[torch.Tensor] = []
+
+    def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(as_leaf)
+    try:
+        with torch.enable_grad():
+            numbers_M = read(packed_rows([[*first, *second]], 0).to(device))
+    finally:
+        hook.remove()
+    if not numbers_M.requires_grad:
+        return not rms(moved_M.double()) <= _own(model).tolerance
+    (gradient,) = torch.autograd.grad(numbers_M[-len(moved_M) :].sum(), embedded[0])
+    return bool((gradient.flatten(0, 1)[: sum(document.tokens for document in first)] != 0).any())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def whole_shape(weight: torch.Tensor) -> torch.Size:
@@ -15,3 +19,34 @@ def whole_shape(weight: torch.Tensor) -> torch.Size:
 def count_elements(weights: Iterable[torch.Tensor]) -> int:
     """Return the elements of all `weights`, as wholes."""
     return sum(whole_shape(weight).numel() for weight in weights)
+
+
+@contextlib.contextmanager
+def whole_where_used(model: nn.Module) -> Iterator[None]:
+    """Inside, a ZeRO-3 model that no engine owns yet can run forwards: each module's weights are gathered for its
+    forward, a transformer block's together. Other models are left alone. A collective."""
+    owned: dict[nn.Module, list[nn.Parameter]] = {}
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if module in inside:
+            continue
+        is_block = isinstance(module, GradientCheckpointingLayer)
+        if is_block:
+            inside.update(module.modules())
+        weights = [weight for weight in module.parameters(recurse=is_block) if hasattr(weight, "ds_id")]
+        if weights:
+            owned[module] = weights
+
+    def gather(module: nn.Module, *_: Any) -> None:
+        weights = owned[module]
+        weights[0].all_gather(param_list=weights)  # type: ignore[attr-defined]  # DeepSpeed adds it to the weight
+
+    def release(module: nn.Module, *_: Any) -> None:
+        weights = owned[module]
+        weights[0].partition(param_list=weights, has_been_updated=False)  # type: ignore[attr-defined]
+
+    with contextlib.ExitStack() as hooks:
+        for module in owned:
+            hooks.callback(module.register_forward_pre_hook(gather).remove)
+            hooks.callback(module.register_forward_hook(release).remove)
+        yield

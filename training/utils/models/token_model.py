@@ -17,22 +17,20 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs
+from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import TargetHead, TokenLogprobs, read_logits
-
-# Settings of families that scale or cap their logits after the head; None or 1.0 turns it off.
-_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 class PolicyModel(nn.Module):
-    """A causal language model that returns log-probabilities of the target tokens."""
+    """A causal language model that returns log-probabilities of the target tokens.
+
+    Where its logits are one linear layer on its last hidden state, only those of predicting positions are computed.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        text_config = model.config.get_text_config()
-        head = model.get_output_embeddings()
-        changed = any(getattr(text_config, name, None) not in (None, 1.0) for name in _LOGIT_CHANGES)
-        self._target_head = None if changed or type(head) is not nn.Linear else TargetHead(head)
+        self._target_head = TargetHead(model.get_output_embeddings()) if head_is_linear(model) else None
 
     @property
     def embedding_width(self) -> int:
@@ -63,13 +61,22 @@ class ScalarModel(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self._head_is_linear = head_is_linear(model)
 
     def forward(self, rows: TokenRows, at: str = "end") -> torch.Tensor:
         """Return float32 scalars: [B] at each sequence's last token for `at="end"`; [M] at the position that predicts
         each target for `at="targets"`."""
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
         head: nn.Module = self.model.score  # type: ignore[assignment]
-        return head(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
+        if self._head_is_linear:
+            return head(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
+        scores: list[torch.Tensor] = []  # [N, T, 1]
+        hook = head.register_forward_hook(lambda module, inputs, output: scores.append(output))
+        try:
+            self.model(**_inputs(self.model, rows, None))
+        finally:
+            hook.remove()
+        return scores[0].flatten(0, 1).index_select(0, positions).squeeze(-1).float()
 
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:

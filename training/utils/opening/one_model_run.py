@@ -110,11 +110,12 @@ def _engine(
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
     settings = flags.engine.settings(flags.own.learning_rate)
+    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens)
+            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens, **reading)
+        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)

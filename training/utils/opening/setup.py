@@ -56,26 +56,34 @@ def may_pack(
     sharing: bool = True,
     needs_segments: str | None = None,
 ) -> bool:
-    """Whether documents may share rows: the user did not ask for padding, and the model can do it.
+    """Check what `engine` reads from `model` against the model's own forward, and return whether documents may share
+    rows: the user did not ask for padding, and the model can do it. ThreestepError if not even padded rows are right.
 
     sharing: the documents share prompts
     needs_segments: the flag that gives a document segments which do not see each other, padded or not; ThreestepError
         if the model cannot do that
     """
-    from training.utils.models.layout_check import why_not_packed
+    from training.utils.models.layout_check import check_padded, notes_on, why_not_packed
 
-    if padded and needs_segments is None:
-        return False
+    name, device, was_training = type(model).__name__, engine.ranks.device, engine.module.training
     engine.eval()
-    sharing = sharing or needs_segments is not None
-    reason = why_not_packed(model, read, longest_tokens, engine.ranks.device, sharing)
+    try:
+        check_padded(model, read, device)
+        reason = None
+        if not padded or needs_segments is not None:
+            sharing = sharing or needs_segments is not None
+            reason = why_not_packed(model, read, longest_tokens, device, sharing)
+    finally:
+        engine.train(was_training)
+    for note in notes_on(model):
+        log(f"{name}: {note}", engine.ranks.is_main)
     if reason is not None and needs_segments is not None:
         raise ThreestepError(
-            f"{needs_segments} needs a model that takes a mask of segments, padded or not, and {type(model).__name__} "
+            f"{needs_segments} needs a model that takes a mask of segments, padded or not, and {name} "
             f"does not: {reason}; use another model or --attn_implementation, or leave {needs_segments} out"
         )
     if reason is not None:
-        log(f"warning: {type(model).__name__} trains on padded rows: {reason}", engine.ranks.is_main)
+        log(f"warning: {name} trains on padded rows: {reason}", engine.ranks.is_main)
     return reason is None and not padded
 
 

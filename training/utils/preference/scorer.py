@@ -16,7 +16,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.attention import plan_for
-from training.utils.models.layout_check import why_not_packed
+from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.opening.setup import load_under
@@ -55,15 +55,23 @@ def load_scorer(
     loading = ModelSettings(settings.model_name_or_path)
     check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
     own_pad_token_id = load_config(settings.model_name_or_path).get_text_config().pad_token_id
-    model = load_under(engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True))
+    longest_tokens = data.rows.max_seq_len
+    model = load_under(
+        engine,
+        ranks,
+        lambda dtype: load_scalar_model(
+            loading, dtype, tokenizer, must_have_head=True, longest_tokens=longest_tokens, device=ranks.device
+        ),
+    )
     read = FrozenModel(ScalarModel(model), engine, ranks)
-    reason = None if settings.padded else why_not_packed(model, read, data.rows.max_seq_len, ranks.device)
+    check_padded(model, read, ranks.device)
+    reason = None if settings.padded else why_not_packed(model, read, longest_tokens, ranks.device)
     if reason is not None:
         log(f"warning: {type(model).__name__} reads padded rows: {reason}", ranks.is_main)
     plan = plan_for(
         model,
         sequences=settings.per_device_eval_batch_size,
-        longest_tokens=data.rows.max_seq_len,
+        longest_tokens=longest_tokens,
         packed=not settings.padded and reason is None,
         ranks=ranks.world_size,
         max_tokens_per_micro_batch=settings.max_tokens_per_micro_batch,

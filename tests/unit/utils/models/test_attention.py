@@ -16,6 +16,7 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.models import attention
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.layout_check import why_not_packed
+from training.utils.models.own_forward import read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -131,6 +132,7 @@ def test_what_the_start_up_check_says(flash_by_hand, monkeypatch):
     monkeypatch.setattr("training.utils.models.layout_check.FLASH", (flash_by_hand,))
     monkeypatch.setattr("training.utils.models.layout_check.IMPLEMENTATIONS", ("sdpa", flash_by_hand))
     model = tiny_causal_lm("llama")
+    read_own_forward(model)  # by sdpa: the stand-in needs lengths, and a plain forward gives none
     model.set_attn_implementation(flash_by_hand)
 
     def read(rows: TokenRows) -> torch.Tensor:

@@ -73,9 +73,9 @@ def test_traced_blocks_give_the_same_gradients(family):
 
 def test_one_code_serves_all_blocks_and_widths():
     model = tiny_causal_lm("llama", num_hidden_layers=6)
+    policy = PolicyModel(model)
     assert compile_blocks(model, "eager") == 6
     torch._dynamo.utils.counters.clear()
-    policy = PolicyModel(model)
     for width in (9, 12, 17, 23):
         policy(packed_rows([[plain(run(width, 2, 1)), plain(run(5, 2, 2))]], 0))
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2

@@ -116,8 +116,9 @@ def test_matmuls_are_those_that_torch_counts(family):
     embeddings' table; every matmul of the body and of the head counts alike."""
     model = tiny_causal_lm(family).train()
     rows = packed_rows([[plain(run(12, 5))]], 0)
+    policy = PolicyModel(model)
     with FlopCounterMode(display=False) as counter:
-        PolicyModel(model)(rows).logprobs_M.sum().backward()
+        policy(rows).logprobs_M.sum().backward()
     counted = counter.get_flop_counts()["Global"]
     matmuls = sum(count for op, count in counted.items() if "attention" not in str(op))
     shape = replace(model_shape(model), attention_width=0)

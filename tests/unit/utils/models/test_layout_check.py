@@ -24,7 +24,6 @@ def reason(model: PreTrainedModel, longest_tokens: int = 30, change=lambda rows:
     read = ScalarModel(model) if scalar else PolicyModel(model)
 
     def numbers(rows: TokenRows) -> torch.Tensor:
-        assert not torch.is_grad_enabled()
         return read(change(rows)) if scalar else read(change(rows)).logprobs_M
 
     return why_not_packed(model, numbers, longest_tokens, CPU)

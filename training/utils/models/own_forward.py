@@ -1,0 +1,228 @@
+"""What a model computes by its own forward, measured on the model itself when it is loaded.
+
+Everything that steps do instead (a head read at a few positions, packed rows, another attention function, shards,
+adapters) is compared with these numbers (`layout_check`). They come from plain `model(input_ids).logits`, one sequence
+at a time, before anything about the model is changed.
+
+M targets of the probes that stand alone, or their sequences for a scalar model; T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from training.utils.layout.documents import Document
+from training.utils.models.probes import Probes, make_probes
+from training.utils.models.rounding import rounded_once_more
+from training.utils.models.sharding import whole_where_used
+from training.utils.run.errors import ThreestepError, first_line
+
+_NOISE_FACTOR = 5.0
+_NOISE_SEEDS = (1, 2)
+_ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
+
+
+@dataclass(frozen=True)
+class OwnForward:
+    """numbers_M: float64 on the CPU: log-probabilities of the targets of `probes.alone`, or their scores.
+    of_scores: the model is a scalar model.
+    tolerance: the largest `difference` that rounding explains.
+    head_is_linear: the logits (or scores) are one linear layer on the last hidden state of `base_model`.
+    notes: sentences on what was switched off because of these numbers.
+    """
+
+    probes: Probes
+    numbers_M: torch.Tensor
+    of_scores: bool
+    tolerance: float
+    head_is_linear: bool
+    notes: list[str] = field(default_factory=list)
+
+    def difference(self, read_M: torch.Tensor) -> float:
+        """Return the root mean square of `read_M` minus the numbers; NaN if one of them is NaN."""
+        return rms(read_M.detach().double().cpu() - self.numbers_M)
+
+
+def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
+    """Return what `read_own_forward` measured. A model that was not loaded from a folder is measured now, unless it has
+    no whole weights to do it with (None)."""
+    known: OwnForward | None = getattr(model, _ATTRIBUTE, None)
+    weight = next(model.parameters())
+    if known is None and weight.device.type != "meta" and not hasattr(weight, "ds_id"):
+        return read_own_forward(model)
+    return known
+
+
+def head_is_linear(model: PreTrainedModel) -> bool:
+    """Whether the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
+    sharded model that was not read when it was loaded this is unknown, and False."""
+    own = own_forward_of(model)
+    if own is not None:
+        return own.head_is_linear
+    if next(model.parameters()).device.type != "meta":
+        return False
+    with torch.no_grad(), _in_eval_mode(model):
+        _, is_linear, _ = _called(model, _tokens_of(make_probes(model.config, 0).alone[0])[0])
+        return is_linear
+
+
+def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForward:
+    """Measure `model` and keep the result with it. Raises ThreestepError if it is no causal model of token ids.
+
+    longest_tokens: of the sequences of the training.
+    A ZeRO-3 model that no engine owns yet is gathered module by module; every rank must call this.
+    """
+    probes, of_scores = make_probes(model.config, longest_tokens), hasattr(model, "score")
+    with torch.no_grad(), _in_eval_mode(model), whole_where_used(model):
+        try:
+            read = [_read(model, document) for document in probes.alone]
+            noise = [
+                _disturbed(model, document, seed) - read[index].numbers_M
+                for index, document in list(enumerate(probes.alone))[-2:]
+                for seed in _NOISE_SEEDS
+            ]
+            ids_T, _ = _tokens_of(probes.alone[-1])
+            logits, _, scores = _called(model, ids_T[: len(ids_T) // 2])
+        except ThreestepError:
+            raise
+        except Exception as problem:
+            raise ThreestepError(
+                f"{type(model).__name__} cannot be read: its forward of token ids alone fails "
+                f"({type(problem).__name__}: {first_line(problem)}); use a causal language model of text"
+            ) from problem
+    numbers_M = torch.cat([part.numbers_M for part in read])
+    if not bool(numbers_M.isfinite().all()):
+        raise ThreestepError(
+            f"{type(model).__name__} computes {float(numbers_M[~numbers_M.isfinite()][0])} from its loaded weights in "
+            f"{str(model.dtype).removeprefix('torch.')}; check the weights' files, or train in another --dtype"
+        )
+    # What steps read is float32 at least, and no more than that for scores.
+    eps = torch.finfo(torch.float32 if of_scores else model.dtype).eps
+    tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
+    _check_causal(model, read[-1].logits_TV, scores if of_scores else logits, tolerance)
+    own = OwnForward(probes, numbers_M, of_scores, tolerance, all(part.head_is_linear for part in read))
+    setattr(model, _ATTRIBUTE, own)
+    return own
+
+
+def difference_now(model: PreTrainedModel, own: OwnForward, training: bool = False) -> float:
+    """Return how far the forward of `model`, called plainly, is from `own` now, as `OwnForward.difference`.
+    training: in train mode."""
+    with torch.no_grad(), _in_eval_mode(model, training), whole_where_used(model):
+        return own.difference(torch.cat([_read(model, part).numbers_M for part in own.probes.alone]))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """logits_TV: of each position; [T, 1] of a scalar model. numbers_M: float64 on the CPU."""
+
+    logits_TV: torch.Tensor
+    numbers_M: torch.Tensor
+    head_is_linear: bool
+
+
+def _read(model: PreTrainedModel, document: Document) -> _Read:
+    ids_T, is_target_T = _tokens_of(document)
+    logits_1TV, is_linear, scores = _called(model, ids_T)
+    if hasattr(model, "score"):
+        if not isinstance(scores, torch.Tensor) or scores.shape[:2] != (1, len(ids_T)):
+            raise ThreestepError(
+                f"{type(model).__name__} reads its score from a pooled state, not from each token's; use another family"
+            )
+        return _Read(scores[0].double().cpu(), logits_1TV[0].double().cpu(), is_linear)
+    logits_TV = logits_1TV[0].double().cpu()
+    predictor_M = torch.nonzero(is_target_T).flatten() - 1
+    logprobs_MV = torch.log_softmax(logits_TV[predictor_M], dim=-1)
+    numbers_M = logprobs_MV.gather(-1, ids_T[predictor_M + 1].unsqueeze(-1)).squeeze(-1)
+    return _Read(logits_TV, numbers_M, is_linear)
+
+
+def _called(model: PreTrainedModel, ids_T: torch.Tensor) -> tuple[torch.Tensor, bool, Any]:
+    """Call `model` plainly; return its logits (of a scalar model: its score), whether they are one linear layer on the
+    last hidden state, and what that layer returned."""
+    of_scores = hasattr(model, "score")
+    head = model.score if of_scores else model.get_output_embeddings()
+    with _outputs_kept(model.base_model, head) as kept:
+        logits = model(input_ids=ids_T.unsqueeze(0).to(model.device)).logits
+    is_linear = (
+        type(head) is nn.Linear
+        and model.base_model is not model
+        and _same(kept.get("head_input"), kept.get("hidden"))
+        and (of_scores or _same(logits, kept.get("head_output")))
+    )
+    return logits, is_linear, kept.get("head_output")
+
+
+def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.Tensor:
+    with rounded_once_more(model, seed):
+        return _read(model, document).numbers_M
+
+
+def _check_causal(
+    model: PreTrainedModel, whole_TV: torch.Tensor, beginning_1tV: torch.Tensor, tolerance: float
+) -> None:
+    """beginning_1tV: the logits (or scores) of the first half alone."""
+    tokens = beginning_1tV.shape[1]
+    moved = rms(whole_TV[:tokens] - beginning_1tV[0].double().cpu())
+    if not moved <= tolerance:
+        raise ThreestepError(
+            f"{type(model).__name__} is not causal: the second half of a sequence moves the numbers of its first by "
+            f"{moved:.2g} (rounding explains {tolerance:.2g}), as in an encoder; use a causal language model"
+        )
+
+
+def rms(numbers: torch.Tensor) -> float:
+    """Return the root mean square; NaN if a number is."""
+    return float(numbers.square().mean().sqrt())
+
+
+def _tokens_of(document: Document) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids and targets of a document of one segment."""
+    (segment,) = document.segments
+    return segment.tokens.input_ids, segment.tokens.is_target
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two tensors hold the same numbers, in any precision; on the meta device, whether they are one tensor."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
+        return False
+    if one.device.type == "meta":
+        return one is other or one._base is other
+    return bool(torch.equal(one.double(), other.double()))
+
+
+@contextlib.contextmanager
+def _outputs_kept(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
+    """Yield a dict that a forward inside fills: the trunk's first output, and the head's input and output."""
+    kept: dict[str, Any] = {}
+
+    def after_trunk(module: nn.Module, inputs: Any, output: Any) -> None:
+        kept["hidden"] = output[0]
+
+    def after_head(module: nn.Module, inputs: Any, output: Any) -> None:
+        kept["head_input"], kept["head_output"] = inputs[0] if inputs else None, output
+
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(trunk.register_forward_hook(after_trunk).remove)
+        if isinstance(head, nn.Module):
+            hooks.callback(head.register_forward_hook(after_head).remove)
+        yield kept
+
+
+@contextlib.contextmanager
+def _in_eval_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Inside, every module is in eval mode (or in train mode); after, each is as it was."""
+    were = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in were.items():
+            module.training = was_training
