@@ -83,10 +83,18 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
     parts = CheckpointParts(engines, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests) as (metrics, checkpoints):
-        evaluator = evaluator_of(metrics=metrics, folder=folder)
         bad_steps = BadSteps(flags.faults.max_bad_steps, folder.path, ranks.is_main, flags.roles.dtype)
         updates = Updates(roles, loop, inputs.texts, bad_steps)
-        trainer = PpoTrainer(roles, rollout_engine, inputs.train, updates, evaluator, loop, metrics, checkpoints)
+        trainer = PpoTrainer(
+            roles,
+            rollout_engine,
+            inputs.train,
+            updates,
+            evaluator_of(metrics=metrics, folder=folder),
+            loop,
+            metrics,
+            checkpoints,
+        )
         result = trainer.train()
 
     if not flags.ppo.val_only:
