@@ -193,14 +193,35 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Further models of a family, whose configuration files turn on what the default leaves off: "bert+decoder".
+_ENCODERS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
+    roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""".split()
+_LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{f"{name}+decoder": {"is_decoder": True} for name in _ENCODERS},
+    "falcon+alibi": {"alibi": True},
+    "falcon+new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "phi3+longrope": {
+        "rope_parameters": {**_LONG_ROPE, "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]},
+        "original_max_position_embeddings": 16,
+    },
+    "qwen2+window": {
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "xlm+causal": {"causal": True},
+}  # fmt: skip
+
+
 def tiny_config(family: str, **changes: Any) -> Any:
-    """Return the family's smallest configuration. changes: further fields of the text model."""
+    """Return the smallest configuration of a family or variant. changes: further fields."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config_class: Any = CONFIG_MAPPING[family]
-    own = copy.deepcopy(OVERRIDES.get(family, {}))
+    name, _, _ = family.partition("+")
+    config_class: Any = CONFIG_MAPPING[name]
+    own = copy.deepcopy(OVERRIDES.get(name, {}))
     fields = own if config_class.has_no_defaults_at_init else _merged(shrunk(config_class()), own)
-    return config_class(**_merged(fields, changes))
+    return config_class(**_merged(_merged(fields, VARIANTS.get(family, {})), changes))
 
 
 def _merged(fields: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
-from tests.families.configs import OVERRIDES, VOCABULARY, WINDOW, tiny_config
+from tests.families.configs import OVERRIDES, VARIANTS, VOCABULARY, WINDOW, tiny_config
 from tests.families.page import page
 from training.utils.run.errors import ThreestepError
 
@@ -86,7 +86,7 @@ def test_a_configuration_is_small_and_keeps_the_family():
 def test_every_override_is_of_a_family():
     from tests.families.__main__ import families
 
-    assert set(OVERRIDES) <= set(families())
+    assert set(OVERRIDES) | set(VARIANTS) <= set(families())
 
 
 def test_the_page_has_a_row_a_family_and_says_why_not():

@@ -71,9 +71,14 @@ def why_not_packed(
     try:
         with torch.no_grad():
             packed_M, beside_long_M = (read(packed_rows([row], 0).to(device)) for row in rows)
-            beside_other_M = read(packed_rows([[*other, *second]], 0).to(device))
-        moved_M = (packed_M - beside_other_M)[-_numbers_of(second, own) :]
-        leaks = bool((moved_M != 0).any()) and _reaches(model, read, first, second, device, moved_M)
+        tail = slice(len(packed_M) - _numbers_of(second, own), None)
+        gradient = _gradient(model, read, rows[0], tail, device)
+        if gradient is None:  # of a frozen model
+            with torch.no_grad():
+                moved_M = (packed_M - read(packed_rows([[*other, *second]], 0).to(device)))[tail]
+            leaks = not rms(moved_M.double()) <= own.tolerance
+        else:
+            leaks = bool((gradient[: sum(document.tokens for document in first)] != 0).any())
     except Exception as problem:  # noqa: BLE001 - each family refuses a mask by another exception
         return f"its forward refuses the mask of segments ({type(problem).__name__}: {first_line(problem)})"
     if leaks:
@@ -121,19 +126,11 @@ def _numbers_of(documents: Sequence[Document], own: OwnForward) -> int:
     return sum(int(part.tokens.is_target.sum()) for document in documents for part in document.segments)
 
 
-def _reaches(
-    model: PreTrainedModel,
-    read: Read,
-    first: Sequence[Document],
-    second: Sequence[Document],
-    device: torch.device,
-    moved_M: torch.Tensor,
-) -> bool:
-    """Whether tokens of `first` reach the numbers of `second` in one row, by the gradient at the input embeddings.
-
-    Where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models),
-    whether `moved_M`, how far they moved, is more than that.
-    """
+def _gradient(
+    model: PreTrainedModel, read: Read, row: Sequence[Document], numbers: slice, device: torch.device
+) -> torch.Tensor | None:
+    """Return the gradient of some of the row's numbers for each of its tokens' embeddings [T, H]; None if `read` has
+    none. A token that must not be seen has a gradient of exactly 0, whatever rounds."""
     embedded: list[torch.Tensor] = []
 
     def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -143,10 +140,9 @@ def _reaches(
     hook = model.get_input_embeddings().register_forward_hook(as_leaf)
     try:
         with torch.enable_grad():
-            numbers_M = read(packed_rows([[*first, *second]], 0).to(device))
+            read_M = read(packed_rows([row], 0).to(device))
     finally:
         hook.remove()
-    if not numbers_M.requires_grad:
-        return not rms(moved_M.double()) <= _own(model).tolerance
-    (gradient,) = torch.autograd.grad(numbers_M[-len(moved_M) :].sum(), embedded[0])
-    return bool((gradient.flatten(0, 1)[: sum(document.tokens for document in first)] != 0).any())
+    if not read_M.requires_grad:
+        return None
+    return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)
