@@ -17,9 +17,7 @@ FAMILIES = buffers_program.FAMILIES
 @pytest.mark.parametrize("family", FAMILIES)
 def test_buffers_keep_their_precision(launched, world_size, family):
     found = launched("buffers_program", world_size)[1][0][family]
-    differing = {
-        (stage, copy): names for stage in found for copy in COPIES if (names := found[stage].get(copy))
-    }
+    differing = {(stage, copy): names for stage in found for copy in COPIES if (names := found[stage].get(copy))}
     stages = {str(stage) for stage in buffers_program.STAGES[world_size]}
     assert set(found) == {*stages, "fp16"} and not differing
 

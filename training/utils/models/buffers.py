@@ -1,4 +1,4 @@
-"""Buffers, such as rotary frequencies, in the precision that their family computes them in: float32 in a bfloat16 model.
+"""Buffers, such as rotary frequencies, in the precision that their family computes them in, mostly float32.
 
 DeepSpeed 0.19.0 rounds them with the weights when it takes a model (engine.py: _configure_distributed_model); later
 versions do not.

@@ -59,7 +59,8 @@ def _rate_names(module: nn.Module) -> list[str]:
 
 
 def _named_rates(values: dict[str, Any]) -> list[str]:
-    return [name for name, value in values.items() if _RATE.search(name) and not _COUNT.search(name) and _is_rate(value)]
+    rates = [name for name, value in values.items() if _is_rate(value)]
+    return [name for name in rates if _RATE.search(name) and not _COUNT.search(name)]
 
 
 def _is_rate(value: Any) -> bool:
