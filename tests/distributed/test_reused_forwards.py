@@ -1,5 +1,5 @@
-"""After the checks of the start, with nothing that sets a mode later (`--reuse_forwards`): actor and critic are in train
-mode, so that gradient checkpointing recomputes; and models whose forwards are noisy in it are refused."""
+"""After the checks of the start, with nothing that sets a mode later (`--reuse_forwards`): actor and critic are in
+train mode, so that gradient checkpointing recomputes; and models whose forwards are noisy in it are refused."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ def judged(family: str, place: Path) -> dict[str, Any]:
         result |= {"model": type(model).__name__, "weights": sum(weight.numel() for weight in model.parameters())}
         subject = known(family, folder)
     except Exception as problem:  # noqa: BLE001 - why plain transformers cannot build a family is the answer
-        return result | {"built": placed(problem)}
+        return result | {"built": _why_not_built(problem)}
     result |= {
         "dtype": str(subject.dtype).removeprefix("torch."),
         "runs": subject.runs,
@@ -69,6 +70,11 @@ def judged(family: str, place: Path) -> dict[str, Any]:
         "verdict": verdict(subject, answers),
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def _why_not_built(problem: Exception) -> str:
+    package = re.search(r"requires the (\S+) library", str(problem))
+    return f"needs the package {package[1]}" if package else placed(problem)
 
 
 def ask_to_run(subject: Subject, place: Path) -> list[Answer]:

@@ -83,7 +83,7 @@ def _of_case(
         with whole.lent() as copy:
             answers.append(_of_buffers(f"{question}.lent_buffers", copy, subject.model))
             if dtype == "fp32":
-                answers += answers_of_rollout(subject, copy, f"{question}.rollout")[:1]
+                answers += answers_of_rollout(subject, model, copy, f"{question}.rollout")[:1]
         state = engine.full_state(model)
         folder = saved(model, state, place / f"saved_{question}")
         again = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.dtype).eval()

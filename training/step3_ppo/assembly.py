@@ -32,12 +32,12 @@ from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.layout_check import check_padded
+from training.utils.models.own_forward import own_forward_of
 from training.utils.models.saving import save_model
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
 from training.utils.run.flags import settings_of
-from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 
 
@@ -48,10 +48,9 @@ def make_parts(
     roles: Roles,
     tokenizer: PreTrainedTokenizerBase,
     scale: ScoreScale | None,
-    metrics: MetricsWriter,
-    folder: RunFolder,
-) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
-    """Return the rollout engine, the evaluator and the settings. A collective."""
+) -> tuple[RolloutEngine, Callable[..., Evaluator], PpoSettings]:
+    """Return the rollout engine, what makes the evaluator (of `metrics` and `folder`), and the settings. A collective,
+    before a checkpoint changes the weights: the engine is checked against the actor's own forward."""
     ppo, ranks = flags.ppo, roles.actor.ranks
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
     sampling = settings_of(
@@ -95,7 +94,12 @@ def make_parts(
         ppo.rollout_replay,
         ranks.rank,
     )
-    evaluator = Evaluator(
+    own = own_forward_of(roles.actor_model)
+    assert own is not None, "it is read when it is loaded"
+    for sentence in engine.check(roles.whole_actor.lent(), own):
+        log(sentence, ranks.is_main)
+    evaluator = partial(
+        Evaluator,
         roles=roles,
         rollout_engine=engine,
         prompts=inputs.eval,
@@ -103,8 +107,6 @@ def make_parts(
         checker=components.checker,
         settings=settings,
         prompts_per_batch=ppo.per_device_eval_batch_size,
-        metrics=metrics,
-        folder=folder,
         with_greedy=ppo.val_greedy,
         shown=ppo.show_samples,
     )

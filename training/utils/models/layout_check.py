@@ -17,6 +17,7 @@ from training.utils.layout.documents import Document, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS
 from training.utils.models.own_forward import OwnForward, own_forward_of, rms
+from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.errors import ThreestepError, first_line
 
 Read = Callable[[TokenRows], torch.Tensor]
@@ -71,17 +72,14 @@ def why_not_packed(
     try:
         with torch.no_grad():
             packed_M, beside_long_M = (read(packed_rows([row], 0).to(device)) for row in rows)
+            beside_other_M = read(packed_rows([[*other, *second]], 0).to(device))
         tail = slice(len(packed_M) - _numbers_of(second, own), None)
-        gradient = _gradient(model, read, rows[0], tail, device)
-        if gradient is None:  # of a frozen model
-            with torch.no_grad():
-                moved_M = (packed_M - read(packed_rows([[*other, *second]], 0).to(device)))[tail]
-            leaks = not rms(moved_M.double()) <= own.tolerance
-        else:
-            leaks = bool((gradient[: sum(document.tokens for document in first)] != 0).any())
+        gradient = _gradient(model, packed_rows([rows[0]], 0).to(device), tail)
     except Exception as problem:  # noqa: BLE001 - each family refuses a mask by another exception
         return f"its forward refuses the mask of segments ({type(problem).__name__}: {first_line(problem)})"
-    if leaks:
+    before = sum(document.tokens for document in first)
+    moved = rms((packed_M - beside_other_M)[tail].double())
+    if not moved <= own.tolerance or (gradient is not None and bool((gradient[:before] != 0).any())):
         return "its attention lets one document of a row look into another"
     long_M = beside_long_M[len(beside_long_M) - _long_numbers(own) :]
     difference = own.difference(torch.cat([packed_M, long_M]))
@@ -126,11 +124,14 @@ def _numbers_of(documents: Sequence[Document], own: OwnForward) -> int:
     return sum(int(part.tokens.is_target.sum()) for document in documents for part in document.segments)
 
 
-def _gradient(
-    model: PreTrainedModel, read: Read, row: Sequence[Document], numbers: slice, device: torch.device
-) -> torch.Tensor | None:
-    """Return the gradient of some of the row's numbers for each of its tokens' embeddings [T, H]; None if `read` has
-    none. A token that must not be seen has a gradient of exactly 0, whatever rounds."""
+def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.Tensor | None:
+    """Return the gradient of some of the numbers of `rows`, one row, for each of its tokens' embeddings [T, H]; None if
+    the weights are sharded. A token that must not be seen has a gradient of exactly 0, whatever rounds.
+
+    The model is called by itself: DeepSpeed allows no gradient but its own of what an engine returns.
+    """
+    if hasattr(next(model.parameters()), "ds_id"):
+        return None
     embedded: list[torch.Tensor] = []
 
     def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -140,9 +141,7 @@ def _gradient(
     hook = model.get_input_embeddings().register_forward_hook(as_leaf)
     try:
         with torch.enable_grad():
-            read_M = read(packed_rows([row], 0).to(device))
+            read_M = ScalarModel(model)(rows) if _own(model).of_scores else PolicyModel(model)(rows).logprobs_M
     finally:
         hook.remove()
-    if not read_M.requires_grad:
-        return None
     return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)

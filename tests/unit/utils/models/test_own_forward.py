@@ -81,7 +81,7 @@ def test_log_probabilities_are_those_of_the_models_own_logits(name):
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "opt"])
 def test_a_linear_head_is_read_where_tokens_are_predicted(name):
     assert read_own_forward(tiny_causal_lm(name)).head_is_linear
     assert read_own_forward(tiny_scalar_model(name)).head_is_linear
