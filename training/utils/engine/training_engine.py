@@ -48,7 +48,7 @@ class StepReport:
 
 
 class TrainingEngine:
-    """A module that DeepSpeed trains. total_steps: the length of the learning-rate schedule."""
+    """A module that DeepSpeed trains, in train mode at first. total_steps: the length of the learning-rate schedule."""
 
     def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks, total_steps: int) -> None:
         import deepspeed
@@ -75,6 +75,7 @@ class TrainingEngine:
             )
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
+        self.train()  # a model that transformers loaded is in eval mode, which turns recomputation off
 
     @property
     def module(self) -> nn.Module:

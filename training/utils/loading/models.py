@@ -197,17 +197,24 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
         )
 
 
-def _check_no_dropout(model: PreTrainedModel) -> None:
-    """ThreestepError if the model still computes something else in train mode than in eval mode."""
+def check_no_dropout(
+    model: PreTrainedModel,
+    where: str = "with dropout 0",
+    instead: str = "leave the dropout flag out, or set the rates in its config.json to 0",
+) -> None:
+    """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
+    weights change.
+
+    where, instead: for the sentence: what is asked of the model, and what to do
+    """
     from training.utils.models.own_forward import difference_now, own_forward_of
 
     own = own_forward_of(model)
     difference = 0.0 if own is None else difference_now(model, own, training=True)
     if own is not None and not difference <= own.tolerance:
         raise ThreestepError(
-            f"{type(model).__name__} computes something else in train mode with dropout 0: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); leave the dropout flag out, or "
-            "set the rates in its config.json to 0"
+            f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
+            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
 
 
@@ -225,7 +232,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     if settings.dropout == 0:
-        _check_no_dropout(model)
+        check_no_dropout(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)
