@@ -10,6 +10,7 @@ M targets of the probes that stand alone, or their sequences for a scalar model;
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ from training.utils.run.errors import ThreestepError, first_line
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)
+_MIDDLE_TOKENS = 4  # before the middle of a sequence, to see whether the second half moves their logits
+_SHORT_TOKENS = 64  # up to this many, all logits of a sequence are computed: 33 MB in float64 at a vocabulary of 64,000
 _ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
 
 
@@ -88,8 +91,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
                 for index, document in list(enumerate(probes.alone))[-2:]
                 for seed in _NOISE_SEEDS
             ]
-            ids_T, _ = _tokens_of(probes.alone[-1])
-            logits, _, scores = _called(model, ids_T[: len(ids_T) // 2])
+            first_half = _first_half(model, probes.alone[-1])
         except ThreestepError:
             raise
         except Exception as problem:
@@ -106,8 +108,9 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
     # Scores are read in float32, and some families compute attention in it whatever the model's precision (gpt_neo).
     eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps
     tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
-    _check_causal(model, read[-1].logits_TV, scores if of_scores else logits, tolerance)
-    own = OwnForward(probes, numbers_M, of_scores, tolerance, all(part.head_is_linear for part in read))
+    _check_causal(model, read[-1].middle_PV, first_half, tolerance)
+    is_linear = all(part.head_is_linear for part in read if part.head_is_linear is not None)
+    own = OwnForward(probes, numbers_M, of_scores, tolerance, is_linear)
     setattr(model, _ATTRIBUTE, own)
     return own
 
@@ -121,39 +124,61 @@ def difference_now(model: PreTrainedModel, own: OwnForward, training: bool = Fal
 
 @dataclass(frozen=True)
 class _Read:
-    """logits_TV: of each position; [T, 1] of a scalar model. numbers_M: float64 on the CPU."""
+    """numbers_M: float64 on the CPU. middle_PV: the logits (or scores) of the last tokens of the first half.
+    head_is_linear: None where it was not looked at, to hold few logits."""
 
-    logits_TV: torch.Tensor
     numbers_M: torch.Tensor
-    head_is_linear: bool
+    middle_PV: torch.Tensor
+    head_is_linear: bool | None
 
 
 def _read(model: PreTrainedModel, document: Document) -> _Read:
     ids_T, is_target_T = _tokens_of(document)
-    logits_1TV, is_linear, scores = _called(model, ids_T)
+    target_M = torch.nonzero(is_target_T).flatten()
+    middle_P = _middle(ids_T)
+    is_linear: bool | None
     if hasattr(model, "score"):
+        score, is_linear, scores = _called(model, ids_T)
         if not isinstance(scores, torch.Tensor) or scores.shape[:2] != (1, len(ids_T)):
             raise ThreestepError(
                 f"{type(model).__name__} reads its score from a pooled state, not from each token's; use another family"
             )
-        return _Read(scores[0].double().cpu(), logits_1TV[0].double().cpu(), is_linear)
-    logits_TV = logits_1TV[0].double().cpu()
-    predictor_M = torch.nonzero(is_target_T).flatten() - 1
-    logprobs_MV = torch.log_softmax(logits_TV[predictor_M], dim=-1)
-    numbers_M = logprobs_MV.gather(-1, ids_T[predictor_M + 1].unsqueeze(-1)).squeeze(-1)
-    return _Read(logits_TV, numbers_M, is_linear)
+        return _Read(score[0].double().cpu(), scores[0, middle_P].double().cpu(), is_linear)
+    logits_PV, is_linear = _logits_at(model, ids_T, torch.cat([middle_P, target_M - 1]))
+    logprobs_MV = torch.log_softmax(logits_PV[len(middle_P) :], dim=-1)
+    numbers_M = logprobs_MV.gather(-1, ids_T[target_M].unsqueeze(-1)).squeeze(-1)
+    return _Read(numbers_M, logits_PV[: len(middle_P)], is_linear)
 
 
-def _called(model: PreTrainedModel, ids_T: torch.Tensor) -> tuple[torch.Tensor, bool, Any]:
+def _middle(ids_T: torch.Tensor) -> torch.Tensor:
+    """The positions whose numbers must not know the second half."""
+    half = len(ids_T) // 2
+    return torch.arange(max(0, half - _MIDDLE_TOKENS), half)
+
+
+def _logits_at(
+    model: PreTrainedModel, ids_T: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, bool | None]:
+    """Return the logits of some positions, float64 on the CPU, and `head_is_linear`. Of a long sequence no others are
+    computed, where the family can leave them out."""
+    if len(ids_T) <= _SHORT_TOKENS or "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        logits_1TV, is_linear, _ = _called(model, ids_T)
+        return logits_1TV[0, positions].double().cpu(), is_linear if len(ids_T) <= _SHORT_TOKENS else None
+    logits_1PV, _, _ = _called(model, ids_T, logits_to_keep=positions.to(model.device))
+    return logits_1PV[0].double().cpu(), None
+
+
+def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple[torch.Tensor, bool, Any]:
     """Call `model` plainly; return its logits (of a scalar model: its score), whether they are one linear layer on the
-    last hidden state, and what that layer returned."""
+    last hidden state, and what that layer returned. others: further arguments of its forward."""
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
     ids_1T = ids_T.unsqueeze(0).to(model.device)
     with _outputs_kept(model.base_model, head) as kept:
-        logits = model(input_ids=ids_1T).logits
+        logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
-        type(head) is nn.Linear
+        not others
+        and type(head) is nn.Linear
         and model.base_model is not model
         and _is_hidden(kept.get("head_input"), kept.get("hidden"), model.base_model, ids_1T)
         and (of_scores or _same(logits, kept.get("head_output")))
@@ -166,12 +191,20 @@ def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.T
         return _read(model, document).numbers_M
 
 
+def _first_half(model: PreTrainedModel, document: Document) -> torch.Tensor:
+    """What `_Read.middle_PV` is, read of the first half alone."""
+    ids_T, _ = _tokens_of(document)
+    middle_P, ids_t = _middle(ids_T), ids_T[: len(ids_T) // 2]
+    if hasattr(model, "score"):
+        _, _, scores = _called(model, ids_t)
+        return scores[0, middle_P].double().cpu()
+    return _logits_at(model, ids_t, middle_P)[0]
+
+
 def _check_causal(
-    model: PreTrainedModel, whole_TV: torch.Tensor, beginning_1tV: torch.Tensor, tolerance: float
+    model: PreTrainedModel, whole_PV: torch.Tensor, first_half_PV: torch.Tensor, tolerance: float
 ) -> None:
-    """beginning_1tV: the logits (or scores) of the first half alone."""
-    tokens = beginning_1tV.shape[1]
-    moved = rms(whole_TV[:tokens] - beginning_1tV[0].double().cpu())
+    moved = rms(whole_PV - first_half_PV)
     if not moved <= tolerance:
         raise ThreestepError(
             f"{type(model).__name__} is not causal: the second half of a sequence moves the numbers of its first by "
