@@ -129,24 +129,38 @@ def _reaches(
     device: torch.device,
     moved_M: torch.Tensor,
 ) -> bool:
-    """Whether tokens of `first` reach the numbers of `second` in one row, by the gradient at the input embeddings.
+    """Whether tokens of `first` reach the last hidden states of `second` in one row, by the gradient at the input
+    embeddings.
 
-    Where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models),
-    whether `moved_M`, how far they moved, is more than that.
+    Where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models), and
+    under ZeRO-3, which takes any gradient for a step's, whether `moved_M`, how far they moved, is more than that. The
+    gradient starts inside the model: DeepSpeed lets none start at what its engine returns.
     """
     embedded: list[torch.Tensor] = []
+    hidden: list[torch.Tensor] = []
 
     def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         embedded.append(output.detach().requires_grad_())
         return embedded[-1]
 
-    hook = model.get_input_embeddings().register_forward_hook(as_leaf)
+    if hasattr(next(model.parameters()), "ds_id"):
+        return not rms(moved_M.double()) <= _own(model).tolerance
+    hooks = (
+        model.get_input_embeddings().register_forward_hook(as_leaf),
+        model.base_model.register_forward_hook(lambda module, inputs, output: hidden.append(output[0])),
+    )
     try:
         with torch.enable_grad():
             numbers_M = read(packed_rows([[*first, *second]], 0).to(device))
     finally:
-        hook.remove()
-    if not numbers_M.requires_grad:
+        for hook in hooks:
+            hook.remove()
+    before = sum(document.tokens for document in first)
+    # OPT's own forward passes its trunk by.
+    of_second = hidden[0].flatten(0, 1)[before:] if hidden else numbers_M[-len(moved_M) :]
+    if not of_second.requires_grad:
         return not rms(moved_M.double()) <= _own(model).tolerance
-    (gradient,) = torch.autograd.grad(numbers_M[-len(moved_M) :].sum(), embedded[0])
-    return bool((gradient.flatten(0, 1)[: sum(document.tokens for document in first)] != 0).any())
+    # A sum may be constant, as of what a norm has centred.
+    weights = torch.randn(of_second.shape, generator=torch.Generator().manual_seed(0)).to(of_second)
+    (gradient,) = torch.autograd.grad((of_second * weights).sum(), embedded[0])
+    return bool((gradient.flatten(0, 1)[:before] != 0).any())
