@@ -33,7 +33,7 @@ WORDS = {
 SCRIPT = """
     import sys, torch, deepspeed
     from tests.distributed.launch import report
-    from training.utils.engine.settings import EngineSettings
+    from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.startup import started_process_group
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.loading.tokenizers import load_tokenizer

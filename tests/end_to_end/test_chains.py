@@ -71,6 +71,7 @@ def test_the_report_is_written_at_the_end(chain_named, name: str, step: int):
     chain: Chain = chain_named(name)
     folder = chain.folders[step]
     assert f"report: {folder / 'report.html'}" in chain.ran[step].stdout
+    assert "padded rows" not in chain.ran[step].stdout  # the models of these runs pack
     text = (folder / "report.html").read_text(encoding="utf-8")
     words = {1: ["Token accuracy"], 2: ["Scores after training", "rejected"], 3: ["Length and reward", "Human: Sort"]}
     assert all(word in text for word in [*words[step], "training rows dropped", "learning_rate"])
@@ -123,17 +124,21 @@ def test_samples(chain_named, name: str):
         assert sum(own) / len(own) == pytest.approx(rewards[step], abs=1e-6)
 
 
+NEW_HEAD = "has no scalar head: score.weight is new, drawn at random"
+
+
 @CHAINS
 @STEPS
 def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
-    """A line of the launcher's command, the data's lines, the machine's rate, the report's place, the result; on stderr
-    the progress alone."""
+    """A line of the launcher's command, the data's lines, step 2's new head, the machine's rate, the report's place,
+    the result; on stderr the progress alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
-    starts = ("data: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
+    starts = ("data: ", "model: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
     assert lines[0].startswith("+ ") and all(line.startswith(starts) for line in lines[1:])
     assert len(set(lines)) == len(lines)
     assert sum(line.startswith(f"step {step}: ") for line in lines) == 1
+    assert [line[-len(NEW_HEAD) :] for line in lines if line.startswith("model: ")] == [NEW_HEAD] * (step == 2)
     samples = [line for line in lines if line.startswith("sample: ")]
     assert [line[: len("sample: after 0 rollouts")] for line in samples] == (
         ["sample: after 0 rollouts", "sample: after 2 rollouts"] if step == 3 else []

@@ -1,4 +1,5 @@
-"""A model that cannot pack trains all the same, and says so; `--padded` asks for what it falls back to."""
+"""A model that cannot pack, or cannot be decoded as others are, trains all the same, and says so; `--padded` asks for
+what it falls back to."""
 
 from __future__ import annotations
 
@@ -45,3 +46,27 @@ def test_a_model_that_cannot_pack_trains_padded_with_a_warning(place: Path, pair
         found[padded] = ran.stdout.count("trains on padded rows"), losses(folder)
     assert found[False][0] == 1 and found[True][0] == 0
     assert len(found[True][1]) == 4 and found[False][1] == found[True][1]
+
+
+def test_a_model_without_a_cache_is_rolled_out_all_the_same(place: Path, pairs_file: Path, bloom: Path):
+    import torch
+    from transformers import AutoTokenizer, OpenAIGPTConfig, OpenAIGPTLMHeadModel
+
+    tokenizer = AutoTokenizer.from_pretrained(bloom)
+    torch.manual_seed(0)
+    config = OpenAIGPTConfig(vocab_size=384, n_embd=32, n_layer=2, n_head=2, eos_token_id=tokenizer.eos_token_id)
+    OpenAIGPTLMHeadModel(config).save_pretrained(place / "no_cache")
+    tokenizer.save_pretrained(place / "no_cache")
+    folder = place / "no_cache_step3"
+    flags = ["--actor_model_name_or_path", place / "no_cache", "--data_path", f"jsonl:{pairs_file}", *SHARED.split()]
+    flags += ["--data_output_path", place / "no_cache_data", "--output_dir", folder, "--dtype", "fp32"]
+    flags += "--reward length --reward_length_characters 20 --advantage rloo --num_samples_per_prompt 2".split()
+    flags += "--max_train_steps 2 --max_answer_seq_len 8 --per_device_generation_batch_size 4".split()
+    ran = run_step(3, [*flags, "--per_device_training_batch_size", 8])
+    assert ran.code == 0, ran.words
+    assert ran.stdout.count("warning: OpenAIGPTLMHeadModel rolls out prompts of one length at a time without a") == 1
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    drift = [
+        abs(line["mismatch/k1"]) for line in lines if "mismatch/k1" in line
+    ]  # of what was drawn to what is trained
+    assert len(drift) == 2 and max(drift) < 1e-5, lines

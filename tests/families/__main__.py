@@ -57,10 +57,12 @@ def import_all_once() -> None:
 
 
 def families() -> list[str]:
-    """Return every model_type that has a causal language model in the installed transformers."""
+    """Return every model_type that has a causal language model in the installed transformers, and the variants."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    from tests.families.configs import VARIANTS
+
+    return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
 
 
 def sweep(names: list[str], processes: int, limit_seconds: float, kept: Path | None) -> list[dict[str, Any]]:

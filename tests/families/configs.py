@@ -17,7 +17,8 @@ WINDOW = 8  # tokens: shorter than the sequences of the sweep
 POSITIONS = 128
 MOST_LAYERS = 6
 
-# Whole numbers, by what they count. A default of None or 0 turns a part off, and remains.
+# Whole numbers, by what they count. A default of None or 0 turns a part off, and remains. Few index heads would score
+# many keys 0 (ReLU), and their ties are broken by the length of the row: the model's own numbers would vary with it.
 _NAMES: dict[int, str] = {
     32: """hidden_size d_model n_embd emb_dim embedding_dim embedding_size input_embedding_size word_embed_proj_dim
         output_embedding_size cross_attention_hidden_size lru_width backbone_hidden_size attention_hidden_size
@@ -28,7 +29,7 @@ _NAMES: dict[int, str] = {
         prefix_dense_intermediate_size prompt_mid_dim mamba_d_ssm block_multiple_of ffn_round_up_to_multiple_of""",
     2: """num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers encoder_layers num_encoder_layers
         num_decoder_layers num_layers_per_stack depth num_experts_per_tok num_experts_per_token moe_topk moe_k
-        top_k_experts index_n_heads mamba_num_heads n_mamba_heads mamba_n_heads topk_group n_group n_groups
+        top_k_experts mamba_num_heads n_mamba_heads mamba_n_heads topk_group n_group n_groups
         linear_num_key_heads num_expert_group o_groups""",
     4: """num_attention_heads n_head n_heads attention_heads decoder_attention_heads encoder_attention_heads num_heads
         num_decoder_attention_heads num_encoder_attention_heads linear_num_heads swa_num_attention_heads
@@ -39,9 +40,9 @@ _NAMES: dict[int, str] = {
         mamba_head_dim mamba_headdim rotary_dim d_rel sliding_window sliding_window_size window_size patch_size
         attention_window_size attention_chunk_size local_attention local_attn_chunk_length lsh_attn_chunk_length
         global_head_dim swa_v_head_dim max_window_layers""",
-    16: """q_lora_rank kv_lora_rank o_lora_rank qk_head_dim index_head_dim router_hidden_size laurel_rank adapter_rank
-        hidden_size_per_layer_input gated_norm_rank hc_lowrank moe_latent_size chunk_size mamba_chunk_size block_size
-        state_size mamba_d_state ssm_state_size rel_extent dim_model_base""",
+    16: """index_n_heads q_lora_rank kv_lora_rank o_lora_rank qk_head_dim index_head_dim router_hidden_size laurel_rank
+        adapter_rank hidden_size_per_layer_input gated_norm_rank hc_lowrank moe_latent_size chunk_size
+        mamba_chunk_size block_size state_size mamba_d_state ssm_state_size rel_extent dim_model_base""",
     POSITIONS: """max_position_embeddings n_positions n_ctx context_length max_seq_len max_target_positions
         max_source_positions model_max_length position_bias_num_buckets position_bias_max_distance
         original_max_position_embeddings""",
@@ -118,7 +119,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"n_group": 2, "topk_group": 1},
     "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "diffllama": {"attention_dropout": 0.0},
-    "doge": {"keep_window_size": 8},
     "dots1": {
         "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -193,14 +193,35 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Further models of a family, whose configuration files turn on what the default leaves off: "bert+decoder".
+_ENCODERS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
+    roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""".split()
+_LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{f"{name}+decoder": {"is_decoder": True} for name in _ENCODERS},
+    "falcon+alibi": {"alibi": True},
+    "falcon+new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "phi3+longrope": {
+        "rope_parameters": {**_LONG_ROPE, "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]},
+        "original_max_position_embeddings": 16,
+    },
+    "qwen2+window": {
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "xlm+causal": {"causal": True},
+}  # fmt: skip
+
+
 def tiny_config(family: str, **changes: Any) -> Any:
-    """Return the family's smallest configuration. changes: further fields of the text model."""
+    """Return the smallest configuration of a family or variant. changes: further fields."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config_class: Any = CONFIG_MAPPING[family]
-    own = copy.deepcopy(OVERRIDES.get(family, {}))
+    name, _, _ = family.partition("+")
+    config_class: Any = CONFIG_MAPPING[name]
+    own = copy.deepcopy(OVERRIDES.get(name, {}))
     fields = own if config_class.has_no_defaults_at_init else _merged(shrunk(config_class()), own)
-    return config_class(**_merged(fields, changes))
+    return config_class(**_merged(_merged(fields, VARIANTS.get(family, {})), changes))
 
 
 def _merged(fields: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

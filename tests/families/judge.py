@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from training.utils.models.token_model import PolicyModel
 
 Question = Callable[[Subject, Path], list[Answer]]
 QUESTIONS: dict[str, Question] = {
-    "save": ask_saving, "rows": ask_rows, "rollout": ask_rollout, "lora": ask_lora, "ratio": ask_ratio,
+    "rows": ask_rows, "save": ask_saving, "rollout": ask_rollout, "lora": ask_lora, "ratio": ask_ratio,
 }  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def judged(family: str, place: Path) -> dict[str, Any]:
         result |= {"model": type(model).__name__, "weights": sum(weight.numel() for weight in model.parameters())}
         subject = known(family, folder)
     except Exception as problem:  # noqa: BLE001 - why plain transformers cannot build a family is the answer
-        return result | {"built": placed(problem)}
+        return result | {"built": _why_not_built(problem)}
     result |= {
         "dtype": str(subject.dtype).removeprefix("torch."),
         "runs": subject.runs,
@@ -61,12 +62,19 @@ def judged(family: str, place: Path) -> dict[str, Any]:
     if subject.runs or not subject.is_causal:
         questions = {"runs": ask_to_run} if subject.runs else {"rows": ask_rows}
     for name, question in questions.items():
+        if refused(answers):
+            break
         answers += asked(name, lambda question=question: question(subject, place))  # type: ignore[misc]
     return result | {
         "answers": [answer.as_json() for answer in answers],
         "verdict": verdict(subject, answers),
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def _why_not_built(problem: Exception) -> str:
+    package = re.search(r"requires the (\S+) library", str(problem))
+    return f"needs the package {package[1]}" if package else placed(problem)
 
 
 def ask_to_run(subject: Subject, place: Path) -> list[Answer]:
@@ -76,12 +84,17 @@ def ask_to_run(subject: Subject, place: Path) -> list[Answer]:
     return [Answer("runs", WRONG, None, f"it runs here and not in plain transformers ({subject.runs})")]
 
 
+def refused(answers: list[Answer]) -> str:
+    """Return the sentence in which a run with this family ends; "" if it trains."""
+    names = ("runs", "rows", "rows.padded")
+    return next((one.said for one in answers if one.question in names and one.verdict == REFUSED), "")
+
+
 def verdict(subject: Subject, answers: list[Answer]) -> str:
     """Return "packs", "shares", "padded, because ...", "refused, because ...", "WRONG ..." or "TRACEBACK ..."."""
     found = {answer.question: answer for answer in answers}
-    for name in ("runs", "rows", "rows.padded"):
-        if name in found and found[name].verdict == REFUSED:
-            return f"refused, because {found[name].said}"
+    if refused(answers):
+        return f"refused, because {refused(answers)}"
     if not subject.is_causal:
         return f"WRONG not causal (later tokens move earlier ones by {subject.looks_ahead:.1g}) and not refused"
     bad = [answer for answer in answers if answer.verdict in (WRONG, TRACEBACK)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from training.utils.engine.settings import EngineSettings
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
@@ -31,6 +30,7 @@ from tests.families.subjects import (
     true_logprobs,
     true_scores,
 )
+from training.utils.engine.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.layout.rows import TokenRows, padded_rows
@@ -80,14 +80,14 @@ def ask_ratio(subject: Subject, place: Path) -> list[Answer]:
 
 
 def engine_of(module: torch.nn.Module, ranks: Ranks, **settings: Any) -> TrainingEngine:
-    recipe = EngineSettings(learning_rate=RATE, lr_scheduler_type="constant", adam_betas=(0.9, 0.95), **settings)
+    recipe = EngineSettings(learning_rate=RATE, lr_scheduler_type="constant", **settings)
     return TrainingEngine(module, recipe, ranks, STEPS)
 
 
 def losses_of(model: Any, loss_of: Callable[[], torch.Tensor]) -> list[float]:
     """Losses before and after each of STEPS steps of plain AdamW in float32, as the engine's settings above say."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=ADAM_BETAS, weight_decay=0.0)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -145,7 +145,7 @@ def ask_sft(subject: Subject, ranks: Ranks) -> list[Answer]:
 
 def ask_reward(subject: Subject, place: Path, ranks: Ranks) -> list[Answer]:
     """Scores in every layout, and two optimizer steps on pairs, where the family has a scalar head."""
-    if subject.family not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+    if subject.family.partition("+")[0] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         return []
     folder = place / "scalar"
     build(subject.family, folder, scalar=True)

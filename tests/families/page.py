@@ -10,6 +10,7 @@ from tests.families.answers import REFUSED, RIGHT, TRACEBACK, WRONG
 
 Result = dict[str, Any]
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
+_MOST_CHARACTERS = 240  # of a cell
 _COLUMNS = ("family", "class", "rows", "reward model", "rollouts", "LoRA", "ZeRO-3 buffers")
 
 _HEAD = """# Models
@@ -65,7 +66,7 @@ def _cells(result: Result) -> list[str]:
     answers = {answer["question"]: answer for answer in result["answers"]}
     rows = result["verdict"]
     if _kind(result) in ("refused", "wrong"):
-        return [result["family"], result["model"], rows, "", "", "", ""]
+        return [result["family"], result["model"], _short(rows), "", "", "", ""]
     within = [name for name, word in (("window.shared", "shares"), ("window.packed", "packs")) if _right(answers, name)]
     if within:
         rows = f"{'shares' if within[0] == 'window.shared' else 'packs'} within its sliding window"
@@ -93,8 +94,12 @@ def _told(answers: dict[str, Any], start: str, end: str = "") -> str:
         for answer in found:
             if answer["verdict"] == bad:
                 size = "" if answer["difference"] is None else f" by {answer['difference']:.1g}"
-                return f"no: {answer['said'] or bad + size}"
+                return _short(f"no: {answer['said'] or bad + size}")
     return "yes" if found else "-"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
 def _line(cells: Any) -> str:

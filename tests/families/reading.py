@@ -6,6 +6,7 @@ M tokens to be predicted.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from training.utils.generation.records import Rollout
 from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
+from training.utils.models.own_forward import own_forward_of
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
@@ -155,16 +157,27 @@ def _difference(read: Callable[[TokenRows], torch.Tensor], rows: TokenRows, expe
 def ask_rollout(subject: Subject, place: Path) -> list[Answer]:
     """Left-padded prompts, a cache: the recorded log-probabilities and the greedy tokens are the model's own."""
     model = load(subject.folder, subject.dtype)
-    return answers_of_rollout(subject, model, "rollout")
+    return answers_of_rollout(subject, model, model, "rollout")
 
 
-def answers_of_rollout(subject: Subject, model: Any, question: str) -> list[Answer]:
-    answers = []
+def answers_of_rollout(subject: Subject, model: Any, lent: Any, question: str) -> list[Answer]:
+    """By an engine that has first checked what it is lent, the model or a copy of it, as step 3 does."""
+    engine, own, notes = TransformersRollout(), own_forward_of(model), []
+    assert own is not None, "it is read when it is loaded"
+
+    def check() -> list[Answer]:
+        notes.extend(engine.check(contextlib.nullcontext(lent), own))
+        return []
+
+    answers = asked(question, check)
+    if answers:
+        return answers
+    said = "; ".join(notes)
     for temperature, name in ((1.0, "sampled"), (0.0, "greedy")):
 
         def find(temperature: float = temperature, name: str = name) -> list[Answer]:
-            rollout = TransformersRollout().roll_out(model, _request(temperature))
-            return _of_rollout(subject, rollout, f"{question}.{name}", temperature == 0.0)
+            rollout = engine.roll_out(lent, _request(temperature))
+            return _of_rollout(subject, rollout, f"{question}.{name}", temperature == 0.0, said)
 
         answers += asked(f"{question}.{name}", find)
     return answers
@@ -181,11 +194,11 @@ def _request(temperature: float) -> RolloutRequest:
     return RolloutRequest(ids_BP, mask_BP, sampling, list(range(6)), samples_per_prompt=2)
 
 
-def _of_rollout(subject: Subject, rollout: Rollout, question: str, is_greedy: bool) -> list[Answer]:
+def _of_rollout(subject: Subject, rollout: Rollout, question: str, is_greedy: bool, said: str) -> list[Answer]:
     sequences = rollout.sequences()
     truth = true_logprobs(subject.model, sequences)
     recorded = rollout.sampled_logprobs_BR[rollout.response_mask_BR].double()
-    answers = [compared(question, float((truth - recorded).abs().max()), max(subject.tolerance, 1e-4))]
+    answers = [compared(question, float((truth - recorded).abs().max()), max(subject.tolerance, 1e-4), said)]
     if is_greedy and answers[0].verdict == RIGHT:
         shortfall = 0.0
         for sequence in sequences:

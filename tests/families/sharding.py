@@ -8,11 +8,11 @@ with the precision is the measure.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from training.utils.engine.settings import EngineSettings
 from transformers import AutoModelForCausalLM
 
 from tests.families.answers import RIGHT, WRONG, Answer, asked, compared
@@ -20,43 +20,57 @@ from tests.families.configs import PAD, VOCABULARY
 from tests.families.learning import engine_of
 from tests.families.reading import answers_of_rollout, saved
 from tests.families.subjects import LONG, Subject, alone, documents, true_logprobs
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.startup import DTYPES, Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.setup import load_under
+from training.utils.opening.setup import load_under, may_pack
 
 CASES = tuple((stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 3))
 
 
 def ask_zero(subject: Subject, place: Path, ranks: Ranks) -> list[Answer]:
     answers = []
-    sequences = alone(documents(LONG))
-    exact = true_logprobs(subject.in_float32().model, sequences)
+    exact = true_logprobs(subject.in_float32().model, alone(documents(LONG)))
     for stage, dtype in CASES:
-        question = f"zero{stage}.{dtype}"
-        plain = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=DTYPES[dtype]).eval()
-        # One by one, no padding: the same operations, so far less than the precision's own noise.
-        noise = float((true_logprobs(plain, sequences) - exact).abs().max())
-        here = replace(subject, dtype=DTYPES[dtype], model=plain, tolerance=max(1e-3, noise / 2))
-        answers += asked(
-            question, lambda here=here, stage=stage, dtype=dtype: _of_case(here, stage, dtype, place, ranks)
-        )
+        answers += asked(f"zero{stage}.{dtype}", partial(_of_case, subject, exact, stage, dtype, place, ranks))
     return answers
 
 
-def _of_case(subject: Subject, stage: int, dtype: str, place: Path, ranks: Ranks) -> list[Answer]:
+def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor) -> Subject | None:
+    """Return the subject in another precision; None where plain transformers does not run in it.
+
+    One by one and without padding, the engine takes the same operations: it may differ by what the precision does to
+    plain transformers, and logits of 4 in bfloat16 are 0.016 apart.
+    """
+    plain = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=DTYPES[dtype]).eval()
+    try:
+        noise = float((true_logprobs(plain, alone(documents(LONG))) - exact).abs().max())
+    except RuntimeError:
+        return None
+    least = 0.02 if dtype == "bf16" else 1e-3
+    return replace(subject, dtype=DTYPES[dtype], model=plain, tolerance=max(least, noise))
+
+
+def _of_case(
+    of: Subject, exact: torch.Tensor, stage: int, dtype: str, place: Path, ranks: Ranks
+) -> list[Answer]:  # fmt: skip
     question = f"zero{stage}.{dtype}"
+    subject = _plain_in(of, dtype, exact)
     model = load_under(
         EngineSettings(dtype=dtype, zero_stage=stage),
         ranks,
-        lambda of: load_causal_lm(ModelSettings(str(subject.folder), dropout=0.0), of, VOCABULARY),
+        lambda torch_dtype: load_causal_lm(ModelSettings(str(of.folder), dropout=0.0), torch_dtype, VOCABULARY),
     )
     engine = engine_of(PolicyModel(model), ranks, dtype=dtype, zero_stage=stage)
     engine.eval()
     sequences = alone(documents(LONG))
+    may_pack(True, model, engine, lambda rows: engine(rows).logprobs_M, max(map(len, sequences)), lambda *_: None)
+    if subject is None:
+        return [Answer(question, WRONG, None, f"plain transformers does not run in {dtype}, and this is not refused")]
     with torch.no_grad():
         read = torch.cat([engine(padded_rows([part], PAD)).logprobs_M.double() for part in sequences])
     truth = true_logprobs(subject.model, sequences)
@@ -69,7 +83,7 @@ def _of_case(subject: Subject, stage: int, dtype: str, place: Path, ranks: Ranks
         with whole.lent() as copy:
             answers.append(_of_buffers(f"{question}.lent_buffers", copy, subject.model))
             if dtype == "fp32":
-                answers += answers_of_rollout(subject, copy, f"{question}.rollout")[:1]
+                answers += answers_of_rollout(subject, model, copy, f"{question}.rollout")[:1]
         state = engine.full_state(model)
         folder = saved(model, state, place / f"saved_{question}")
         again = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.dtype).eval()

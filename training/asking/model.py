@@ -6,6 +6,7 @@ Prompts are rendered by the data room, as step 3 renders those made during a run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,9 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
+from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import settings_of
 
@@ -101,6 +104,10 @@ def engine_maker(
     def started(model: PreTrainedModel) -> RolloutEngine:
         made = engine.create(None, min(longest_tokens, positions_of(model.config) or longest_tokens), awake)
         made.keep(model)
+        own = own_forward_of(model)
+        assert own is not None  # its weights are whole
+        for sentence in made.check(nullcontext(model), own):
+            note(sentence)
         return made
 
     return started

@@ -21,21 +21,23 @@ from training.step3_ppo.roles_arguments import RolesArguments
 from training.step3_ppo.settings import PpoSettings
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.bad_words import tokens_of_words
 from training.utils.generation.base import RolloutEngine, Sampling
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
+from training.utils.loading.models import check_no_dropout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.layout_check import check_padded
+from training.utils.models.own_forward import own_forward_of
 from training.utils.models.saving import save_model
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
 from training.utils.run.flags import settings_of
-from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 
 
@@ -46,10 +48,9 @@ def make_parts(
     roles: Roles,
     tokenizer: PreTrainedTokenizerBase,
     scale: ScoreScale | None,
-    metrics: MetricsWriter,
-    folder: RunFolder,
-) -> tuple[RolloutEngine, Evaluator, PpoSettings]:
-    """Return the rollout engine, the evaluator and the settings. A collective."""
+) -> tuple[RolloutEngine, Callable[..., Evaluator], PpoSettings]:
+    """Return the rollout engine, what makes the evaluator (of `metrics` and `folder`), and the settings. A collective,
+    before a checkpoint changes the weights: the engine is checked against the actor's own forward."""
     ppo, ranks = flags.ppo, roles.actor.ranks
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
     sampling = settings_of(
@@ -93,7 +94,12 @@ def make_parts(
         ppo.rollout_replay,
         ranks.rank,
     )
-    evaluator = Evaluator(
+    own = own_forward_of(roles.actor_model)
+    assert own is not None, "it is read when it is loaded"
+    for sentence in engine.check(roles.whole_actor.lent(), own):
+        log(sentence, ranks.is_main)
+    evaluator = partial(
+        Evaluator,
         roles=roles,
         rollout_engine=engine,
         prompts=inputs.eval,
@@ -101,8 +107,6 @@ def make_parts(
         checker=components.checker,
         settings=settings,
         prompts_per_batch=ppo.per_device_eval_batch_size,
-        metrics=metrics,
-        folder=folder,
         with_greedy=ppo.val_greedy,
         shown=ppo.show_samples,
     )
@@ -112,18 +116,32 @@ def make_parts(
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     """Check what every model reads against its own forward, before a checkpoint changes the weights; return the roles
     with `packs` known. A collective."""
-    read: list[tuple[PreTrainedModel, Callable[[TokenRows], torch.Tensor]]]
-    read = [(roles.actor_model, lambda rows: roles.actor(rows).logprobs_M)]
+    read: list[tuple[PreTrainedModel, TrainingEngine, Callable[[TokenRows], torch.Tensor]]]
+    read = [(roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M)]
     if roles.scorer is not None and roles.reward_model is not None:
-        read.append((roles.scorer, roles.reward_model))
+        read.append((roles.scorer, roles.actor, roles.reward_model))
     if roles.critic_model is not None and roles.critic is not None:
-        read.append((roles.critic_model, roles.critic))
+        read.append((roles.critic_model, roles.critic, roles.critic))
     if roles.reference is not None and roles.reference.frozen is not None:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
     longest = flags.longest_tokens
-    packs = [may_pack(flags.ppo.padded, model, roles.actor, forward, longest, log) for model, forward in read]
+    packs = [may_pack(flags.ppo.padded, model, engine, forward, longest, log) for model, engine, forward in read]
+    if flags.ppo.reuse_forwards:
+        check_reusable(roles)
     return replace(roles, packs=all(packs))
+
+
+def check_reusable(roles: Roles) -> None:
+    """ThreestepError if the forwards that read, in train mode where they also learn, would have dropout: by whatever
+    name, the model's own too."""
+    for role, model in (("actor", roles.actor_model), ("critic", roles.critic_model)):
+        if model is not None:
+            where, instead = (
+                "and --reuse_forwards reads in it",
+                f"give --{role}_dropout 0, or leave --reuse_forwards out",
+            )
+            check_no_dropout(model, where, instead)
 
 
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:

@@ -97,7 +97,7 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
     for flag in ("actor_dropout", "critic_dropout", "lora_dropout"):
         rate = getattr(roles, flag)
         mistakes.require(
-            rate == 0,
+            not rate,  # None: the model's own, which is judged once it is loaded
             f"--reuse_forwards reads and learns in one forward, and --{flag} {rate} would change the log-probabilities "
             "and values that are read; give 0",
         )

@@ -77,17 +77,24 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     needed = RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model)
     steps, longest_tokens = (inputs.optimizer_steps, inputs.warmup_steps), flags.longest_tokens
     roles = checked_roles(flags, load_roles(flags.roles, tokenizers, ranks, *steps, longest_tokens, needed))
+    rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
     parts = CheckpointParts(engines, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests) as (metrics, checkpoints):
-        rollout_engine, evaluator, loop = make_parts(
-            flags, components, inputs, roles, tokenizers.actor, scale, metrics, folder
-        )
         bad_steps = BadSteps(flags.faults.max_bad_steps, folder.path, ranks.is_main, flags.roles.dtype)
         updates = Updates(roles, loop, inputs.texts, bad_steps)
-        trainer = PpoTrainer(roles, rollout_engine, inputs.train, updates, evaluator, loop, metrics, checkpoints)
+        trainer = PpoTrainer(
+            roles,
+            rollout_engine,
+            inputs.train,
+            updates,
+            evaluator_of(metrics=metrics, folder=folder),
+            loop,
+            metrics,
+            checkpoints,
+        )
         result = trainer.train()
 
     if not flags.ppo.val_only:

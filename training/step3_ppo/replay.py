@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest
 from training.utils.generation.records import Rollout
+from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
@@ -73,6 +74,9 @@ class DumpingRollout(_NumberedRollouts):
         unfinished.replace(path)
         self._count += 1
         return rollout
+
+    def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        return self._engine.check(lent, own)
 
     @contextlib.contextmanager
     def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:

@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
@@ -22,7 +23,7 @@ from training.asking.model import (
     stream_answer,
 )
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.base import RolloutRequest
+from training.utils.generation.base import RolloutRequest, Sampling
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.loading.configurations import positions_of
 from training.utils.run.errors import ThreestepError
@@ -133,6 +134,15 @@ def test_without_vllm_no_model_is_loaded(ask, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ThreestepError, match="^--rollout_engine vllm expects vLLM, which is not installed here; on a"):
         ask()
+
+
+def test_a_family_that_cannot_be_asked_as_others_is_asked_more_slowly(capsys):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("openai-gpt", n_embd=32, n_layer=1, n_head=2)).eval()
+    engine = engine_maker(SamplingArguments(), VllmArguments(), 64)(model)
+    told = capsys.readouterr()
+    assert "OpenAIGPTLMHeadModel rolls out prompts of one length at a time without a cache" in told.err and not told.out
+    sampling = Sampling(4, 1.0, 0, 1.0, end_token_id=-1, pad_token_id=0)
+    assert len(list(engine.stream(model, RolloutRequest.of_prompt(torch.tensor([3, 4, 5]), sampling, 0), ()))) == 4
 
 
 def test_an_engine_for_training_only():

@@ -12,13 +12,24 @@ from typing import Any
 import pytest
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
-from tests.families.configs import OVERRIDES, VOCABULARY, WINDOW, tiny_config
+from tests.families.configs import OVERRIDES, VARIANTS, VOCABULARY, WINDOW, tiny_config
 from tests.families.page import page
 from training.utils.run.errors import ThreestepError
 
 ROOT = Path(__file__).parents[3]
-# Family, and how its rows are: absolute positions, projected embeddings, ALiBi, alternating local attention, ...
-ASKED = {"gpt2": "shares"}
+# Family, and how its rows are: learned positions, with an offset, sines; an encoder as decoder; Mamba-2 beside
+# attention and experts. They become more as other families are mended.
+ASKED = {
+    "gpt2": "shares",
+    "opt": "shares",
+    "biogpt": "shares",
+    "ctrl": "shares",
+    "bert+decoder": "shares",
+    "granitemoehybrid": "padded, because",
+    # Refused in one sentence: looks ahead, computes nothing from token ids alone.
+    "bert": "refused, because",
+    "gemma4_assistant": "refused, because",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +48,8 @@ def test_a_family_is_as_plain_transformers_has_it(family, results):
     bad = [answer for answer in result["answers"] if answer["verdict"] not in (RIGHT, REFUSED)]
     assert not bad, bad
     assert result["verdict"].startswith(ASKED[family])
+    if ASKED[family].startswith("refused"):
+        return
     questions = {answer["question"].split(".")[0] for answer in result["answers"]}
     assert {"save", "rows", "rollout", "lora", "ratio", "sft", "zero0", "zero3"} <= questions
 
@@ -86,7 +99,7 @@ def test_a_configuration_is_small_and_keeps_the_family():
 def test_every_override_is_of_a_family():
     from tests.families.__main__ import families
 
-    assert set(OVERRIDES) <= set(families())
+    assert set(OVERRIDES) | set(VARIANTS) <= set(families())
 
 
 def test_the_page_has_a_row_a_family_and_says_why_not():

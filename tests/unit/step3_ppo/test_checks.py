@@ -50,7 +50,7 @@ def test_a_scale_without_the_reward_model():
     ("given", "said"),
     [
         ({"roles": {"actor_dropout": 0.1}}, "reads and learns in one forward, and --actor_dropout 0.1 would change"),
-        ({"roles": {"critic_dropout": None}}, "in one forward, and --critic_dropout None would change the"),
+        ({"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
         ({"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
         ({"roles": {"critic_zero_stage": 3}}, "whose weights ZeRO-3 has released, and --critic_zero_stage is 3; give"),
         ({"kl": {"kl_in": "loss", "kl_estimator": "full"}}, "would keep all logits of a rollout for --kl_estimator"),
@@ -61,6 +61,7 @@ def test_forwards_that_cannot_be_learned_from(given, said):
         names_of(reuse_forwards=True, **given)
     names_of(**given)
     names_of(reuse_forwards=True, kl={"kl_estimator": "full"})
+    names_of(reuse_forwards=True, roles={"actor_dropout": None, "critic_dropout": None})  # the model itself is asked
 
 
 def test_names_that_nothing_has_are_told_together_with_near_ones():

@@ -148,7 +148,11 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
         def figures(self):
             return {"time/weights": 1.0}
 
+        def check(self, lent, own):
+            return [f"{own} checked"]
+
     engine = DumpingRollout(Holding(str), tmp_path, 0)
+    assert engine.check(contextlib.nullcontext(model), "it is") == ["it is checked"]
     with engine.lent(model) as lent:
         assert lent is model
     assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}

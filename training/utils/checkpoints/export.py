@@ -86,10 +86,11 @@ def average_shares(checkpoint: Path, rank: int) -> list[torch.Tensor]:
 
 
 def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoint: Path) -> None:
-    """Replace the model's empty weights by `weights`, in the dtype that it trained in."""
+    """Replace the model's empty weights by `weights`, each in the dtype that it trained in."""
     model = described.model
     typed = {
-        name: weight.to(described.dtype) if weight.is_floating_point() else weight for name, weight in weights.items()
+        name: weight.to(described.dtype_of(name)) if weight.is_floating_point() else weight
+        for name, weight in weights.items()
     }
     # Buffers that are computed whenever the model is loaded are not part of a state, and stay empty.
     tied = getattr(model, "all_tied_weights_keys", {})  # by this model's configuration, not by its family alone

@@ -124,6 +124,12 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
         theirs.get("bf16", {}).get("check_grad_overflow", "auto") in ("auto", True),
         f"{where}: 'bf16.check_grad_overflow' is off, so a NaN gradient would reach the weights; remove it",
     )
+    types = theirs.get("data_types", {})
+    mistakes.require(
+        not isinstance(types, dict) or types.get("buffer_dtype") is None,
+        f"{where}: 'data_types.buffer_dtype' would round what the model computes in float32, such as rotary "
+        "frequencies; remove it",
+    )
     stage = theirs.get("zero_optimization", {}).get("stage", "auto")
     if stage not in ("auto", settings.zero_stage):
         mistakes.add(f"{where} sets ZeRO stage {stage} and --zero_stage is {settings.zero_stage}; make them agree")

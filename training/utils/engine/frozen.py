@@ -11,6 +11,7 @@ from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.startup import Ranks
+from training.utils.models.buffers import buffers_kept
 
 
 class FrozenModel:
@@ -26,7 +27,8 @@ class FrozenModel:
 
             config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
             config["zero_optimization"].pop("offload_optimizer", None)
-            self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
+            with buffers_kept(module):
+                self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
             self._module.eval()
 
     @torch.no_grad()

@@ -90,7 +90,8 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
 
 @contextlib.contextmanager
 def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
-    """Inside, transformers' from_pretrained creates ZeRO-3 models sharded; other stages change nothing."""
+    """Inside, transformers' from_pretrained creates ZeRO-3 models sharded, with the buffers that it computes elsewhere;
+    other stages change nothing."""
     if zero_stage != 3:
         yield
         return
@@ -98,10 +99,41 @@ def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
 
     alive = HfDeepSpeedConfig(config)  # transformers keeps a weak reference only
     try:
-        yield
+        with _buffers_unrounded():
+            yield
     finally:
         del alive
         unset_hf_deepspeed_config()
+
+
+@contextlib.contextmanager
+def _buffers_unrounded() -> Iterator[None]:
+    """Inside, `deepspeed.zero.Init` casts weights alone.
+
+    By itself it casts every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
+    partition_parameters.py: zero_wrapper_for_fp_tensor_constructor): in bfloat16, angles of position 2,048 are off by
+    radians.
+    """
+    import deepspeed
+
+    original: Any = deepspeed.zero.Init
+
+    class WeightsInit(original):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            overrides = [deepspeed.zero.DeepSpeedTensorOverride.device]
+            super().__init__(*args, **{"tensor_overrides": overrides, **kwargs})
+
+        def _post_init_method(self, module: torch.nn.Module) -> None:
+            for weight in module.parameters(recurse=False):
+                if weight.is_floating_point() and not hasattr(weight, "ds_id"):
+                    weight.data = weight.data.to(self.dtype)  # as DeepSpeed does at the other stages
+            super()._post_init_method(module)
+
+    deepspeed.zero.Init = WeightsInit
+    try:
+        yield
+    finally:
+        deepspeed.zero.Init = original
 
 
 def check_dtype(dtype: str) -> torch.dtype:

@@ -21,6 +21,7 @@ from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.startup import Ranks
+from training.utils.models.buffers import buffers_kept
 from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
 
@@ -47,7 +48,7 @@ class StepReport:
 
 
 class TrainingEngine:
-    """A module that DeepSpeed trains. total_steps: the length of the learning-rate schedule."""
+    """A module that DeepSpeed trains, in train mode at first. total_steps: the length of the learning-rate schedule."""
 
     def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks, total_steps: int) -> None:
         import deepspeed
@@ -64,7 +65,7 @@ class TrainingEngine:
         self.ranks = ranks
         self._rows: object = None  # of the last forward, for errors
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), buffers_kept(module):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
                 model=module,
                 optimizer=optimizer,
@@ -74,6 +75,7 @@ class TrainingEngine:
             )
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
+        self.train()  # a model that transformers loaded is in eval mode, which turns recomputation off
 
     @property
     def module(self) -> nn.Module:

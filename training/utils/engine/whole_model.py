@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.models.lora import is_adapter_tensor, merged_name
 
 
 class WholeModel:
@@ -65,12 +66,17 @@ class WholeModel:
 
 def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
     """Return the same architecture without adapters; its weights take no memory until they are lent."""
+    plain: Any
     with no_init_weights():
-        plain: Any = type(model)(copy.deepcopy(model.config))
-    plain.to(dtype=model.dtype, device=engine.ranks.device)
+        plain = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype)
+    plain.to(device=engine.ranks.device)
     plain.eval()
     plain.requires_grad_(False)
     _release(plain)
+    for name, buffer in model.named_buffers():
+        if not is_adapter_tensor(name):
+            owner, _, leaf = merged_name(name).rpartition(".")
+            plain.get_submodule(owner)._buffers[leaf] = buffer.detach().clone()
     return plain
 
 

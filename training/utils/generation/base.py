@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.models.own_forward import OwnForward
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
@@ -118,6 +120,15 @@ class RolloutEngine(ABC):
         """Inside, the engine draws from the trained model's current weights. Every rank must enter together."""
         with actor.lent() as model:
             yield model
+
+    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        """Before the first rollout: choose how to draw from a model, so that its log-probabilities are its own; return
+        sentences on what that costs. ThreestepError if there is no way.
+
+        lent: gives the model, or the copy that rollouts are lent. Not entered where another program draws.
+        own: what the model computed when it was loaded.
+        """
+        return []
 
     def keep(self, model: PreTrainedModel) -> None:  # noqa: B027 (most hold no weights)
         """Draw from the weights of `model`, which no longer change, from now on."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 # A full layer grows by this many tokens, or by this share of its length if that is more. Each token is copied only a
@@ -113,16 +113,22 @@ def roomy_cache(model: PreTrainedModel, limit_tokens: int) -> DynamicCache:
     return cache
 
 
-def reorder(cache: DynamicCache, order: torch.Tensor) -> None:
+def reorder(cache: Cache, order: torch.Tensor) -> None:
     """Select rows by `order` (int64, repeats allowed); copies the cache."""
+    if type(cache).batch_select_indices is not Cache.batch_select_indices:  # it holds more than its layers do
+        cache.batch_select_indices(order)
+        return
     layers: list[Any] = cache.layers
     for layer in layers:  # transformers' other methods skip state-space layers
         layer.reorder_cache(order)
 
 
-def leave(cache: DynamicCache, moves: Moves) -> None:
+def leave(cache: Cache, moves: Moves) -> None:
     """Drop rows. Layers other than RoomyLayer are copied, as they are at each step anyway."""
     layers: list[Any] = cache.layers
+    if not any(isinstance(layer, RoomyLayer) for layer in layers):
+        reorder(cache, moves.order)
+        return
     for layer in layers:
         if isinstance(layer, RoomyLayer):
             layer.leave(moves)

@@ -3,34 +3,54 @@
 The decode loop computes each prompt once for all its samples, draws every row from its own random stream, records the
 log-probability of each token as it is drawn, and drops a row from the batch as soon as its response has ended.
 
-B sequences (prompts, until they are repeated), of which A are still active; P prompt tokens, R response tokens,
-V vocabulary.
+B sequences, of which A are still active; P prompt tokens, R response tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.bad_words import BadWords
 from training.utils.generation.base import RolloutEngine, RolloutRequest
-from training.utils.generation.cache import compacted, leave, moves_when_leaving, reorder, roomy_cache
-from training.utils.generation.records import Rollout
+from training.utils.generation.decode_check import fitting_way
+from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import StopStrings, stop_strings
+from training.utils.models.own_forward import OwnForward
 
 
 class TransformersRollout(RolloutEngine):
+    """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS)."""
+
+    _way: DecodeWay = WAYS[0]
+
+    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        with lent as model:
+            self._way, notes = fitting_way(model, own)
+        return notes
+
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started = time.perf_counter()
+        if self._way.padded:
+            rollout = self._drawn(model, request)
+        else:
+            parts = [(rows, self._drawn(model, part)) for rows, part in of_one_length(request)]
+            rollout = _together(request, parts)
+        check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
+        return replace(rollout, seconds=time.perf_counter() - started)
+
+    def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
         most = sampling.max_new_tokens
-        decoding = Decoding(model, request)
+        decoding = Decoding(model, request, self._way)
         logits_AV = decoding.prefill(request.samples_per_prompt)
         prompt_ids_BP, prompt_mask_BP = request.repeated()
         bad_words = BadWords(sampling.bad_words, prompt_ids_BP, prompt_mask_BP) if sampling.bad_words else None
@@ -66,7 +86,6 @@ class TransformersRollout(RolloutEngine):
             response_lengths_B=lengths_B,
             sampled_logprobs_BR=logprobs_BR[:, :width],
             ended_B=ended_B,
-            seconds=time.perf_counter() - started,
         )
 
     @torch.no_grad()
@@ -75,10 +94,11 @@ class TransformersRollout(RolloutEngine):
         sampling, most = request.sampling, request.sampling.max_new_tokens
         ends = {sampling.end_token_id, *more_ends}
         uniform_1R = uniform_streams(request.seeds, most, 1).to(request.prompt_ids_BP.device)
-        decoding = Decoding(model, request)
+        decoding = Decoding(model, request, self._way)
         logits_1V = decoding.prefill(1)
         for t in range(most):
-            token_1, _ = draw(logits_1V, uniform_1R[:, t], sampling)
+            token_1, logprob_1 = draw(logits_1V, uniform_1R[:, t], sampling)
+            check_numbers(logprob_1.unsqueeze(1), type(model).__name__)
             token = int(token_1)
             yield token
             if token in ends or t + 1 == most:
@@ -86,62 +106,26 @@ class TransformersRollout(RolloutEngine):
             logits_1V = decoding.step(token_1)
 
 
-class Decoding:
-    """The active rows: their indices in B, cache, mask and last position."""
-
-    def __init__(self, model: PreTrainedModel, request: RolloutRequest) -> None:
-        most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
-        count, self.length = prompt_mask_BP.shape
-        self.model = model
-        # Pure state-space models name the cache differently, and silently ignore any other name.
-        self.is_state_space = "cache_params" in inspect.signature(model.forward).parameters
-        self.cache = roomy_cache(model, self.length + most)
-        self.input_ids = request.prompt_ids_BP
-        self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, most), value=1)
-        self.position_ids = (self.mask[:, : self.length].cumsum(-1) - 1).clamp(min=0)
-        self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
-
-    def prefill(self, samples_per_prompt: int) -> torch.Tensor:
-        """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
-        logits_BV = self._forward()
-        self.position_ids = self.position_ids[:, -1:]
-        if samples_per_prompt == 1:
-            return logits_BV
-        order = self.rows_A.repeat_interleave(samples_per_prompt)
-        reorder(self.cache, order)
-        self.mask, self.position_ids = self.mask[order], self.position_ids[order]
-        self.rows_A = torch.arange(len(order), device=order.device)
-        return logits_BV[order]
-
-    def drop(self, token_A: torch.Tensor, over: list[bool]) -> torch.Tensor:
-        """Drop the rows that are over; return the tokens of the others in their new order."""
-        if not any(over):
-            return token_A
-        moves = moves_when_leaving(over, token_A.device)
-        if moves.count:
-            leave(self.cache, moves)
-        self.mask, self.position_ids, self.rows_A = (
-            compacted(part, moves) for part in (self.mask, self.position_ids, self.rows_A)
-        )
-        return compacted(token_A, moves)
-
-    def step(self, token_A: torch.Tensor) -> torch.Tensor:
-        """Append one token to each row; return the logits [A, V] of the next."""
-        self.input_ids = token_A.unsqueeze(1)
-        self.position_ids = self.position_ids + 1
-        self.length += 1
-        return self._forward()
-
-    def _forward(self) -> torch.Tensor:
-        prompts_are_in = self.input_ids.shape[1] < self.length
-        inputs = {
-            "input_ids": self.input_ids,
-            # Their state holds the past; they would multiply the whole mask with the single new token.
-            "attention_mask": None if self.is_state_space and prompts_are_in else self.mask[:, : self.length],
-            "position_ids": self.position_ids,
-            "cache_params" if self.is_state_space else "past_key_values": self.cache,
-        }
-        return self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+def _together(request: RolloutRequest, parts: Sequence[tuple[list[int], Rollout]]) -> Rollout:
+    """Return one rollout of rollouts whose rows are those of `request` at the given indices."""
+    prompt_ids_BP, prompt_mask_BP = request.repeated()
+    count, width = len(prompt_ids_BP), max(part.response_ids_BR.shape[1] for _, part in parts)
+    device, pad = prompt_ids_BP.device, request.sampling.pad_token_id
+    whole = Rollout(
+        prompt_ids_BP=prompt_ids_BP,
+        prompt_mask_BP=prompt_mask_BP,
+        response_ids_BR=torch.full((count, width), pad, device=device),
+        response_lengths_B=torch.zeros(count, dtype=torch.int64, device=device),
+        sampled_logprobs_BR=torch.zeros(count, width, device=device),
+        ended_B=torch.zeros(count, dtype=torch.bool, device=device),
+    )
+    for rows, part in parts:
+        columns = part.response_ids_BR.shape[1]
+        whole.response_ids_BR[rows, :columns] = part.response_ids_BR
+        whole.sampled_logprobs_BR[rows, :columns] = part.sampled_logprobs_BR
+        whole.response_lengths_B[rows] = part.response_lengths_B
+        whole.ended_B[rows] = part.ended_B
+    return whole
 
 
 def _completed(

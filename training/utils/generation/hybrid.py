@@ -12,6 +12,7 @@ B sequences, P prompt tokens, R response tokens, M response tokens of some seque
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,9 +20,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest, Sampling
-from training.utils.generation.records import Rollout
+from training.utils.generation.decode_check import why_not_decoded
+from training.utils.generation.decoding import WAYS
+from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.stop_strings import StopStrings, first_completed, stop_strings
 from training.utils.layout.rows import padded_rows
+from training.utils.models.own_forward import OwnForward
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
 from training.utils.run.seeds import derived_seed
@@ -48,6 +52,16 @@ class HybridRollout(RolloutEngine):
         super().__init__(decode)
         self._deepspeed = rollout
 
+    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        with lent as model:
+            reason = why_not_decoded(model, own, WAYS[1])
+        if reason is not None:
+            raise ThreestepError(
+                f"--rollout_engine hybrid draws by transformers' generate, which decodes {WAYS[1].words}, and "
+                f"{type(model).__name__} cannot: {reason}; use --rollout_engine hf"
+            )
+        return []
+
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         sampling = request.sampling
@@ -71,6 +85,7 @@ class HybridRollout(RolloutEngine):
             ended_B=torch.tensor([ended for _, ended in cut], device=device),
         )
         rollout.sampled_logprobs_BR[response_mask_BR] = _logprobs(model, rollout, sampling)
+        check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
         return replace(rollout, seconds=time.perf_counter() - started)
 
     def _generated(self, model: PreTrainedModel, request: RolloutRequest) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from training.utils.layout.documents import TokenSequence, join
+from training.utils.run.errors import ThreestepError
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,15 @@ class Rollout:
     def texts(self, decode: Callable[[torch.Tensor], Any], end_token_id: int) -> list[str]:
         """The responses as text, without the end-of-conversation token."""
         return [str(decode(self.text_ids_of(index, end_token_id))) for index in range(len(self.response_lengths_B))]
+
+
+def check_numbers(sampled_logprobs_BR: torch.Tensor, name: str) -> None:
+    """ThreestepError if a log-probability of a rollout of the model `name` is NaN."""
+    is_bad_BR = sampled_logprobs_BR.isnan()
+    if not bool(is_bad_BR.any()):
+        return
+    row, token = is_bad_BR.nonzero()[0].tolist()
+    raise ThreestepError(
+        f"{name} computes NaN at token {token} of response {row} (both from 0) in a rollout of "
+        f"{len(is_bad_BR)}, so that nothing can be drawn; check its weights, or try another --dtype or --rollout_engine"
+    )

@@ -59,7 +59,7 @@ def _inverted(weights_AV: torch.Tensor, uniform_A: torch.Tensor) -> torch.Tensor
     """Return the token at which the running sum of the weights exceeds uniform x the total.
 
     Two levels, so that only N + 128 numbers per row are summed in float64: first the block, then the token inside it.
-    A token of weight 0 is never drawn.
+    A token of weight 0 is never drawn. Weights that are NaN give some token of the vocabulary.
     """
     missing = -weights_AV.shape[-1] % _BLOCK_TOKENS
     padded_AV = torch.nn.functional.pad(weights_AV, (0, missing)) if missing else weights_AV
@@ -68,13 +68,14 @@ def _inverted(weights_AV: torch.Tensor, uniform_A: torch.Tensor) -> torch.Tensor
     running_AN = sums_AN.cumsum(dim=-1)
     # In float64 this stays below the last sum for every uniform number below 1, so the block always exists.
     bound_A1 = uniform_A.unsqueeze(1) * running_AN[:, -1:]
-    block_A1 = torch.searchsorted(running_AN, bound_A1, right=True)
+    block_A1 = torch.searchsorted(running_AN, bound_A1, right=True).clamp_(max=running_AN.shape[-1] - 1)
     size_A1 = sums_AN.gather(1, block_A1)
     into_A1 = (bound_A1 - (running_AN.gather(1, block_A1) - size_A1)) / size_A1
     rows_A = torch.arange(len(weights_AV), device=weights_AV.device)
     inside_Ab = blocks_ANb[rows_A, block_A1.squeeze(1)].double().cumsum(dim=-1)
     into_A1 = into_A1.clamp(0.0, 1.0 - 2.0**-53) * inside_Ab[:, -1:]
-    return (block_A1 * _BLOCK_TOKENS + torch.searchsorted(inside_Ab, into_A1, right=True)).squeeze(1)
+    token_A1 = block_A1 * _BLOCK_TOKENS + torch.searchsorted(inside_Ab, into_A1, right=True)
+    return token_A1.squeeze(1).clamp_(max=weights_AV.shape[-1] - 1)
 
 
 def _nucleus(

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from training.utils.engine.collectives import gathered
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest, Sampling
-from training.utils.generation.records import Rollout
+from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.stop_strings import StopStrings, stop_strings
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
@@ -107,7 +107,9 @@ class VllmRollout(RolloutEngine):
         responses = self._drawn([wanted for part in parts for wanted in part], request.sampling)
         first = sum(len(part) for part in parts[:own])
         mine = responses[first : first + len(requests)]
-        return _as_rollout(mine, request, time.perf_counter() - started)
+        rollout = _as_rollout(mine, request, time.perf_counter() - started)
+        check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
+        return rollout
 
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
         """From the model passed to `keep`, reusing the cache of earlier prompts. One response at a time."""

@@ -70,13 +70,13 @@ def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTen
     is_main = started_as_main_rank()
     if found.missing:
         names = ", ".join(sorted(found.missing))
-        log(f"'{wanted.where}' has no scalar head: {names} is new, drawn at random", is_main)
+        log(f"model: '{wanted.where}' has no scalar head: {names} is new, drawn at random", is_main)
     dropped = _OUTPUT_HEADS if wanted.is_scalar else ()
     unused = sorted(name for name in found.unexpected if not name.startswith(dropped))
     heads = [name for name in unused if name.startswith(_OTHER_HEADS)]
     others = [name for name in unused if name not in heads]
     if heads:
-        log(f"'{wanted.where}': not used here, of another head: {_counted(heads)}", is_main)
+        log(f"model: '{wanted.where}': not used here, of another head: {_counted(heads)}", is_main)
     if others:
         log(
             f"warning: '{wanted.where}': not used, and not saved again, as {_classes(wanted)} has no place for it in "

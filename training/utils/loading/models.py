@@ -44,7 +44,7 @@ def load_causal_lm(
     _check_vocabulary(model, settings, tokenizer_size - added_tokens)
     if added_tokens:
         _grow_embeddings(model, tokenizer_size)
-    _measure(model, settings, longest_tokens, device)
+    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens > 0)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -102,7 +102,7 @@ def load_scalar_model(
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     model.config.pad_token_id = tokenizer.pad_token_id
-    _measure(model, settings, longest_tokens, device)
+    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -151,13 +151,26 @@ def _load(
     return model
 
 
-def _measure(model: PreTrainedModel, settings: ModelSettings, longest_tokens: int, device: torch.device | None) -> None:
-    """Measure the model's own forward; then give it the attention function for CPUs, if that computes the same."""
+def _measure(
+    model: PreTrainedModel,
+    settings: ModelSettings,
+    longest_tokens: int,
+    device: torch.device | None,
+    drew_weights: bool,
+) -> None:
+    """Measure the model's own forward; then give it the attention function for CPUs, if that computes the same.
+
+    drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
+    """
     from training.utils.models.document_attention import use_document_attention
     from training.utils.models.own_forward import difference_now, read_own_forward
+    from training.utils.models.sharding import send_from_first_rank
 
     if device is not None and not hasattr(next(model.parameters()), "ds_id"):
         model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+    if drew_weights:
+        head = getattr(model, "score", None) or model.get_output_embeddings()
+        send_from_first_rank([model.get_input_embeddings(), head])
     own = read_own_forward(model, longest_tokens)
     # Compiled blocks would be recompiled for the runs of every row.
     if settings.attn_implementation != SDPA or settings.torch_compile or model.device.type != "cpu":
@@ -184,17 +197,24 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
         )
 
 
-def _check_no_dropout(model: PreTrainedModel) -> None:
-    """ThreestepError if the model still computes something else in train mode than in eval mode."""
+def check_no_dropout(
+    model: PreTrainedModel,
+    where: str = "with dropout 0",
+    instead: str = "leave the dropout flag out, or set the rates in its config.json to 0",
+) -> None:
+    """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
+    weights change.
+
+    where, instead: for the sentence: what is asked of the model, and what to do
+    """
     from training.utils.models.own_forward import difference_now, own_forward_of
 
     own = own_forward_of(model)
     difference = 0.0 if own is None else difference_now(model, own, training=True)
     if own is not None and not difference <= own.tolerance:
         raise ThreestepError(
-            f"{type(model).__name__} computes something else in train mode with dropout 0: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); leave the dropout flag out, or "
-            "set the rates in its config.json to 0"
+            f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
+            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
 
 
@@ -212,7 +232,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     if settings.dropout == 0:
-        _check_no_dropout(model)
+        check_no_dropout(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)

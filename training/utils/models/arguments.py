@@ -25,7 +25,12 @@ class ModelArguments:
         "'_3', if installed, packs but shares no prompts.",
         choices=IMPLEMENTATIONS,
     )
-    dropout: float | None = flag(None, "Every dropout rate; default: the model's own.", least=0, below=1)
+    dropout: float | None = flag(
+        None,
+        "Every dropout rate; 0 also switches off layer drop and routers' jitter; default: the model's own.",
+        least=0,
+        below=1,
+    )
     router_aux_loss_coef: float | None = flag(
         None,
         "Mixtures of experts: weight of the routers' balancing loss (Fedus et al. 2021); default: the model's own; "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ _ADAPTER_FILE = "adapter_config.json"  # PEFT's name
 class DescribedModel:
     """model: on the meta device, with its adapters.
     dtype: of its floating-point weights.
+    buffers: those that are saved in another dtype, by name.
     trained: names of the trained weights, in the order of `model.parameters()`.
     """
 
@@ -32,6 +33,10 @@ class DescribedModel:
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype
     trained: tuple[str, ...]
+    buffers: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self.buffers.get(name, self.dtype)
 
     @property
     def has_lora(self) -> bool:
@@ -51,7 +56,13 @@ def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTraine
     if ADAPTER in adapters:
         adapters[ADAPTER].save_pretrained(folder)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    facts = {"dtype": str(model.dtype).removeprefix("torch."), "trained": trained}
+    saved = model.state_dict().keys()
+    buffers = {
+        name: _in_words(buffer.dtype)
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point() and buffer.dtype is not model.dtype
+    }
+    facts = {"dtype": _in_words(model.dtype), "trained": trained, "buffers": buffers}
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -74,4 +85,9 @@ def read_description(folder: Path) -> DescribedModel:
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]))
+    buffers = {name: getattr(torch, of) for name, of in facts.get("buffers", {}).items()}
+    return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
+
+
+def _in_words(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -4,7 +4,7 @@ torch's SDPA kernel for a CPU computes every block of a masked row; without a ma
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
 without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens.
 
-N rows, T tokens in a row, A heads, K key-value heads, D head size, L tokens of a run,
+N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have another), L tokens of a run,
 g heads that share keys.
 """
 
@@ -98,7 +98,7 @@ def _of_one_token(
     output_NKgD = functional.scaled_dot_product_attention(
         query_NKgD, key_NKTD, value_NKTD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
-    return output_NKgD[:, :, :group].reshape(count, 1, heads, size)
+    return output_NKgD[:, :, :group].reshape(count, 1, heads, value_NKTD.shape[-1])
 
 
 def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:

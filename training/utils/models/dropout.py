@@ -1,28 +1,77 @@
-"""Dropout rates of a loaded model."""
+"""Dropout rates of a loaded model, found by what its modules are and what their attributes and settings are called.
+
+A name says a rate if it ends as `_RATE` says, such as attention_dropout, resid_pdrop, drop_path_rate, layerdrop,
+router_jitter_noise or attention_probs_dropout_prob; and its value must be one. `training.utils.loading.models` proves
+by forwards that nothing was missed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
-# The names of dropout rates in transformers' model families.
-_DROPOUT_NAMES = (
-    "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
-)  # fmt: skip
+_RATE = re.compile(
+    r"(dropout|pdrop|(^|_)drop|layer_?drop|drop_?path|stochastic_depth|jitter)(_(p|probs?|rate|ratio|noise|eps))?$"
+)
+_COUNT = re.compile(r"^(n|num)_")
+# Noise that is not dropout of activations, and dropout of heads that a causal model lacks: switched off, never set.
+_OTHER_NOISE = re.compile(r"layer_?drop|drop_?path|stochastic_?depth|jitter|classifier|summary", re.IGNORECASE)
+_OF_CLASS = re.compile(r"dropout|drop_?path|stochastic_?depth", re.IGNORECASE)
+_RATES_OF_CLASS = ("p", "drop_prob", "prob", "rate", "drop_rate")
+_OF_LORA = "lora_dropout"  # of adapters, which have a setting of their own
 
 
 def set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set every dropout rate, in the configuration and in the modules."""
-    import torch
+    """Set every dropout rate, in the configuration and in the modules.
 
-    for name in _DROPOUT_NAMES:
-        if hasattr(model.config, name):
-            setattr(model.config, name, rate)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = rate
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, rate)
+    rate: 0 also switches off layer drop, stochastic depth and the noise of routers; they stay as they are with a rate
+        above 0.
+    """
+    configs: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        if _OF_LORA not in name:
+            _set_rates(module, rate, _rate_names(module))
+            for config in _with_nested(getattr(module, "config", None)):
+                configs[id(config)] = config
+    for config in configs.values():
+        _set_rates(config, rate, _named_rates(vars(config)))
+
+
+def _set_rates(owner: nn.Module | Any, rate: float, names: list[str]) -> None:
+    for name in names:
+        is_other = _OTHER_NOISE.search(name) or _OTHER_NOISE.search(type(owner).__name__)
+        if rate == 0 or not is_other:
+            setattr(owner, name, rate)
+
+
+def _rate_names(module: nn.Module) -> list[str]:
+    from torch.nn.modules.dropout import _DropoutNd
+
+    names = _named_rates(vars(module))
+    if isinstance(module, _DropoutNd) or _OF_CLASS.search(type(module).__name__):
+        names += [name for name in _RATES_OF_CLASS if name not in names and _is_rate(getattr(module, name, None))]
+    return names
+
+
+def _named_rates(values: dict[str, Any]) -> list[str]:
+    rates = [name for name, value in values.items() if _is_rate(value)]
+    return [name for name in rates if _RATE.search(name) and not _COUNT.search(name)]
+
+
+def _is_rate(value: Any) -> bool:
+    """Whether it is a probability: not a flag, not a count."""
+    return isinstance(value, float) and 0 <= value <= 1
+
+
+def _with_nested(config: Any) -> Iterator[Any]:
+    from transformers import PreTrainedConfig
+
+    if isinstance(config, PreTrainedConfig):
+        yield config
+        for value in vars(config).values():
+            yield from _with_nested(value)

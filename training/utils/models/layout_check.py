@@ -17,6 +17,7 @@ from training.utils.layout.documents import Document, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS
 from training.utils.models.own_forward import OwnForward, own_forward_of, rms
+from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.errors import ThreestepError, first_line
 
 Read = Callable[[TokenRows], torch.Tensor]
@@ -72,11 +73,13 @@ def why_not_packed(
         with torch.no_grad():
             packed_M, beside_long_M = (read(packed_rows([row], 0).to(device)) for row in rows)
             beside_other_M = read(packed_rows([[*other, *second]], 0).to(device))
-        moved_M = (packed_M - beside_other_M)[-_numbers_of(second, own) :]
-        leaks = bool((moved_M != 0).any()) and _reaches(model, read, first, second, device, moved_M)
+        tail = slice(len(packed_M) - _numbers_of(second, own), None)
+        gradient = _gradient(model, packed_rows([rows[0]], 0).to(device), tail)
     except Exception as problem:  # noqa: BLE001 - each family refuses a mask by another exception
         return f"its forward refuses the mask of segments ({type(problem).__name__}: {first_line(problem)})"
-    if leaks:
+    before = sum(document.tokens for document in first)
+    moved = rms((packed_M - beside_other_M)[tail].double())
+    if not moved <= own.tolerance or (gradient is not None and bool((gradient[:before] != 0).any())):
         return "its attention lets one document of a row look into another"
     long_M = beside_long_M[len(beside_long_M) - _long_numbers(own) :]
     difference = own.difference(torch.cat([packed_M, long_M]))
@@ -121,46 +124,24 @@ def _numbers_of(documents: Sequence[Document], own: OwnForward) -> int:
     return sum(int(part.tokens.is_target.sum()) for document in documents for part in document.segments)
 
 
-def _reaches(
-    model: PreTrainedModel,
-    read: Read,
-    first: Sequence[Document],
-    second: Sequence[Document],
-    device: torch.device,
-    moved_M: torch.Tensor,
-) -> bool:
-    """Whether tokens of `first` reach the last hidden states of `second` in one row, by the gradient at the input
-    embeddings.
+def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.Tensor | None:
+    """Return the gradient of some of the numbers of `rows`, one row, for each of its tokens' embeddings [T, H]; None if
+    the weights are sharded. A token that must not be seen has a gradient of exactly 0, whatever rounds.
 
-    Where experts are computed batch by batch, numbers also move by rounding. Without a gradient (frozen models), and
-    under ZeRO-3, which takes any gradient for a step's, whether `moved_M`, how far they moved, is more than that. The
-    gradient starts inside the model: DeepSpeed lets none start at what its engine returns.
+    The model is called by itself: DeepSpeed allows no gradient but its own of what an engine returns.
     """
+    if hasattr(next(model.parameters()), "ds_id"):
+        return None
     embedded: list[torch.Tensor] = []
-    hidden: list[torch.Tensor] = []
 
     def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         embedded.append(output.detach().requires_grad_())
         return embedded[-1]
 
-    if hasattr(next(model.parameters()), "ds_id"):
-        return not rms(moved_M.double()) <= _own(model).tolerance
-    hooks = (
-        model.get_input_embeddings().register_forward_hook(as_leaf),
-        model.base_model.register_forward_hook(lambda module, inputs, output: hidden.append(output[0])),
-    )
+    hook = model.get_input_embeddings().register_forward_hook(as_leaf)
     try:
         with torch.enable_grad():
-            numbers_M = read(packed_rows([[*first, *second]], 0).to(device))
+            read_M = ScalarModel(model)(rows) if _own(model).of_scores else PolicyModel(model)(rows).logprobs_M
     finally:
-        for hook in hooks:
-            hook.remove()
-    before = sum(document.tokens for document in first)
-    # OPT's own forward passes its trunk by.
-    of_second = hidden[0].flatten(0, 1)[before:] if hidden else numbers_M[-len(moved_M) :]
-    if not of_second.requires_grad:
-        return not rms(moved_M.double()) <= _own(model).tolerance
-    # A sum may be constant, as of what a norm has centred.
-    weights = torch.randn(of_second.shape, generator=torch.Generator().manual_seed(0)).to(of_second)
-    (gradient,) = torch.autograd.grad((of_second * weights).sum(), embedded[0])
-    return bool((gradient.flatten(0, 1)[:before] != 0).any())
+        hook.remove()
+    return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +31,20 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     from peft import LoraConfig
 
     part = settings.lora_module_name
-    targets = part if part == "all-linear" else _linear_layers_named(model, part)
-    model.add_adapter(
-        LoraConfig(
-            r=settings.lora_dim,
-            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
-            lora_dropout=settings.lora_dropout,
-            target_modules=targets,
-            exclude_modules=["score"] if hasattr(model, "score") else None,
-        ),
-        adapter_name=ADAPTER,
+    config = LoraConfig(
+        r=settings.lora_dim,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
+        lora_dropout=settings.lora_dropout,
+        # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
+        target_modules=_linear_layers_named(model, "" if part == "all-linear" else part),
     )
+    try:
+        model.add_adapter(config, adapter_name=ADAPTER)
+    except ValueError as problem:
+        raise ThreestepError(
+            f"--lora_dim: PEFT makes no adapters for {type(model).__name__} here: {first_line(problem)}; name other "
+            "layers with --lora_module_name, or train without LoRA"
+        ) from problem
     for name, parameter in model.named_parameters():
         if not settings.only_optimize_lora or name.startswith("score."):
             parameter.requires_grad_(True)
@@ -80,10 +83,11 @@ def _linear_layers_named(model: PreTrainedModel, part: str) -> list[str]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
+    heads = (model.get_output_embeddings(), getattr(model, "score", None))
     found = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and part in name and not name.endswith(("lm_head", "score"))
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and part in name and module not in heads
     ]
     if not found:
         raise ThreestepError(

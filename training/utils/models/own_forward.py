@@ -149,12 +149,13 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor) -> tuple[torch.Tensor, 
     last hidden state, and what that layer returned."""
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
+    ids_1T = ids_T.unsqueeze(0).to(model.device)
     with _outputs_kept(model.base_model, head) as kept:
-        logits = model(input_ids=ids_T.unsqueeze(0).to(model.device)).logits
+        logits = model(input_ids=ids_1T).logits
     is_linear = (
         type(head) is nn.Linear
         and model.base_model is not model
-        and _same(kept.get("head_input"), kept.get("hidden"))
+        and _is_hidden(kept.get("head_input"), kept.get("hidden"), model.base_model, ids_1T)
         and (of_scores or _same(logits, kept.get("head_output")))
     )
     return logits, is_linear, kept.get("head_output")
@@ -187,6 +188,15 @@ def _tokens_of(document: Document) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids and targets of a document of one segment."""
     (segment,) = document.segments
     return segment.tokens.input_ids, segment.tokens.is_target
+
+
+def _is_hidden(head_input: Any, hidden: Any, trunk: nn.Module, ids_1T: torch.Tensor) -> bool:
+    """Whether the head reads what the trunk returns. hidden: None if the model calls a part of its trunk, as OPT does:
+    then the trunk is asked, of whose answer the meta device tells the shape alone."""
+    if hidden is not None or not isinstance(head_input, torch.Tensor):
+        return _same(head_input, hidden)
+    answer = trunk(input_ids=ids_1T)[0]
+    return _same(head_input, answer) or (answer.device.type == "meta" and answer.shape == head_input.shape)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ModelSettings:
     """name_or_path: folder or hub name.
     attn_implementation, torch_compile, lora_*: see training.utils.models.attention, .compiled and .lora.
-    dropout: every dropout rate; None keeps the model's own.
+    dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
     trust_remote_code: run Python code that comes with the model.
     """

@@ -21,6 +21,16 @@ def count_elements(weights: Iterable[torch.Tensor]) -> int:
     return sum(whole_shape(weight).numel() for weight in weights)
 
 
+def send_from_first_rank(modules: Iterable[nn.Module | None]) -> None:
+    """Give the weights of `modules` the first rank's values on every rank. A sharded model has them already."""
+    if not torch.distributed.is_initialized():
+        return
+    for module in modules:
+        for weight in module.parameters() if module is not None else ():
+            if not hasattr(weight, "ds_id"):
+                torch.distributed.broadcast(weight.data, src=0)
+
+
 @contextlib.contextmanager
 def whole_where_used(model: nn.Module) -> Iterator[None]:
     """Inside, a ZeRO-3 model that no engine owns yet can run forwards: each module's weights are gathered for its

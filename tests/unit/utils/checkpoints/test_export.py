@@ -1,10 +1,13 @@
-"""Weights of a checkpoint that are not those of its model are not exported."""
+"""Weights of a checkpoint that are not those of its model are not exported, and the others as they were trained."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.checkpoints import export
 from training.utils.models.description import write_description
@@ -55,3 +58,16 @@ def test_all_weights_are_exported_tied_ones_once(exported, tiny_tokenizer, famil
     ids = torch.arange(9)[None]
     with torch.no_grad():
         assert torch.equal(type(model).from_pretrained(folder)(ids).logits, model(ids).logits)
+
+
+def test_a_buffer_that_is_saved_keeps_its_precision(exported, tiny_tokenizer, tmp_path):
+    """The bias of a router, float32 in a bfloat16 model; ZeRO-3's checkpoints hold all in float32."""
+    build("glm4_moe", tmp_path / "start", vocab_size=len(tiny_tokenizer))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "start", dtype=torch.bfloat16)
+    folder = exported(model, {name: tensor.float() for name, tensor in model.state_dict().items()})
+    again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    stored = load_file(folder / "model.safetensors")
+    kept = {str(tensor.dtype) for name, tensor in stored.items() if "correction_bias" in name}
+    assert kept == {"torch.float32"} and stored["model.norm.weight"].dtype is torch.bfloat16

@@ -98,6 +98,10 @@ def test_the_form_that_transformers_documents_is_taken(config_of):
             {"bf16": {"check_grad_overflow": False}},
             "'bf16.check_grad_overflow' is off, so a NaN gradient would reach the weights",
         ),
+        (
+            {"data_types": {"buffer_dtype": "bf16"}},
+            "'data_types.buffer_dtype' would round what the model computes in float32, .* remove it",
+        ),
         ({"zero_optimization": {"reduce_bucket": 1}}, r"has no key 'zero_optimization.reduce_bucket'; did you mean"),
         ({"bf16": {"enable": True}}, r"has no key 'bf16.enable'; did you mean 'enabled'"),
         ({"zero_optimization": 2}, "'zero_optimization' expects an object, got a int"),

@@ -13,6 +13,7 @@ from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
+from training.utils.run.errors import ThreestepError
 
 PAD = 0
 NEVER = VOCABULARY + 1  # an end token that no model here can draw
@@ -272,3 +273,19 @@ def test_min_p_top_p_and_bad_words_are_the_same_in_any_batch():
 
 def test_the_time_is_told():
     assert roll(tiny_causal_lm("llama"), PLAIN).seconds > 0
+
+
+@pytest.mark.parametrize("how", [PLAIN, GREEDY, replace(PLAIN, top_p=0.9, top_k=5)], ids=["sampled", "greedy", "cut"])
+def test_numbers_that_are_none_end_in_one_sentence(how):
+    """Rows 0 and 1 are as they should be; a prompt with token 50 computes NaN."""
+    model = tiny_causal_lm("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[50] = float("nan")
+        model.get_output_embeddings().weight[50] = 0.0
+    ids_BP = torch.tensor([[3, 4, 5], [6, 7, 8], [9, 50, 10]])
+    batch = (ids_BP, torch.ones_like(ids_BP).bool())
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes NaN at token 0 of response 2 .* of 3, "):
+        roll(model, how, batch)
+    one = RolloutRequest.of_prompt(ids_BP[2], how, 0)
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes NaN"):
+        list(TransformersRollout().stream(model, one, ()))

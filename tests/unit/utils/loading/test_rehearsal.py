@@ -142,7 +142,7 @@ def test_a_reward_model_without_its_head_does_not_judge(changed_folder, family, 
         must_have_head=True,
     )
     load(folder, scalar=True)
-    assert capsys.readouterr().out == f"'{folder}' has no scalar head: score.weight is new, drawn at random\n"
+    assert capsys.readouterr().out == f"model: '{folder}' has no scalar head: score.weight is new, drawn at random\n"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -150,7 +150,7 @@ def test_the_new_head_is_one_line(save_folder, family, capfd):
     folder = save_folder(family=family)
     load(folder, scalar=True)
     said = capfd.readouterr()
-    assert said.out == f"'{folder}' has no scalar head: score.weight is new, drawn at random\n"
+    assert said.out == f"model: '{folder}' has no scalar head: score.weight is new, drawn at random\n"
     assert "score.weight" not in said.err  # no table of transformers beside it
 
 
@@ -216,7 +216,10 @@ def test_adapters_that_were_not_merged(changed_folder):
 def test_heads_that_are_not_used_pass_with_a_line(changed_folder, capsys):
     folder = changed_folder(lambda tensors: {**tensors, "v_head.summary.weight": torch.zeros(1, 32)})
     load(folder)
-    assert capsys.readouterr().out == f"'{folder}': not used here, of another head: the tensor v_head.summary.weight\n"
+    assert (
+        capsys.readouterr().out
+        == f"model: '{folder}': not used here, of another head: the tensor v_head.summary.weight\n"
+    )
 
 
 @pytest.mark.parametrize("scalar", [False, True])

@@ -19,6 +19,14 @@ CONFIGS = {
     "qwen3": tf.Qwen3Config(**GROUPED, head_dim=8),
     "gemma3": tf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=64),
     "gpt2": tf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ENDS),
+    "minicpm3": tf.MiniCPM3Config(
+        **GROUPED | {"num_key_value_heads": 4},
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+    ),
     "opt": tf.OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64, **ENDS),
 }
 
@@ -76,13 +84,14 @@ def test_generation_and_the_saved_configuration_are_plain(tmp_path):
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.bfloat16, 8e-3)])
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_one_token(key_heads, dtype, close, masked):
-    """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads)."""
+@pytest.mark.parametrize(("key_heads", "value_size"), [(1, 8), (2, 8), (4, 8), (4, 6), (2, 10)])
+def test_one_token(key_heads, value_size, dtype, close, masked):
+    """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads).
+    Multi-head latent attention has narrower values than keys."""
     generator = torch.Generator().manual_seed(key_heads)
     query, key, value = (
-        torch.randn(3, heads, tokens, 8, generator=generator, dtype=torch.float64).to(dtype)
-        for heads, tokens in ((4, 1), (key_heads, 5), (key_heads, 5))
+        torch.randn(3, heads, tokens, size, generator=generator, dtype=torch.float64).to(dtype)
+        for heads, tokens, size in ((4, 1, 8), (key_heads, 5, 8), (key_heads, 5, value_size))
     )
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
     module = torch.nn.Module().eval()
@@ -91,7 +100,7 @@ def test_one_token(key_heads, dtype, close, masked):
     want, _ = sdpa_attention_forward(*given, scaling=0.3)
     got, _ = attention_by_document(*given, scaling=0.3)
     torch.testing.assert_close(got, want, rtol=0, atol=close)
-    assert got.shape == (3, 1, 4, 8)
+    assert got.shape == (3, 1, 4, value_size)
     plain, own = functional.scaled_dot_product_attention, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.engine.training_engine import full_tensors
@@ -64,6 +65,40 @@ def test_the_merged_weights_are_the_plain_model_and_peft_own_merge(family):
     fresh = tiny_causal_lm(family)
     fresh.load_state_dict(merged, strict=False)
     torch.testing.assert_close(logits(fresh), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def mixtral() -> MixtralForCausalLM:
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    return MixtralForCausalLM(config).eval()
+
+
+def test_experts_and_routers_get_no_adapter():
+    """They are weights of no linear layer: PEFT's own "all-linear" wraps them twice, and a merge would miss them."""
+    model = add_lora(mixtral(), LORA)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    adapted = {name.split(".lora_")[0].split(".")[-1] for name, _ in model.named_parameters() if "lora_" in name}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    merged = {name: tensor.clone() for name, tensor in full_tensors(model, zero_stage=0)}
+    fresh = mixtral()
+    assert merged.keys() == fresh.state_dict().keys()
+    fresh.load_state_dict(merged)
+    assert not torch.allclose(logits(fresh), logits(mixtral()), atol=1e-3)
+    torch.testing.assert_close(logits(fresh), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_peft_refuses_end_in_a_sentence():
+    with pytest.raises(
+        ThreestepError, match=r"^--lora_dim: PEFT makes no adapters for MambaForCausalLM here: .*out_proj"
+    ):
+        add_lora(tiny_causal_lm("mamba"), LORA)
 
 
 def test_adapters_off_is_the_model_as_it_was():

@@ -75,7 +75,7 @@ def split_indices(
     for phases, indices in groups.items():
         allowed = [weight if p in phases else Fraction(0) for p, weight in zip(PHASES, weights, strict=True)]
         bounds = np.cumsum([0, *share_rows(len(indices), allowed)])
-        shuffled = indices[_permutation(len(indices), seed, _SHARE)]
+        shuffled = indices[shuffled_order(len(indices), seed, _SHARE)]
         taken.append(shuffled[bounds[phase - 1] : bounds[phase]])
     return np.sort(np.concatenate(taken)).astype(np.int64)
 
@@ -85,7 +85,7 @@ def carve_eval(rows: int, eval_fraction: float, seed: int) -> tuple[np.ndarray, 
     count = round(rows * eval_fraction)
     if eval_fraction > 0 and rows >= 2:
         count = min(max(count, 1), rows - 1)  # at least one of each
-    shuffled = _permutation(rows, seed, _CARVE)
+    shuffled = shuffled_order(rows, seed, _CARVE)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
 
@@ -96,15 +96,11 @@ def pick_rows(indices: Sequence[np.ndarray], most: int | None, seed: int, first:
         return list(indices)
     counts = share_rows(most, [len(rows) for rows in indices])
     return [
-        rows[:count] if first else np.sort(rows[_permutation(len(rows), seed, _PICK)[:count]])
+        rows[:count] if first else np.sort(rows[shuffled_order(len(rows), seed, _PICK)[:count]])
         for rows, count in zip(indices, counts, strict=True)
     ]
 
 
-def shuffled_order(rows: int, seed: int) -> np.ndarray:
-    """A permutation of 0 .. rows - 1 decided by the seed."""
-    return _permutation(rows, seed, _PICK)
-
-
-def _permutation(rows: int, seed: int, stream: int) -> np.ndarray:
+def shuffled_order(rows: int, seed: int, stream: int = _PICK) -> np.ndarray:
+    """A permutation of 0 .. rows - 1 decided by the seed; another for each `stream`."""
     return np.random.RandomState([seed % 2**32, stream]).permutation(rows).astype(np.int64)

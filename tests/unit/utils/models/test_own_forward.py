@@ -1,0 +1,268 @@
+"""What a model's own forward gives is what steps read, whatever its family does after the trunk; what is not causal, or
+does not stay the same in train mode, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.loading.models import load_causal_lm
+from training.utils.models.layout_check import check_padded, why_not_packed
+from training.utils.models.own_forward import difference_now, own_forward_of, read_own_forward
+from training.utils.models.probes import make_probes
+from training.utils.models.rounding import rounded_once_more
+from training.utils.models.settings import ModelSettings
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.errors import ThreestepError
+
+CPU = torch.device("cpu")
+LLAMA = FAMILIES["llama"]
+
+
+def wide(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Weights so wide that every setting shows in the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype) * 0.3)
+    return model.eval()
+
+
+def family(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        name, vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2, **settings
+    )
+    return wide(AutoModelForCausalLM.from_config(config, dtype=dtype))
+
+
+def reader(model: PreTrainedModel) -> Callable[[TokenRows], torch.Tensor]:
+    policy = PolicyModel(model)
+    return lambda rows: policy(rows).logprobs_M
+
+
+# Families whose logits are more than one linear layer on the trunk's last hidden state.
+MORE_THAN_LINEAR = {
+    "cohere": lambda: family("cohere", **{**LLAMA, "logit_scale": 0.5}),
+    "granite": lambda: family("granite", **{**LLAMA, "logits_scaling": 3.0}),
+    "falcon_h1": lambda: family(
+        "falcon_h1", **LLAMA, lm_head_multiplier=3.0, mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, mamba_d_state=8
+    ),
+    "recurrent_gemma": lambda: family(
+        "recurrent_gemma", **LLAMA, lru_width=32, logits_soft_cap=2.0, attention_window_size=64
+    ),
+    "modernbert-decoder": lambda: family(
+        "modernbert-decoder", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=128, cls_token_id=3, sep_token_id=4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MORE_THAN_LINEAR)
+def test_log_probabilities_are_those_of_the_models_own_logits(name):
+    """Before, three names of settings were known, and any other family trained on other log-probabilities."""
+    model = MORE_THAN_LINEAR[name]()
+    own = read_own_forward(model)
+    assert not own.head_is_linear
+    policy = PolicyModel(model)
+    with torch.no_grad():
+        for document in own.probes.alone:
+            ids = document.segments[0].tokens.input_ids
+            logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0], -1)
+            targets = torch.nonzero(document.segments[0].tokens.is_target).flatten()
+            expected = logprobs[targets - 1, ids[targets]]
+            got = policy(packed_rows([[document]], 0)).logprobs_M
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "opt"])
+def test_a_linear_head_is_read_where_tokens_are_predicted(name):
+    assert read_own_forward(tiny_causal_lm(name)).head_is_linear
+    assert read_own_forward(tiny_scalar_model(name)).head_is_linear
+
+
+def test_a_model_whose_trunk_is_itself():
+    """`base_model` is the model where the family gives no prefix: its output is logits, not a hidden state."""
+    model = tiny_causal_lm("llama", torch.float64)
+    own = read_own_forward(model)
+    type(model).base_model_prefix, before = "", type(model).base_model_prefix
+    try:
+        other = read_own_forward(model)
+        assert model.base_model is model and not other.head_is_linear
+        check_padded(model, reader(model), CPU)
+    finally:
+        type(model).base_model_prefix = before
+    assert torch.equal(own.numbers_M, other.numbers_M)
+
+
+class Scaled(nn.Module):
+    """A scalar head of two layers."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.Linear(head.in_features, 8).to(head.weight.dtype),
+            nn.Linear(8, 1).to(head.weight.dtype),
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(hidden)))
+
+
+def test_a_scalar_head_of_its_own():
+    model = tiny_scalar_model("llama", torch.float32)
+    model.score = Scaled(model.score)
+    own = read_own_forward(model)
+    scorer = ScalarModel(model)
+    assert not own.head_is_linear
+    check_padded(model, scorer, CPU)
+    assert why_not_packed(model, scorer, 12, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("bert", {}),
+        ("roberta", {"max_position_embeddings": 64}),
+        ("electra", {"embedding_size": 16}),
+        ("xlnet", {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48}),
+    ],
+)
+def test_an_encoder_is_not_causal(name, settings):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    model = family(name, torch.float32, **({**sizes, **settings} if name != "xlnet" else settings))
+    with pytest.raises(ThreestepError, match=r"is not causal: the second half of a sequence moves the numbers"):
+        read_own_forward(model)
+
+
+def test_a_model_of_images_alone_ends_in_a_sentence():
+    class Refuses(type(tiny_causal_lm("llama"))):
+        def forward(self, **inputs: Any) -> Any:
+            raise KeyError("pixel_values")
+
+    model = tiny_causal_lm("llama")
+    model.__class__ = Refuses
+    with pytest.raises(ThreestepError, match=r"^Refuses cannot be read: .*\(KeyError: 'pixel_values'\)"):
+        read_own_forward(model)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(number):
+    model = tiny_causal_lm("llama")
+    with torch.no_grad():
+        model.lm_head.weight[5] = number
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes nan from its loaded weights in float32"):
+        read_own_forward(model)
+
+
+def test_attention_that_branches_on_its_name_keeps_it(tmp_path, monkeypatch):
+    """As sparse-index attention does (`in ("eager", "sdpa")`): under another name it computes something else."""
+    tiny_causal_lm("llama", torch.float32).save_pretrained(tmp_path)
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaAttention.forward
+
+    def by_name(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        scale = 1.0 if self.config._attn_implementation in ("eager", "sdpa") else 1.5
+        return plain(self, hidden_states * scale, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", by_name)
+    model = load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, VOCABULARY)
+    own = own_forward_of(model)
+    assert own is not None and model.config._attn_implementation == "sdpa"
+    assert own.notes == ["attention stays 'sdpa': the family computes something else under another name"]
+    assert difference_now(model, own) == 0.0
+
+
+def test_train_mode_with_dropout_zero_that_still_draws(tmp_path, monkeypatch):
+    tiny_causal_lm("llama", torch.float32).save_pretrained(tmp_path)
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaMLP.forward
+
+    def drawn(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return plain(self, hidden) * (1.1 if self.training else 1.0)
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", drawn)
+    with pytest.raises(ThreestepError, match="computes something else in train mode with dropout 0"):
+        load_causal_lm(ModelSettings(str(tmp_path), dropout=0.0), torch.float32, VOCABULARY)
+    load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, VOCABULARY)  # its own rates are the user's choice
+
+
+def test_it_is_measured_in_eval_mode_and_leaves_no_trace():
+    model = tiny_causal_lm("gpt2").train()
+    model.transformer.h[0].eval()
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    read_own_forward(model, 40)
+    assert model.training and not model.transformer.h[0].training and model.transformer.h[1].training
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_probes_hold_no_special_token_and_one_sequence_as_long_as_the_training():
+    config = tiny_causal_lm("llama").config
+    config.image_token_id, config.pad_token_id, config.eos_token_id = 7, 0, [2, 3]
+    probes = make_probes(config, 40)
+    assert [document.tokens for document in probes.alone] == [8, 9, 6, 7, 40]
+    used = set(torch.cat([document.segments[0].tokens.input_ids for document in probes.alone]).tolist())
+    assert not used & {0, 1, 2, 3, 7} and make_probes(config, 9).long is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_tolerance_is_of_the_order_of_rounding(dtype):
+    """Two orders of magnitude around eps times the largest log-probability of these models."""
+    own = read_own_forward(tiny_causal_lm("llama", dtype))
+    eps = torch.finfo(dtype).eps * float(own.numbers_M.abs().max())
+    assert eps <= own.tolerance <= 100 * eps
+
+
+def test_disturbed_forwards_differ_by_their_seed_alone():
+    model, ids = tiny_causal_lm("llama"), torch.arange(5, 15)[None]
+
+    def logits(seed: int) -> torch.Tensor:
+        with torch.no_grad(), rounded_once_more(model, seed):
+            return model(input_ids=ids).logits
+
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+    assert torch.equal(logits(1), logits(1))
+    assert not torch.equal(logits(1), logits(2)) and not torch.equal(logits(1), plain)
+    torch.testing.assert_close(logits(1), plain, rtol=1e-3, atol=1e-3)
+
+
+EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("qwen3_moe", EXPERTS),
+        ("olmoe", EXPERTS),
+        ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 24}),
+    ],
+)
+def test_experts_that_round_by_batch_are_packed(name, settings):
+    """Expert batches round differently beside other documents; no gradient passes between the documents."""
+    sizes = {key: value for key, value in LLAMA.items() if key != "head_dim"}
+    for seed in range(3):
+        model = wide(family(name, torch.float32, **sizes, **settings), seed)
+        assert why_not_packed(model, reader(model), 12, CPU) is None, seed
+
+
+def test_a_leak_below_rounding_is_found_by_its_gradient():
+    """In bfloat16 a leak may move numbers by less than rounding does; its gradient is still not zero."""
+    model = family("lfm2", torch.bfloat16, **LLAMA, layer_types=["conv", "full_attention"])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.05)
+    reason = why_not_packed(model, reader(model), 12, CPU)
+    assert reason == "its attention lets one document of a row look into another"

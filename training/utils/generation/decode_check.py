@@ -1,0 +1,131 @@
+"""In which way a model is decoded: the first whose log-probabilities are the model's own.
+
+The probes' sequences (`models.probes`) are decoded token by token, as a rollout would draw them: prompts of different
+lengths and of the same length, two responses each, rows that end at different tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.generation.base import RolloutRequest, Sampling
+from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.layout.documents import Document
+from training.utils.models.own_forward import OwnForward, difference_now
+from training.utils.run.errors import ThreestepError, first_line
+
+_SAMPLES = 2
+
+
+def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
+    """Return the first of WAYS that gives the numbers of `own`, and if others are faster, sentences on why not those.
+    ThreestepError if none does.
+
+    model: with whole weights, in eval mode; the model that `own` was read from, or a copy of it.
+    """
+    name = type(model).__name__
+    notes: list[str] = []
+    for way in WAYS:
+        reason = why_not_decoded(model, own, way)
+        if reason is None:
+            return way, [*notes, f"warning: {name} rolls out {way.words}, which is slower"] if notes else []
+        notes.append(f"{name} cannot roll out {way.words}: {reason}")
+    plain = difference_now(model, own)
+    if not plain <= own.tolerance:
+        raise ThreestepError(
+            f"{name} cannot draw responses: the weights that rollouts are lent compute other log-probabilities than "
+            f"those that were loaded (they differ by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another "
+            "--dtype or --zero_stage 2"
+        )
+    raise ThreestepError(f"{notes[-1]}, nor in a faster way; use another family, --dtype or --rollout_engine")
+
+
+def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
+    """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
+    cases = _cases(own)
+    try:
+        with torch.no_grad():
+            read = _decoded(model, cases, way)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - each family fails in its own way
+        return f"its forward fails ({type(problem).__name__}: {first_line(problem)})"
+    read_M = torch.cat([torch.stack(numbers) for case, numbers in zip(cases, read, strict=True) if case.is_known])
+    difference = own.difference(read_M)
+    # Rollouts read logits in float32 at most.
+    tolerance = own.tolerance + torch.finfo(torch.float32).eps * float(own.numbers_M.abs().max())
+    if difference <= tolerance:
+        return None
+    if difference != difference:
+        return "its log-probabilities are not numbers"
+    return f"its log-probabilities differ by {difference:.2g} (rounding explains {tolerance:.2g})"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A prompt with one response, which is given. is_known: `own` has its numbers."""
+
+    prompt_ids_P: torch.Tensor
+    response_ids: list[int]
+    is_known: bool
+
+
+def _cases(own: OwnForward) -> list[_Case]:
+    """Two for each prompt: one much longer than the others, one as long as the first, then the known ones, in the order
+    of `own`."""
+    alone = own.probes.alone
+    short = [_case(document) for document in (alone if own.probes.long is None else alone[:-1])]
+    # Its own cases are unknown and end after one token: they only stand beside the others.
+    beside = [*_unknown(own.probes.other.segments[0].tokens.input_ids, short)]
+    if own.probes.long is None:
+        return [*_unknown(alone[1].segments[0].tokens.input_ids, short), *beside, *short]
+    long = _case(own.probes.long)
+    twice = _Case(long.prompt_ids_P, long.response_ids, False)
+    return [*beside, *short, long, twice]
+
+
+def _case(document: Document) -> _Case:
+    tokens = document.segments[0].tokens
+    return _Case(tokens.input_ids[~tokens.is_target], tokens.input_ids[tokens.is_target].tolist(), True)
+
+
+def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[_Case]) -> list[_Case]:
+    return [_Case(prompt_ids_P, case.response_ids[:1], False) for case in short[:_SAMPLES]]
+
+
+def _decoded(model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay) -> list[list[torch.Tensor]]:
+    """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
+    request = _request(cases, model.device)
+    parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
+    read: list[list[torch.Tensor]] = [[] for _ in cases]
+    for rows, part in parts:
+        decoding = Decoding(model, part, way)
+        logits_AV, place = decoding.prefill(_SAMPLES), 0
+        while True:
+            active = [rows[row] for row in decoding.rows_A.tolist()]
+            token_A = torch.tensor([cases[row].response_ids[place] for row in active], device=logits_AV.device)
+            logprobs_AV = torch.log_softmax(logits_AV.double(), dim=-1)
+            logprobs_A = logprobs_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1)
+            for row, logprob in zip(active, logprobs_A, strict=True):
+                read[row].append(logprob)
+            place += 1
+            token_A = decoding.drop(token_A, [len(cases[row].response_ids) == place for row in active])
+            if len(token_A) == 0:
+                break
+            logits_AV = decoding.step(token_A)
+    return read
+
+
+def _request(cases: Sequence[_Case], device: torch.device) -> RolloutRequest:
+    prompts = [case.prompt_ids_P for case in cases[::_SAMPLES]]
+    width = max(len(prompt) for prompt in prompts)
+    ids_BP = torch.stack([torch.nn.functional.pad(prompt, (width - len(prompt), 0)) for prompt in prompts])
+    lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts])
+    mask_BP = torch.arange(width) >= width - lengths_B1
+    most = max(len(case.response_ids) for case in cases)
+    sampling = Sampling(most, temperature=1.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)
+    return RolloutRequest(ids_BP.to(device), mask_BP.to(device), sampling, list(range(len(cases))), _SAMPLES)

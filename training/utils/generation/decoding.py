@@ -1,0 +1,134 @@
+"""The rows that a rollout decodes: which are active, and how each gets the logits of its next token.
+
+Most families decode prompts of different lengths in one batch, padded on the left, with our cache. Those that cannot
+(their positions or states count the padding, their cache is of another kind, or they have none) do it in another way;
+`decode_check` finds out which.
+
+B sequences (prompts, until they are repeated), of which A are still active; P prompt tokens, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.generation.base import RolloutRequest
+from training.utils.generation.cache import compacted, leave, moves_when_leaving, reorder, roomy_cache
+
+OURS, OWN, NONE = "ours", "own", "none"
+
+
+@dataclass(frozen=True)
+class DecodeWay:
+    """padded: prompts of different lengths are one batch, padded on the left; else each length is a batch.
+    cache: OURS (`roomy_cache`), OWN (that which the family makes), or NONE: each token computes its whole sequence.
+    words: of the log, after "rolls out".
+    """
+
+    padded: bool
+    cache: str
+    words: str
+
+
+# From the fastest to the slowest.
+WAYS = (
+    DecodeWay(True, OURS, "prompts of different lengths in one batch"),
+    DecodeWay(True, OWN, "prompts of different lengths in one batch with the family's own cache"),
+    DecodeWay(False, OURS, "prompts of one length at a time"),
+    DecodeWay(False, OWN, "prompts of one length at a time with the family's own cache"),
+    DecodeWay(False, NONE, "prompts of one length at a time without a cache"),
+)
+
+
+class Decoding:
+    """The active rows: their indices in B, cache, mask and last position.
+
+    Where `way` is not padded, the prompts of `request` are of one length, without padding (`of_one_length`), and the
+    family is given neither mask nor positions.
+    """
+
+    def __init__(self, model: PreTrainedModel, request: RolloutRequest, way: DecodeWay = WAYS[0]) -> None:
+        most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
+        count, self.length = prompt_mask_BP.shape
+        self.model, self.way = model, way
+        self._accepted = inspect.signature(model.forward).parameters
+        # Pure state-space models name the cache differently, and silently ignore any other name.
+        self.is_state_space = "cache_params" in self._accepted
+        self.cache: Any = roomy_cache(model, self.length + most) if way.cache == OURS else None
+        self.input_ids = request.prompt_ids_BP
+        self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, most), value=1)
+        self.position_ids = (self.mask[:, : self.length].cumsum(-1) - 1).clamp(min=0)
+        self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
+
+    def prefill(self, samples_per_prompt: int) -> torch.Tensor:
+        """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
+        logits_BV = self._forward()
+        self.position_ids = self.position_ids[:, -1:]
+        if samples_per_prompt == 1:
+            return logits_BV
+        order = self.rows_A.repeat_interleave(samples_per_prompt)
+        if self.way.cache == NONE:
+            self.input_ids = self.input_ids[order]
+        else:
+            reorder(self.cache, order)
+        self.mask, self.position_ids = self.mask[order], self.position_ids[order]
+        self.rows_A = torch.arange(len(order), device=order.device)
+        return logits_BV[order]
+
+    def drop(self, token_A: torch.Tensor, over: list[bool]) -> torch.Tensor:
+        """Drop the rows that are over; return the tokens of the others in their new order."""
+        if not any(over):
+            return token_A
+        moves = moves_when_leaving(over, token_A.device)
+        if self.way.cache == NONE:
+            self.input_ids = self.input_ids[moves.order]
+        elif moves.count:
+            leave(self.cache, moves)
+        self.mask, self.position_ids, self.rows_A = (
+            compacted(part, moves) for part in (self.mask, self.position_ids, self.rows_A)
+        )
+        return compacted(token_A, moves)
+
+    def step(self, token_A: torch.Tensor) -> torch.Tensor:
+        """Append one token to each row; return the logits [A, V] of the next."""
+        token_A1 = token_A.unsqueeze(1)
+        self.input_ids = torch.cat([self.input_ids, token_A1], dim=1) if self.way.cache == NONE else token_A1
+        self.position_ids = self.position_ids + 1
+        self.length += 1
+        return self._forward()
+
+    def _forward(self) -> torch.Tensor:
+        prompts_are_in = self.input_ids.shape[1] < self.length
+        name = "cache_params" if self.is_state_space else "past_key_values"
+        inputs: dict[str, Any] = {"input_ids": self.input_ids, "use_cache": self.way.cache != NONE, "logits_to_keep": 1}
+        if self.way.padded:
+            # Their state holds the past; they would multiply the whole mask with the single new token.
+            without_mask = self.is_state_space and prompts_are_in
+            inputs["attention_mask"] = None if without_mask else self.mask[:, : self.length]
+            inputs["position_ids"] = self.position_ids
+        if self.cache is not None:
+            inputs[name] = self.cache
+        if self.way != WAYS[0]:  # families of any signature
+            inputs = {key: value for key, value in inputs.items() if key in self._accepted}
+        output = self.model(**inputs)
+        if self.way.cache == OWN:
+            self.cache = getattr(output, name)
+        return output.logits[:, -1].float()
+
+
+def of_one_length(request: RolloutRequest) -> Iterator[tuple[list[int], RolloutRequest]]:
+    """Yield requests for the prompts of each length, without padding, with the indices of their sequences in `request`
+    (as `request.repeated()` orders them)."""
+    samples, lengths = request.samples_per_prompt, request.prompt_mask_BP.sum(dim=1).tolist()
+    for length in sorted(set(lengths)):
+        prompts = [prompt for prompt, own in enumerate(lengths) if own == length]
+        rows = [prompt * samples + sample for prompt in prompts for sample in range(samples)]
+        ids_BP = request.prompt_ids_BP[prompts][request.prompt_mask_BP[prompts]].view(len(prompts), length)
+        mask_BP = torch.ones_like(ids_BP).bool()
+        seeds: Sequence[int] = [request.seeds[row] for row in rows]
+        yield rows, replace(request, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP, seeds=seeds)
