@@ -103,8 +103,8 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
             f"{type(model).__name__} computes {float(numbers_M[~numbers_M.isfinite()][0])} from its loaded weights in "
             f"{str(model.dtype).removeprefix('torch.')}; check the weights' files, or train in another --dtype"
         )
-    # What steps read is float32 at least, and no more than that for scores.
-    eps = torch.finfo(torch.float32 if of_scores else model.dtype).eps
+    # Scores are read in float32, and some families compute attention in it whatever the model's precision (gpt_neo).
+    eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps
     tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
     _check_causal(model, read[-1].logits_TV, scores if of_scores else logits, tolerance)
     own = OwnForward(probes, numbers_M, of_scores, tolerance, all(part.head_is_linear for part in read))
