@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +55,8 @@ class Case:
     neftune_alpha: float = 0.0
     z_loss_coef: float = 0.0
     adapter_off: bool = False
+    router_coef: float | None = None  # --router_aux_loss_coef
+    lora_part: str = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,35 @@ def packed_cases(world_size: int) -> list[Case]:
     return found
 
 
+def mixture_cases(world_size: int, every: bool = False) -> list[Case]:
+    """What mixture_program runs: a mixture of experts with its balancing loss. One micro-batch on each rank, and
+    several; padded, packed, with shared prompts; a router that ZeRO-3 shards; and what else touches a forward.
+
+    every: all of them at each ZeRO stage, and compiled; otherwise each at one of the stages 0 and 3.
+    """
+    kinds = {"sft": "mixture", "dpo": "mixture", "ranking": "mixture_scalar"}
+    one, several = (6, 2) if world_size == 1 else (3, 1)
+    shapes = [(False, one, 0), (False, several, 3), (True, one, 3), (True, several, 0)]
+    found = [
+        Case(f"{'packed' if packed else 'padded'}_{kind}_micro{micro}", kind, model, zero_stage=stage, micro=micro,
+             packed=packed)
+        for kind, model in kinds.items() for packed, micro, stage in shapes
+    ]  # fmt: skip
+    packed = Case("", model="mixture", packed=True, micro=2)
+    found += [
+        replace(packed, name="wide", model="mixture_wide", zero_stage=3),
+        replace(packed, name="noise", neftune_alpha=NEFTUNE_ALPHA),
+        replace(packed, name="lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True, zero_stage=3),
+        replace(packed, name="given", router_coef=0.2, checkpointing=True),
+        replace(packed, name="off", router_coef=0.0, zero_stage=3),
+    ]
+    found += [replace(packed, name="one_a_step", per_step=1, zero_stage=3)] if world_size == 2 else []
+    if every:
+        found = [replace(case, name=f"{case.name}_z{stage}", zero_stage=stage) for case in found for stage in range(4)]
+        found += [replace(packed, name="compiled", compiled=True)] if world_size == 1 else []
+    return found
+
+
 def spreads(world_size: int) -> list[Spread]:
     hows = {1: ("reversed", "wide"), 2: ("first_rank_alone", "no_targets", "reversed", "wide", "uneven")}[world_size]
     return [Spread(f"{how}_z{stage}", stage, how) for how in hows for stage in (0, 2, 3)]
@@ -219,6 +250,7 @@ def model_settings(case: Case, models: Path) -> Any:
         gradient_checkpointing=case.checkpointing,
         lora_dim=case.lora_dim,
         lora_alpha=LORA_ALPHA,
+        lora_module_name=case.lora_part,
     )
 
 
@@ -238,6 +270,7 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from training.utils.engine.arguments import EngineArguments
+    from training.utils.engine.router_loss import router_loss
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
@@ -261,9 +294,10 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     steps = (STEPS, case.per_step)
     flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data_flags(max_seq_len=LONGEST))
     loop = loop_settings(flags, steps, model, packed, ranks, case.pad_token_id)
+    routers = router_loss(engine, model, case.router_coef)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun("test", engine, train_rows, eval_rows, loop, metrics)
+        run = TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, routers=routers)
         trainer = make_trainer(case, run, model)
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None
@@ -279,6 +313,8 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "chosen": chosen and asdict(chosen),
         "train_accuracies": [line["train/token_accuracy"] for line in lines if "train/token_accuracy" in line],
         "eval_accuracies": [line["eval/token_accuracy"] for line in lines if "eval/token_accuracy" in line],
+        "router_losses": [line["train/router_loss"] for line in lines if "train/router_loss" in line],
+        "router_loads": [line["train/router_load_max"] for line in lines if "train/router_load_max" in line],
         "z_losses": [line["train/z_loss"] for line in lines if "train/z_loss" in line],
         "packed": packed,
         "said": said,

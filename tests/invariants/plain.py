@@ -189,6 +189,36 @@ def preference_loss(
     return loss_of
 
 
+def with_router_loss(
+    loss_of: Callable[[nn.Module, list], torch.Tensor], top_k: int, coefficient: float, seen: list[tuple[float, ...]]
+) -> Callable[[nn.Module, list], torch.Tensor]:
+    """A loss_of, of a mixture of experts that reads every sequence of the batch alone: the same plus the coefficient x
+    E sum_e f_e P_e over all their tokens. seen: gains (that sum, the largest share of a layer's choices x E, the loss
+    without it) of each batch."""
+
+    def router_loss_of(model: nn.Module, batch: list) -> torch.Tensor:
+        read: list[tuple[torch.Tensor, ...]] = []
+        trunk = model.base_model
+        hooks = (
+            trunk.register_forward_pre_hook(
+                lambda module, args, kwargs: (args, {**kwargs, "output_router_logits": True}), with_kwargs=True
+            ),
+            trunk.register_forward_hook(lambda module, args, output: read.append(output.router_logits)),
+        )
+        own = loss_of(model, batch)
+        for hook in hooks:
+            hook.remove()
+        layers = [torch.softmax(torch.cat(parts).double(), -1) for parts in zip(*read, strict=True)]
+        chosen = [torch.zeros_like(p).scatter_(1, p.topk(top_k).indices, 1.0).detach() for p in layers]
+        experts = layers[0].shape[1]
+        loss = experts * (torch.cat(chosen).mean(0) * torch.cat(layers).mean(0)).sum()
+        largest = max(float((part.sum(0) / part.sum()).max()) for part in chosen)
+        seen.append((float(loss.detach()), largest * experts, float(own.detach())))
+        return own + coefficient * loss
+
+    return router_loss_of
+
+
 def train_mixed(
     model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
 ) -> Trained:

@@ -44,7 +44,9 @@ def start_of(folder: Path, kind: str, dtype: torch.dtype = torch.float64) -> tor
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     auto_class = AutoModelForSequenceClassification if kind == "ranking" else AutoModelForCausalLM
-    return auto_class.from_pretrained(folder, dtype=torch.float32).to(dtype).eval()
+    model = auto_class.from_pretrained(folder, dtype=torch.float32).to(dtype).eval()
+    model.set_experts_implementation("eager")  # of mixtures: the others compute in no float64
+    return model
 
 
 @cache
@@ -215,20 +217,23 @@ def test_noise_and_z_loss_equal_plain_pytorch(launched, models, world_size: int,
 
 
 def trained_with_noise(start: torch.nn.Module) -> plain.Trained:
-    """Plain PyTorch with noise whose seeds are those of the sequences' places in the run."""
-    import copy
+    train_rows, _ = engine_program.rows_of("sft", "plain", PER_STEP)
+    batches = plain.batches_of(train_rows, PER_STEP, SEED)
+    loss_of = noisy_sft_loss(engine_program.Z_LOSS_COEF)
+    return plain.train(copy.deepcopy(start), batches, loss_of, plain.Recipe())
 
+
+def noisy_sft_loss(z_loss_coef: float = 0.0) -> Callable[[torch.nn.Module, list], torch.Tensor]:
+    """Plain PyTorch with noise whose seeds are those of the sequences' places in the run."""
     from training.utils.run.seeds import derived_seed
 
     places = itertools.count()
 
     def loss_of(model: torch.nn.Module, batch: list) -> torch.Tensor:
         seeds = [derived_seed(SEED, "neftune", next(places)) for _ in batch]
-        alpha, coef = engine_program.NEFTUNE_ALPHA, engine_program.Z_LOSS_COEF
-        return plain.regularized_sft_loss(model, batch, seeds, alpha, coef)
+        return plain.regularized_sft_loss(model, batch, seeds, engine_program.NEFTUNE_ALPHA, z_loss_coef)
 
-    train_rows, _ = engine_program.rows_of("sft", "plain", PER_STEP)
-    return plain.train(copy.deepcopy(start), plain.batches_of(train_rows, PER_STEP, SEED), loss_of, plain.Recipe())
+    return loss_of
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -280,15 +285,19 @@ def lora_trained_plainly(models: Path, kind: str, regularized: bool) -> tuple[pl
         trained = trained_with_noise(model)
     else:
         trained = plain.train(model, plain.batches_of(train_rows, PER_STEP, SEED), loss_of, plain.Recipe())
-    assert all(".lora_" in name for name in trained.weights) and trained.weights
-    start = dict(start_of(models / "causal", "sft").named_parameters())
-    weights = {name: weight.detach().clone() for name, weight in start.items()}
+    return trained, merged(start_of(models / "causal", "sft"), trained.weights)
+
+
+def merged(start: torch.nn.Module, adapters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of `start`, with trained adapters merged."""
+    assert all(".lora_" in name for name in adapters) and adapters
+    weights = {name: weight.detach().clone() for name, weight in start.named_parameters()}
     for name in weights:
         layer = name.removesuffix(".weight")
-        if f"{layer}.lora_A.default.weight" in trained.weights:
-            down, up = (trained.weights[f"{layer}.lora_{side}.default.weight"] for side in "AB")
+        if f"{layer}.lora_A.default.weight" in adapters:
+            down, up = (adapters[f"{layer}.lora_{side}.default.weight"] for side in "AB")
             weights[name] += up @ down * engine_program.LORA_ALPHA / engine_program.LORA_DIM
-    return trained, weights
+    return weights
 
 
 @pytest.mark.parametrize("world_size, spread", SPREADS)

@@ -21,6 +21,9 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
+    MixtralForSequenceClassification,
     PreTrainedModel,
 )
 
@@ -70,9 +73,26 @@ def save_models(folder: Path) -> None:
         ("actor", 3, _model_that_ends),
         ("absolute", 4, lambda: GPT2LMHeadModel(_gpt2())),
         *((name, 4, partial(_of_family, name)) for name in FAMILIES),
+        ("mixture", 5, lambda: MixtralForCausalLM(mixture())),
+        ("mixture_scalar", 6, lambda: MixtralForSequenceClassification(mixture(num_labels=1))),
+        ("mixture_wide", 7, lambda: MixtralForCausalLM(mixture(num_local_experts=160, intermediate_size=8))),
     ):
         torch.manual_seed(seed)
         make().save_pretrained(folder / name)
+
+
+def mixture(**changes: object) -> MixtralConfig:
+    """Of its own coefficient, large enough to matter. With 160 experts a router's weight is large enough for ZeRO-3 to
+    shard it."""
+    common = {name: value for name, value in config().to_dict().items() if name in _OF_A_MIXTURE}
+    own = {"num_local_experts": 6, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.7, "intermediate_size": 48}
+    return MixtralConfig(**{**common, **own, **changes})
+
+
+_OF_A_MIXTURE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
 
 
 def _gpt2() -> GPT2Config:

@@ -116,14 +116,19 @@ class SftTrainer:
         documents = [sentence_document(row) for row in batch]
         sums = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
         run.engine.train()
-        for micro_batch in self._micro_batches(documents, run.settings.train_plan):
+        micro_batches = self._micro_batches(documents, run.settings.train_plan)
+        routers = run.routers.of_step(
+            [part.rows for part in micro_batches],
+            lambda index, rows: run.engine(rows, noise_NTE=self._noise(micro_batches[index], step)),
+        )
+        for micro_batch in micro_batches:
             read = run.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, step))
             loss = nll = sft_loss(read.logprobs_M, targets)
             if self.z_loss_coef:
                 drift = z_loss(read.log_normalizers_M, targets)
                 loss = nll + self.z_loss_coef * drift
                 sums["z_loss"] += float(drift.detach())
-            run.engine.backward(loss)
+            run.engine.backward(loss + routers.part(micro_batch.rows))
             sums["loss"] += float(nll.detach())
             sums["right"] += float(read.is_greedy_M.sum())
         report = run.engine.step()
@@ -133,6 +138,7 @@ class SftTrainer:
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / targets,
             **run.speed_figures(documents, targets, seconds),
+            **routers.figures("train"),
             **report.figures("train"),
         }
         if self.z_loss_coef:

@@ -99,9 +99,10 @@ class DpoTrainer:
         references = read_reference(self.references.train, run.engine, batches)
         sums = dict.fromkeys(_SUMS, 0.0)
         run.engine.train()
+        routers = run.routers.of_step([batch.ranked.rows for batch in batches])
         for batch, reference_B in zip(batches, references, strict=True):
             loss, figures = self._loss(batch, reference_B, float(len(taken)))
-            run.engine.backward(loss)
+            run.engine.backward(loss + routers.part(batch.ranked.rows))
             sums = {name: sums[name] + figures[name] for name in _SUMS}
         report = run.engine.step()
         totals = summed_numbers(sums, run.ranks.device)
@@ -110,6 +111,7 @@ class DpoTrainer:
             **{f"train/{name}": value for name, value in _means(totals).items()},
             "train/pairs_per_second": totals["pairs"] / seconds,
             **speed_figures(run, taken, seconds, are_targets=True),
+            **routers.figures("train"),
             **report.figures("train"),
         }
 

@@ -73,12 +73,14 @@ class RewardTrainer:
         started = time.monotonic()
         sums = {"loss": 0.0, "pairs": 0.0, "right": 0.0}
         run.engine.train()
-        for batch in train_batches(run, taken, are_targets=False):
+        batches = train_batches(run, taken, are_targets=False)
+        routers = run.routers.of_step([batch.ranked.rows for batch in batches])
+        for batch in batches:
             ranked = batch.ranked
             scores_B = run.engine(ranked.rows)
             better_Q, worse_Q = scores_B.index_select(0, ranked.better_Q), scores_B.index_select(0, ranked.worse_Q)
             loss = ranking_loss(better_Q, worse_Q, batch.margin_Q, ranked.weight_Q, float(len(taken)), self.options)
-            run.engine.backward(loss)
+            run.engine.backward(loss + routers.part(ranked.rows))
             sums["loss"] += float(loss.detach())
             sums["pairs"] += better_Q.numel()
             sums["right"] += float((better_Q > worse_Q).sum())
@@ -90,5 +92,6 @@ class RewardTrainer:
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
             **speed_figures(run, taken, seconds, are_targets=False),
+            **routers.figures("train"),
             **report.figures("train"),
         }

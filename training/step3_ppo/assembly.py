@@ -137,11 +137,8 @@ def check_reusable(roles: Roles) -> None:
     name, the model's own too."""
     for role, model in (("actor", roles.actor_model), ("critic", roles.critic_model)):
         if model is not None:
-            where, instead = (
-                "and --reuse_forwards reads in it",
-                f"give --{role}_dropout 0, or leave --reuse_forwards out",
-            )
-            check_no_dropout(model, where, instead)
+            instead = f"give --{role}_dropout 0, or leave --reuse_forwards out"
+            check_no_dropout(model, "and --reuse_forwards reads in it", instead)
 
 
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:

@@ -66,6 +66,15 @@ class Document:
         return sum(len(segment.tokens) for segment in self.segments)
 
     @cached_property
+    def copies(self) -> tuple[int, ...]:
+        """For each segment, how many of the document's sequences hold it: a shared prompt is in all of them."""
+        holders = [{owner} for owner in self.owners]
+        for segment, owner in zip(self.segments, self.owners, strict=True):
+            for seen in segment.sees:
+                holders[seen].add(owner)
+        return tuple(len(sequences) for sequences in holders)
+
+    @cached_property
     def targets(self) -> int:
         return sum(int(segment.tokens.is_target.sum()) for segment in self.segments)
 

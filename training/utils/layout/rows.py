@@ -40,6 +40,7 @@ class TokenRows:
     predictor_M: int64, flat position n*T+t whose hidden state predicts each target.
     sequence_M: int64, the sequence each target belongs to.
     end_B: int64, flat position of each sequence's last real token.
+    copies_NS: int64, how many sequences hold each segment (padding, the last column, is 0); None as `visible_NSS`.
     """
 
     input_ids_NT: torch.Tensor
@@ -50,9 +51,23 @@ class TokenRows:
     predictor_M: torch.Tensor
     sequence_M: torch.Tensor
     end_B: torch.Tensor
+    copies_NS: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
         return replace(self, **{name: part.to(device) for name, part in vars(self).items() if part is not None})
+
+    def copies_NT(self) -> torch.Tensor:
+        """Return int64 [N, T]: how often each token stands in the separate sequences that the rows hold; 0 is padding.
+        A prompt that K responses share counts K times."""
+        if self.copies_NS is None:
+            return (self.segment_ids_NT != PAD_SEGMENT).long()
+        return self.copies_NS.gather(1, self.segment_ids_NT % self.copies_NS.shape[1])
+
+    def without_targets(self) -> TokenRows:
+        """Return the same rows with nothing to predict: their forward computes no logits."""
+        parts = (self.target_ids_M, self.predictor_M, self.sequence_M)
+        ids, predictors, sequences = (part[:0] for part in parts)
+        return replace(self, target_ids_M=ids, predictor_M=predictors, sequence_M=sequences)
 
     def dense_mask(self) -> torch.Tensor | None:
         """Return bool [N, 1, T, T], True where a token may look, or None if causal attention is enough.
@@ -112,6 +127,7 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
     position_ids_NT = padding_T.repeat(count, 1)
     segment_ids_NT = torch.full((count, width), PAD_SEGMENT, dtype=torch.int64)
     visible_NSS = torch.eye(most_segments + 1, dtype=torch.bool).repeat(count, 1, 1)
+    copies_NS = torch.zeros(count, most_segments + 1, dtype=torch.int64)
     nothing = torch.empty(0, dtype=torch.int64)
     targets = [(nothing, nothing, nothing)]
     ends: list[int] = []
@@ -125,6 +141,7 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
                 input_ids_NT[n, here] = segment.tokens.input_ids
                 position_ids_NT[n, here] = torch.arange(segment.first_position, segment.first_position + length)
                 segment_ids_NT[n, here] = segments_before + index
+                copies_NS[n, segments_before + index] = document.copies[index]
                 for seen in segment.sees:
                     visible_NSS[n, segments_before + index, segments_before + seen] = True
                 column += length
@@ -142,6 +159,7 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
         predictor_M=predictor_M,
         sequence_M=sequence_M,
         end_B=torch.tensor(ends, dtype=torch.int64),
+        copies_NS=None if one_segment_rows else copies_NS,
     )
 
 

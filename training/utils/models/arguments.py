@@ -31,6 +31,12 @@ class ModelArguments:
         least=0,
         below=1,
     )
+    router_aux_loss_coef: float | None = flag(
+        None,
+        "Mixtures of experts: weight of the routers' balancing loss (Fedus et al. 2021); default: the model's own; "
+        "0 adds none.",
+        least=0,
+    )
     gradient_checkpointing: bool = flag(False, "Recompute activations: less memory.")
     torch_compile: bool = flag(
         False,

@@ -18,6 +18,7 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.chat.chat import conversation_end, use_chat_template
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.router_loss import router_loss
 from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
@@ -68,6 +69,7 @@ def run_one_model(
             sharing=phase == 2,
             needs_segments=data.chat.needs_segments,
         )
+        routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
         files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
@@ -77,7 +79,7 @@ def run_one_model(
         with checkpointed_run(plan, folder, parts, fingerprint, digests) as (metrics, checkpoints):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             name = f"step {flags.step.number}, {flags.step.label}"
-            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps)
+            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers)
             result = train(OpenedModel(flags, folder, rows, added_tokens, model, training), flags.own)
 
         tensors = engine.full_state(model)

@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.router_loss import RouterLoss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import Document
@@ -66,6 +67,7 @@ class TrainingRun(Generic[Row]):
     metrics: MetricsWriter
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     bad_steps: BadSteps = field(default_factory=BadSteps)
+    routers: RouterLoss = field(default_factory=RouterLoss)
 
     @property
     def ranks(self) -> Ranks:

@@ -212,3 +212,17 @@ def test_cumulative_lengths_cannot_share_a_prompt():
     rows = packed_rows([[shared_prompt(run([5, 6]), [run([7]), run([9])])]], pad_token_id=0)
     with pytest.raises(ThreestepError, match="use the attention implementation sdpa or flex_attention"):
         rows.cumulative_lengths()
+
+
+def test_how_often_a_token_stands_in_separate_sequences():
+    """A prompt of two tokens with three responses, then a sequence, then padding; and padded rows."""
+
+    def tokens(count: int) -> TokenSequence:
+        return TokenSequence(torch.arange(count), torch.zeros(count, dtype=torch.bool))
+
+    shared = shared_prompt(tokens(2), [tokens(1), tokens(2), tokens(1)])
+    assert shared.copies == (3, 1, 1, 1)
+    rows = packed_rows([[shared, plain(tokens(3))]], pad_token_id=0, min_width=11)
+    assert rows.copies_NT().tolist() == [[3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0]]
+    assert packed_rows([[plain(tokens(2))], [plain(tokens(1))]], 0).copies_NT().tolist() == [[1, 1], [1, 0]]
+    assert rows.without_targets().target_ids_M.numel() == 0
