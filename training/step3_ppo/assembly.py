@@ -33,6 +33,7 @@ from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
+from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
@@ -125,6 +126,8 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     if roles.reference is not None and roles.reference.frozen is not None:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
+    if has_routers(roles.actor_model):
+        log("warning: step 3 trains routers without their balancing loss", roles.actor.ranks.is_main)
     longest = flags.longest_tokens
     packs = [may_pack(flags.ppo.padded, model, engine, forward, longest, log) for model, engine, forward in read]
     if flags.ppo.reuse_forwards:
