@@ -115,7 +115,9 @@ def test_flags_in_the_text_exist(path):
     for span in spans:  # a program of the tests: its source names its flags
         match = re.match(r"python -m (tests\.[\w.]+)", span)
         if match is not None:
-            known |= set(FLAG.findall(ROOT.joinpath(*match[1].split(".")).with_suffix(".py").read_text()))
+            place = ROOT.joinpath(*match[1].split("."))
+            source = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+            known |= set(FLAG.findall(source.read_text()))
     named = {flag for span in spans for flag in FLAG.findall(span)}
     assert sorted(named - known) == []
 
