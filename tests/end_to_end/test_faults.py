@@ -40,7 +40,9 @@ def poisoned(place: Path, start: Path) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for token in tokenizer("Human: x Assistant:")["input_ids"]:
+    config.poisoned_token_ids = tokenizer("Human: x Assistant:")["input_ids"]
+    config.save_pretrained(folder)  # tokens that the configuration names are not read by the check at the start
+    for token in config.poisoned_token_ids:
         tensors["model.embed_tokens.weight"][token] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -136,7 +136,7 @@ def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.
 
     def as_leaf(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
+        return embedded[-1].clone()  # a family may change it in place (ctrl)
 
     hook = model.get_input_embeddings().register_forward_hook(as_leaf)
     try:
