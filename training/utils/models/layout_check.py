@@ -142,6 +142,6 @@ def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.
     try:
         with torch.enable_grad():
             read_M = ScalarModel(model)(rows) if _own(model).of_scores else PolicyModel(model)(rows).logprobs_M
+            return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)
     finally:
         hook.remove()
-    return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)

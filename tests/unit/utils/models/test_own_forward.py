@@ -258,6 +258,13 @@ def test_experts_that_round_by_batch_are_packed(name, settings):
         assert why_not_packed(model, reader(model), 12, CPU) is None, seed
 
 
+def test_a_frozen_model_read_without_gradients_is_packed():
+    """As the evaluation reads it."""
+    model = tiny_causal_lm("llama").requires_grad_(False)
+    with torch.no_grad():
+        assert why_not_packed(model, reader(model), 12, CPU) is None
+
+
 def test_a_leak_below_rounding_is_found_by_its_gradient():
     """In bfloat16 a leak may move numbers by less than rounding does; its gradient is still not zero."""
     model = family("lfm2", torch.bfloat16, **LLAMA, layer_types=["conv", "full_attention"])
