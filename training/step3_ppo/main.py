@@ -73,10 +73,15 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
-    algorithm = components.algorithm
-    needed = RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model)
-    steps, longest_tokens = (inputs.optimizer_steps, inputs.warmup_steps), flags.longest_tokens
-    roles = checked_roles(flags, load_roles(flags.roles, tokenizers, ranks, *steps, longest_tokens, needed))
+    needed = RolesNeeded(
+        critic=components.algorithm.estimator.needs_critic,
+        reference=components.algorithm.wants_reference,
+        reward_model=components.with_reward_model,
+    )
+    loaded = load_roles(
+        flags.roles, tokenizers, ranks, inputs.optimizer_steps, inputs.warmup_steps, flags.longest_tokens, needed
+    )
+    roles = checked_roles(flags, loaded)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})

@@ -32,6 +32,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     try:
         with torch.no_grad():
             parts = [read(packed_rows([[document] for document in batch], 0).to(device)) for batch in _padded(own)]
+    except (ThreestepError, torch.OutOfMemoryError):
+        raise
     except Exception as problem:
         raise ThreestepError(
             f"{type(model).__name__} cannot be trained: its forward of padded rows fails "

@@ -92,7 +92,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
                 for seed in _NOISE_SEEDS
             ]
             first_half = _first_half(model, probes.alone[-1])
-        except ThreestepError:
+        except (ThreestepError, torch.OutOfMemoryError):
             raise
         except Exception as problem:
             raise ThreestepError(

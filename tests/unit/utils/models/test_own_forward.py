@@ -152,6 +152,21 @@ def test_a_model_of_images_alone_ends_in_a_sentence():
         read_own_forward(model)
 
 
+def test_no_memory_is_not_blamed_on_the_model():
+    class Full(type(tiny_causal_lm("llama"))):
+        def forward(self, **inputs: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = tiny_causal_lm("llama")
+    own = read_own_forward(model)
+    model.__class__ = Full
+    with pytest.raises(torch.OutOfMemoryError):
+        read_own_forward(model)
+    assert own_forward_of(model) is own
+    with pytest.raises(torch.OutOfMemoryError):
+        check_padded(model, lambda rows: model(input_ids=rows.input_ids_NT).logits, CPU)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite(number):
     model = tiny_causal_lm("llama")
