@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.forked_programs import may_fork, run_forked
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
 MODULES: dict[int | str, str] = {
@@ -52,17 +54,26 @@ class Chain:
 
 
 def run_step(
-    step: int | str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+    step: int | str,
+    flags: Sequence[object],
+    ranks: int = 1,
+    environment: Mapping[str, str] | None = None,
+    launcher: bool = False,
 ) -> Ran:
     """What scripts/stepN_*.sh runs, on the CPU."""
-    return run_module(MODULES[step], flags, ranks, environment)
+    return run_module(MODULES[step], flags, ranks, environment, launcher)
 
 
 def run_module(
-    module: str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+    module: str,
+    flags: Sequence[object],
+    ranks: int = 1,
+    environment: Mapping[str, str] | None = None,
+    launcher: bool = False,
 ) -> Ran:
-    """A program by its command line, on the CPU."""
-    command = [sys.executable, "-m", "training.utils.run.launch", module, *(str(flag) for flag in flags)]
+    """A program by its command line, on the CPU. launcher: started by training.utils.run.launch in any case, and not by
+    forks (tests/support/forked_programs.py)."""
+    words = [str(flag) for flag in flags]
     variables = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
@@ -71,8 +82,14 @@ def run_module(
         "THREESTEP_RANKS": str(ranks),
         **(environment or {}),
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
-    return Ran(done.returncode, done.stdout, done.stderr)
+    if launcher or not may_fork(variables):
+        command = [sys.executable, "-m", "training.utils.run.launch", module, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
+        return Ran(done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryDirectory(prefix="threestep_program_") as folder:
+        stdout, stderr = Path(folder, "stdout.txt"), Path(folder, "stderr.txt")
+        code = run_forked(["-m", module, *words], ranks, variables, stdout, stderr, TIMEOUT_SECONDS)
+        return Ran(code, stdout.read_text(encoding="utf-8"), stderr.read_text(encoding="utf-8"))
 
 
 def save_start(
@@ -158,7 +175,8 @@ def run_chain(
     flags: Mapping[int, Sequence[object]],
     environment: Mapping[str, str] | None = None,
 ) -> Chain:
-    """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts) each."""
+    """Step 1 from `start` by its launcher, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts)
+    each."""
     folders = {step: place / name / f"step{step}" for step in (1, 2, 3)}
     models = {
         1: ["--model_name_or_path", start],
@@ -171,7 +189,7 @@ def run_chain(
     ran = {}
     for step in (1, 2, 3):
         own = [*models[step], *data_flags[step], "--output_dir", folders[step], "--max_train_steps", 2, *flags[step]]
-        ran[step] = run_step(step, own, ranks, environment)
+        ran[step] = run_step(step, own, ranks, environment, launcher=step == 1)
         assert ran[step].code == 0, f"step {step}: {ran[step].words}"
     dtypes = {step: str(list(flags[step])[list(flags[step]).index("--dtype") + 1]) for step in (1, 2, 3)}
     return Chain(folders, ran, data_flags, dtypes)
@@ -209,7 +227,8 @@ def without_compiler(place: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) -> Chain:
-    """Two ranks by DeepSpeed's launcher on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in bf16."""
+    """Two ranks, step 1's by DeepSpeed's launcher, on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in
+    bf16."""
     start = save_start(place / "start")
     trained = "--learning_rate 1e-3 --per_device_train_batch_size 2"
     flags = {
