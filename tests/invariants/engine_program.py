@@ -70,6 +70,10 @@ ORDINARY = {
         packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge packed_dpo_gpt2
         packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0 packed_mamba_z0
         packed_regularized_z0 packed_regularized_lora_z3 packed_bf16 packed_compiled_z0 packed_pad_is_eos
+        mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
+        mixture_packed_sft_micro2_z0 mixture_packed_dpo_micro2_z0 mixture_padded_dpo_micro2_z3
+        mixture_packed_ranking_micro6_z3 mixture_padded_ranking_micro6_z0 mixture_noise_z0 mixture_given_z0
+        mixture_lora_z3 mixture_wide_z3
     """.split(),
     2: """
         sft_z0_micro3_tokensNone sft_z0_micro1_tokensNone sft_z1_micro2_tokensNone sft_z2_micro1_tokensNone
@@ -82,6 +86,9 @@ ORDINARY = {
         packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
         packed_dpo_mamba packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3 packed_regularized_z3
         packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
+        mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
+        mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_padded_ranking_micro1_z2
+        mixture_wide_z3 mixture_off_z3 mixture_one_a_step_z3
     """.split(),
 }
 
@@ -190,33 +197,30 @@ def wanted(of: list[Any], world_size: int, is_long: bool) -> list[Any]:
     return [case for case in of if is_long or case.name in ORDINARY[world_size]]
 
 
-def mixture_cases(world_size: int, every: bool = False) -> list[Case]:
+def mixture_cases(world_size: int) -> list[Case]:
     """What mixture_program runs: a mixture of experts with its balancing loss. One micro-batch on each rank, and
-    several; padded, packed, with shared prompts; a router that ZeRO-3 shards; and what else touches a forward.
-
-    every: all of them at each ZeRO stage, and compiled; otherwise each at one of the stages 0 and 3.
-    """
+    several; padded, packed, with shared prompts; a router that ZeRO-3 shards; and what else touches a forward. All of
+    them at each ZeRO stage, and compiled."""
     kinds = {"sft": "mixture", "dpo": "mixture", "ranking": "mixture_scalar"}
-    one, several = (6, 2) if world_size == 1 else (3, 1)
-    shapes = [(False, one, 0), (False, several, 3), (True, one, 3), (True, several, 0)]
+    shapes = [(packed, micro) for packed in (False, True) for micro in ((6, 2) if world_size == 1 else (3, 1))]
     found = [
-        Case(f"{'packed' if packed else 'padded'}_{kind}_micro{micro}", kind, model, zero_stage=stage, micro=micro,
-             packed=packed)
-        for kind, model in kinds.items() for packed, micro, stage in shapes
-    ]  # fmt: skip
+        Case(f"{'packed' if packed else 'padded'}_{kind}_micro{micro}", kind, model, micro=micro, packed=packed)
+        for kind, model in kinds.items()
+        for packed, micro in shapes
+    ]
     packed = Case("", model="mixture", packed=True, micro=2)
     found += [
-        replace(packed, name="wide", model="mixture_wide", zero_stage=3),
+        replace(packed, name="wide", model="mixture_wide"),
         replace(packed, name="noise", neftune_alpha=NEFTUNE_ALPHA),
-        replace(packed, name="lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True, zero_stage=3),
+        replace(packed, name="lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True),
         replace(packed, name="given", router_coef=0.2, checkpointing=True),
-        replace(packed, name="off", router_coef=0.0, zero_stage=3),
+        replace(packed, name="off", router_coef=0.0),
     ]
-    found += [replace(packed, name="one_a_step", per_step=1, zero_stage=3)] if world_size == 2 else []
-    if every:
-        found = [replace(case, name=f"{case.name}_z{stage}", zero_stage=stage) for case in found for stage in range(4)]
-        found += [replace(packed, name="compiled", compiled=True)] if world_size == 1 else []
-    return found
+    found += [replace(packed, name="one_a_step", per_step=1)] if world_size == 2 else []
+    found = [
+        replace(case, name=f"mixture_{case.name}_z{stage}", zero_stage=stage) for case in found for stage in range(4)
+    ]
+    return found + ([replace(packed, name="mixture_compiled", compiled=True)] if world_size == 1 else [])
 
 
 def spreads(world_size: int) -> list[Spread]:
