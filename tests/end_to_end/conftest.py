@@ -10,7 +10,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.support.forked_programs import may_fork, run_forked
+from tests.support.forked_programs import may_fork, run_python
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
 MODULES: dict[int | str, str] = {
@@ -85,11 +84,9 @@ def run_module(
     if launcher or not may_fork(variables):
         command = [sys.executable, "-m", "training.utils.run.launch", module, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
-        return Ran(done.returncode, done.stdout, done.stderr)
-    with tempfile.TemporaryDirectory(prefix="threestep_program_") as folder:
-        stdout, stderr = Path(folder, "stdout.txt"), Path(folder, "stderr.txt")
-        code = run_forked(["-m", module, *words], ranks, variables, stdout, stderr, TIMEOUT_SECONDS)
-        return Ran(code, stdout.read_text(encoding="utf-8"), stderr.read_text(encoding="utf-8"))
+    else:
+        done = run_python(["-m", module, *words], variables, ranks, timeout_seconds=TIMEOUT_SECONDS)
+    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def save_start(

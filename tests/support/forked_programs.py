@@ -15,6 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -82,18 +83,38 @@ def start_python(
         )  # fmt: skip
 
 
-def run_forked(
-    words: Sequence[str], ranks: int, environment: Mapping[str, str], stdout: Path, stderr: Path, timeout_seconds: float
-) -> int:
-    """Run `python WORDS` on so many forked ranks; return the code of the first that fails, else 0.
+def run_python(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    ranks: int = 1,
+    folder: Path | None = None,
+    timeout_seconds: float = 600.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` on so many ranks, as subprocess.run does with text that it captures; of a run that fails the
+    code is that of the first rank to do so. As under a launcher, a rank that fails ends the others.
 
-    As under a launcher, a rank that fails ends the others. Raises subprocess.TimeoutExpired.
+    Raises subprocess.TimeoutExpired.
     """
+    with tempfile.TemporaryDirectory(prefix="threestep_program_") as place:
+        stdout, stderr = Path(place, "stdout.txt"), Path(place, "stderr.txt")
+        variables = os.environ if environment is None else environment
+        code = _run_ranks(words, variables, ranks, (stdout, stderr, folder or Path.cwd()), timeout_seconds)
+        said = [path.read_text(encoding="utf-8", errors="replace") for path in (stdout, stderr)]
+    return subprocess.CompletedProcess(list(words), code, *said)
+
+
+def _run_ranks(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    ranks: int,
+    places: tuple[Path, Path, Path],
+    timeout_seconds: float,
+) -> int:
     of_rank = [dict(environment)]
     if ranks > 1:
         meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         of_rank = [{**environment, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    programs = [start_python(words, variables, stdout, stderr) for variables in of_rank]
+    programs = [start_python(words, variables, *places) for variables in of_rank]
     deadline = time.monotonic() + timeout_seconds
     failed: int | None = None
     try:
