@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing import forkserver
@@ -37,7 +38,7 @@ _OF_THE_SERVER = {
     "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
 _STARTING = threading.Lock()
-_GRACE_SECONDS = 10.0  # how long the other ranks may still speak after one has failed
+_GRACE_SECONDS = 5.0  # how long the other ranks may still speak after one has failed
 
 
 class ForkedProgram:
@@ -72,7 +73,8 @@ Program = ForkedProgram | subprocess.Popen[bytes]
 def start_python(
     words: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path, folder: Path | None = None
 ) -> Program:
-    """Start `python WORDS` (`-m MODULE ...` or `FILE ...`) in a session of its own; its output goes to the files."""
+    """Start `python WORDS` (`-m MODULE ...`, `-c CODE ...` or `FILE ...`) in a session of its own, its output appended
+    to the files."""
     folder = folder or Path.cwd()
     if may_fork(environment):
         return ForkedProgram(words, environment, stdout, stderr, folder)
@@ -231,6 +233,11 @@ def _run_as_main(words: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
         sys.modules.pop(words[1], None)  # or runpy warns of it
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
