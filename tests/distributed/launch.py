@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 import textwrap
 import time
@@ -25,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked_programs import Program, start_python
+from tests.support.forked_programs import Program, end, start_python
 from training.utils.run.launch import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +77,7 @@ def run_ranks(
             problem = _wait(processes, timeout_seconds)
         finally:
             for process in processes:
-                _kill(process)
+                end(process)
         if problem:
             said = [_said(rank, path) for rank, path in enumerate(outputs)]
             raise AssertionError("\n".join([problem, *said]))
@@ -105,15 +104,6 @@ def _failure(processes: Sequence[Program]) -> str | None:
         if process.poll() not in (None, 0):
             return f"rank {rank} ended with code {process.returncode}"
     return None
-
-
-def _kill(process: Program) -> None:
-    """End the rank and whatever it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def _said(rank: int, path: Path) -> str:

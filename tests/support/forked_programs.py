@@ -20,6 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
@@ -130,10 +131,17 @@ def _run_ranks(
             time.sleep(0.01)
     finally:
         for program in programs:
-            if program.poll() is None:
-                os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            end(program)
     return failed if failed is not None else next((code for code in map(_code, programs) if code), 0)
+
+
+def end(program: Program) -> None:
+    """Kill the program and what it started, and wait for it."""
+    for kill in (os.killpg, os.kill):  # a fork leads no group of its own in its first moment
+        if program.poll() is None or kill is os.killpg:
+            with suppress(ProcessLookupError):
+                kill(program.pid, signal.SIGKILL)
+    program.wait()
 
 
 def _code(program: Program) -> int:
