@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
+from training.utils.models.settings import ModelSettings
 from training.utils.models.sharding import count_elements
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.flags import OneModelFlags
@@ -58,7 +59,9 @@ def run_one_model(
         if check_rows is not None:
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
-        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        # A reference that is read again, or is the model with its adapters off, is the whole start model.
+        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start)
+        model, engine = _engine(flags, start, tokenizer, added_tokens, scores, steps[0], ranks)
         packed = may_pack(
             flags.engine.padded,
             model,
@@ -104,6 +107,7 @@ def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerB
 
 def _engine(
     flags: OneModelFlags,
+    start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
     added_tokens: int,
     scores: bool,
@@ -116,8 +120,8 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens, **reading)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added_tokens, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added_tokens, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)
