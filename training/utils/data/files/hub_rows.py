@@ -53,7 +53,9 @@ def parse_hub_address(address: str, flag: str) -> HubAddress:
         if setting not in _SETTINGS:
             mistakes.add(f"--{flag}: 'hub:{address}': {known}, got '{setting}'{nearest_names(setting, _SETTINGS)}")
         elif not value or setting in settings:
-            mistakes.add(f"--{flag}: 'hub:{address}': expected one value for {setting}, got {'two' if value else 'none'}")
+            mistakes.add(
+                f"--{flag}: 'hub:{address}': expected one value for {setting}, got {'two' if value else 'none'}"
+            )
         settings[setting] = value
     if "eval_split" in settings and "split" not in settings:
         mistakes.add(f"--{flag}: 'hub:{address}': eval_split expects a split for training beside it; add split=NAME")
@@ -98,7 +100,9 @@ class HubRows:
         asked = self._asked
         for setting, name in (("split", asked.split), ("eval_split", asked.eval_split)):
             if name is not None and name not in names:
-                raise ThreestepError(f"{found}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}")
+                raise ThreestepError(
+                    f"{found}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}"
+                )
         if asked.split is not None:
             return asked.split, [] if asked.eval_split is None else [asked.eval_split]
         train = ["train"] if "train" in names else [name for name in names if names_training(name)] or names

@@ -70,7 +70,10 @@ def test_settings_stand_behind_commas(address, read):
     [
         ("rows", "expected hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], got 'rows'"),
         ("own/rows?split=train", "got 'own/rows?split=train' for the name"),
-        ("own/rows,splits=train", "expected config, split, eval_split, revision behind the name, got 'splits'; did you"),
+        (
+            "own/rows,splits=train",
+            "expected config, split, eval_split, revision behind the name, got 'splits'; did you",
+        ),
         ("own/rows,split=", "expected one value for split, got none"),
         ("own/rows,split=a,split=b", "expected one value for split, got two"),
         ("own/rows,eval_split=b", "eval_split expects a split for training beside it; add split=NAME"),
@@ -118,7 +121,11 @@ def test_which_splits_are_which(hub, splits, settings, training, evaluation):
     [
         (["train_sft", "train_gen"], "", "its splits are train_sft, train_gen; name the one to train on, as in"),
         (["first", "second"], "", "name the one to train on, as in hub:own/rows,split=first"),
-        (["train"], ",split=trian", "its splits are train; split expects one of them, got 'trian'; did you mean 'train'?"),
+        (
+            ["train"],
+            ",split=trian",
+            "its splits are train; split expects one of them, got 'trian'; did you mean 'train'?",
+        ),
         (["train"], ",split=train,eval_split=test", "eval_split expects one of them, got 'test'"),
     ],
 )
@@ -154,10 +161,16 @@ def test_unsupervised_text_comes_from_the_training_split(hub, flags, tiny_tokeni
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        (OSError("Name or service not known"), "the hub could not be reached (OSError: Name or service not known); check"),
+        (
+            OSError("Name or service not known"),
+            "the hub could not be reached (OSError: Name or service not known); check",
+        ),
         (RevisionNotFoundError("404", response=REFUSED), "the dataset has no revision 'v2'; name a branch, a tag or a"),
         (RepositoryNotFoundError("404", response=REFUSED), "the hub has no dataset of that name that you may read"),
-        (GatedRepoError("403", response=REFUSED), "ask for it at https://huggingface.co/datasets/own/rows, then log in"),
+        (
+            GatedRepoError("403", response=REFUSED),
+            "ask for it at https://huggingface.co/datasets/own/rows, then log in",
+        ),
     ],
 )
 def test_a_hub_that_does_not_answer_is_one_sentence(hub, monkeypatch, problem, message):
@@ -175,7 +188,9 @@ def test_a_configuration_that_is_missing_is_named_with_the_choices(hub, monkeypa
         raise ValueError("Config name is missing.\nPlease pick one among the available configs: ['main', 'socratic']")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ThreestepError, match=r"configs: \['main', 'socratic'\]; name a configuration, as in hub:own/row"):
+    with pytest.raises(
+        ThreestepError, match=r"configs: \['main', 'socratic'\]; name a configuration, as in hub:own/row"
+    ):
         HubRows("own/rows", "data_path").open()
 
 
@@ -216,5 +231,7 @@ def test_offline_another_revision_or_nothing_cached_is_one_sentence(cached):
 def test_a_cached_copy_of_another_commit_does_not_stand_in(cached, hub, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, *a, **k: SimpleNamespace(sha=ONE))
-    with pytest.raises(ThreestepError, match=f"the hub was lost and the copy in the cache is at commit {TWO}, not {ONE}"):
+    with pytest.raises(
+        ThreestepError, match=f"the hub was lost and the copy in the cache is at commit {TWO}, not {ONE}"
+    ):
         HubRows("own/rows", "data_path").open()
