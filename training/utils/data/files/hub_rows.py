@@ -129,13 +129,13 @@ class HubRows:
             ) from error
         except RepositoryNotFoundError as error:
             raise ThreestepError(
-                f"{start}: the hub has no dataset of that name that you may read; correct the name, or for a private one "
-                "log in with `hf auth login`"
+                f"{start}: the hub has no dataset of that name that you may read; correct the name, or for a private "
+                "one log in with `hf auth login`"
             ) from error
         except Exception as error:  # httpx's, which version of it depends on the hub's client, and the client's own
             raise ThreestepError(
-                f"{start}: the hub could not be reached ({type(error).__name__}: {first_line(error)}); check the network, "
-                "or set HF_HUB_OFFLINE=1 to read what an earlier run downloaded here"
+                f"{start}: the hub could not be reached ({type(error).__name__}: {first_line(error)}); check the "
+                "network, or set HF_HUB_OFFLINE=1 to read what an earlier run downloaded here"
             ) from error
         return str(found.sha)
 
@@ -144,8 +144,8 @@ class HubRows:
         if commit is None or wanted not in (None, "main", commit):
             raise ThreestepError(
                 f"--{self._flag}: '{self.address}': HF_HUB_OFFLINE is set, and the copy in the cache is at "
-                f"{f'commit {commit}' if commit else 'an unknown commit'}, not known to be revision {wanted or 'main'}; "
-                "leave revision out, or unset HF_HUB_OFFLINE"
+                f"{f'commit {commit}' if commit else 'an unknown commit'}, not known to be revision {wanted or 'main'}"
+                "; leave revision out, or unset HF_HUB_OFFLINE"
             )
         return commit
 
@@ -172,8 +172,8 @@ class HubRows:
         found = _commit_of(splits)
         if not self._offline and found not in (None, self.commit):
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {found}, not "
-                f"{self.commit}; check the network, or set HF_HUB_OFFLINE=1 to read that copy"
+                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {found}, "
+                f"not {self.commit}; check the network, or set HF_HUB_OFFLINE=1 to read that copy"
             )
         return splits
 

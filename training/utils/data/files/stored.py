@@ -1,4 +1,4 @@
-"""The rows behind `jsonl:PATH`, `hub:OWNER/NAME` and the like, wherever they lie: what to open, and what it depends on."""
+"""The rows behind `jsonl:PATH`, `hub:OWNER/NAME` and the like, wherever they are stored."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class SourceArguments:
         ["embedded"],
         "Datasets, separated by spaces: a registered name, a path that ends in one, or files as "
         "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
-        "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://..., or any "
-        "dataset on the hub as hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...]",
+        "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://..., "
+        "or any dataset on the hub as hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...]",
     )
     sft_only_data_path: list[str] = flag([], "Datasets of which all rows go to phase 1 and to no other phase.")
     dataset_module: list[str] = flag([], "Python files that register datasets of your own with @register_dataset.")

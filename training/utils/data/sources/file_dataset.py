@@ -1,7 +1,7 @@
 """Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`.
 
-Joins what reads the rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin with a
-space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
+Joins what reads the rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
+with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
 """
 
 from __future__ import annotations
