@@ -122,7 +122,7 @@ class ChatTokenizer:
     # Conversation -> pieces.
 
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
-        """The conversation, with loss on all assistant turns or the `last`, without `untrained` messages; None: no turn.
+        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn.
         Raises BadConversation."""
         read = self._finder(conversation.tools, conversation.template_kwargs).read(conversation)
         if not read.turns:
