@@ -75,12 +75,14 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.report import report_text
     from training.utils.data.build.build import build_phase
     from training.utils.engine.startup import started_process_group
+    from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import ScorerSettings, load_scorer
     from training.utils.run.console import log
     from training.utils.run.run_folder import RunFolder
 
+    check_model_folder(flags.model_name_or_path)
     settings = settings_of(ScorerSettings, flags)
     with started_process_group() as ranks:
         tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)
