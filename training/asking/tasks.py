@@ -24,8 +24,8 @@ from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.phases import PromptRow, SentenceRow
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm_arguments import VllmArguments
-from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.layout.documents import Document
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.console import note
