@@ -67,6 +67,9 @@ def build_phase(
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
     cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    for source in cached.manifest["sources"]:
+        if source["recognised"] is not None:
+            log(f"data: {source['name']}: {source['recognised']['sentence']}")
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")

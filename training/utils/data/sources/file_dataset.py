@@ -16,6 +16,7 @@ from training.utils.data.files.readers import Rows, files_of, open_rows, split_r
 from training.utils.data.sources.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.sources.messages import Message, from_json, prompt_text, read_tools, response_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.recognition import Recognition, recognition_of
 from training.utils.data.sources.records import Record, value_of
 from training.utils.run.errors import ThreestepError
 
@@ -67,6 +68,20 @@ class FileDataset(PromptRawDataset):
         if held_out:
             recognise(held_out.kinds, self._columns, found.name, self._address)
         return found
+
+    @cached_property
+    def _recognition(self) -> Recognition:
+        kinds, columns = self._opened[0].kinds, self._columns
+        further = [(columns.tools or "tools", "tools"), (_TEMPLATE_KWARGS, "variables of the template")]
+        further += [(_THINKING, "a variable of the template"), (columns.margin or "", "margin")]
+        references = (columns.reference,) if columns.reference else (f"{_REWARD_MODEL}.{_GROUND_TRUTH}", _GROUND_TRUTH)
+        further += [(column, "reference") for column in references]
+        read = [(column, role) for role, column in self.format.roles.items()]
+        read += [(column, role) for column, role in further if has_column(kinds, column)]
+        return recognition_of(kinds, self.format.name, self.format.why, read)
+
+    def get_recognition(self) -> Recognition:
+        return self._recognition
 
     def check_phase(self, phase: int) -> None:
         """A file must have what its phase needs: responses in phases 1 and 2, a prompt in 2 and 3, and each column that

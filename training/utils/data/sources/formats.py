@@ -44,11 +44,12 @@ _DECIDING = ("prompt", "chosen", "rejected", "responses", "messages", "text")
 
 @dataclass(frozen=True)
 class Format:
-    """A format, bound to a file's columns."""
+    """A format, bound to a file's columns. why: the columns or the flags that decided on it, for the log."""
 
     name: str
     roles: Roles
     read: Callable[[Mapping[str, Any], Roles, str], Record]
+    why: str = ""
 
     @property
     def has_responses(self) -> bool:
@@ -176,19 +177,21 @@ def recognise(kinds: Kinds, columns: FileColumns, data_format: str | None, where
     """
     check_format(data_format)
     if data_format is not None:
-        name, roles = data_format, FORMATS[data_format].match(kinds, columns)
+        name, roles, why = data_format, FORMATS[data_format].match(kinds, columns), f"--data_format {data_format}"
         if roles is None:
             raise ThreestepError(
                 f"{where}: --data_format {name} expects the columns {FORMATS[name].needs}, and the columns are "
                 f"{column_names(kinds)}; choose another format, or name its columns with flags such as "
                 "--prompt_column"
             )
-    elif any(getattr(columns, role) for role in _DECIDING):
+    elif named := [f"--{role}_column" for role in _DECIDING if getattr(columns, role)]:
         name, roles = _format_of_flags(kinds, columns, where)
+        why = " and ".join(named)
     else:
         name, roles = _only_fit(kinds, columns, where)
+        why = "its columns"
     _check_kinds(kinds, roles, FORMATS[name].allowed)
-    return Format(name, roles, FORMATS[name].read)
+    return Format(name, roles, FORMATS[name].read, why)
 
 
 def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from training.utils.data.sources.recognition import Recognition
 from training.utils.run.errors import ThreestepError
 
 ALL_PHASES = (1, 2, 3)
@@ -147,6 +148,10 @@ class PromptRawDataset:
 
     def check_phase(self, phase: int) -> None:
         """Raise ThreestepError where this source as a whole cannot serve a phase."""
+
+    def get_recognition(self) -> Recognition | None:
+        """What the source was taken for, where its columns or flags decided on that; None: a class decides."""
+        return None
 
     def get_fingerprint(self) -> str | None:
         """A string that changes whenever a row or text of this dataset may change; None: the rows are hashed.
