@@ -38,7 +38,9 @@ LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold
 class TalkArguments:
     """The models to chat with, and how they are asked."""
 
-    model_name_or_path: list[str] = flag([], "One or two model folders or hub names; may come first, without the flag.")
+    model_name_or_path: list[str] = flag(
+        [], "One or two model folders or hub names; may come first, without the flag.", aliases=["--path"]
+    )
     reward_model: str | None = flag(None, "Score each answer with this reward model.")
     system: str = flag("", "A system prompt.")
     prompt_style: str = flag(

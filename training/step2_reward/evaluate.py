@@ -19,6 +19,7 @@ from training.utils.engine.arguments import DTYPE_NAMES, EngineArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import flag, settings_of
+from training.utils.run.old_flags import SCORING_OLD_FLAGS
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -69,7 +70,7 @@ GROUPS = (RunArguments, DataArguments, RewardEvaluationArguments)
 
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
-    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "")
+    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", SCORING_OLD_FLAGS)
 
     from training.step2_reward.pair_file import read_pairs, write_scores
     from training.step2_reward.report import report_text
