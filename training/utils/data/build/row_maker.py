@@ -59,12 +59,12 @@ class RowMaker:
         self._counts = counts
         self._strategy: PlainText | ChatText
         if isinstance(texts, ChatTokenizer):
-            self._strategy = ChatText(phase, texts, source.raw, chat.train_turns, rows.return_raw_chat)
+            self._strategy = ChatText(phase, texts, source.raw, chat.train_turns, rows.return_raw_chat, rows.loss_on)
             self._drops_bad = chat.bad_conversations == "drop"
             texts = texts.texts
         else:
             self._drops_bad = False
-            self._strategy = PlainText(phase, texts, source.raw, rows.return_raw_chat)
+            self._strategy = PlainText(phase, texts, source.raw, rows.return_raw_chat, rows.loss_on)
         self._has_sentences = has_sentences(source.raw)
         self._end_id = texts.end_id
         self._parallel = ParallelCheck(chat, texts.parallel_tags, counts.parallel)

@@ -1,7 +1,7 @@
-"""Files as raw datasets, without a class: `jsonl:PATH`, `json:`, `csv:`, `parquet:` and `arrow:`.
+"""Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`.
 
-Joins a reader (`readers`) and a format (`formats`). Texts are used as stored, so a response that should begin with a
-space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
+Joins what reads the rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
+with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from training.utils.data.files.addresses import content_of_files, share_files
 from training.utils.data.files.columns import FileRow, column_names, kind_of
-from training.utils.data.files.readers import Rows, files_of, open_rows, split_reader
+from training.utils.data.files.readers import Rows
+from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.sources.messages import Message, from_json, prompt_text, read_tools, response_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
@@ -26,18 +26,18 @@ _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 
 
 class FileDataset(PromptRawDataset):
-    """The files of one `--data_path` entry; found now, opened when rows are read."""
+    """The files, or the hub's dataset, of one `--data_path` entry; found now, opened when rows are read."""
 
     def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
         self.dataset_name = name
         self.dataset_clean_name = name.replace("/", "_").replace(":", "_")
         self.output_path = output_path
-        reader = split_reader(name)
-        assert reader is not None, f"{name} names no reader"
-        self._reader, self._address = reader
+        stored = stored_rows(name, "data_path", output_path)
+        assert stored is not None, f"{name} names no reader"
+        self._stored = stored
+        self._address = stored.address
         self._columns = columns
         self._named_format = data_format
-        self._files = share_files(files_of(self._reader, self._address, "data_path"))
         self._last: tuple[Any, Record] | None = None
 
     # The rows.
@@ -51,12 +51,10 @@ class FileDataset(PromptRawDataset):
 
     @cached_property
     def _opened(self) -> tuple[Rows, Rows | None]:
-        train, held_out = (open_rows(self._reader, files, self.output_path) if files else None for files in self._files)
-        assert train is not None
-        return train, held_out
+        return self._stored.open()
 
     def get_fingerprint(self) -> str:
-        return " ".join(content_of_files(files, self.output_path) for files in self._files)
+        return self._stored.fingerprint()
 
     # Their content.
 
