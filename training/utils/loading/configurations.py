@@ -9,7 +9,7 @@ from typing import Any
 
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
-from training.utils.loading.folder_kinds import check_model_folder, saved_again
+from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -22,7 +22,7 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
     check_model_folder(name_or_path)
     adapter = find_adapter(name_or_path)
     if adapter is not None:
-        check_model_folder(adapter.base)
+        check_base(adapter)
         if find_adapter(adapter.base) is not None:
             raise ThreestepError(
                 f"'{adapter.name}' is an adapter of '{adapter.base}', which is an adapter itself; merge that one first "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER
-from training.utils.loading.adapter_folders import adapter_in
+from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
 from training.utils.loading.weight_files import read_header, weight_files
 from training.utils.run.errors import ThreestepError, nearest_names
 
@@ -31,7 +31,7 @@ def check_model_folder(name_or_path: str) -> None:
     adapter = adapter_in(path)
     if adapter is not None:
         read_header(adapter.weights)
-        return check_model_folder(adapter.base)
+        return check_base(adapter)
     if not (path / "config.json").is_file():
         raise ThreestepError(_without_config(path))
     config = _read_config(path)
@@ -41,6 +41,14 @@ def check_model_folder(name_or_path: str) -> None:
     other = None if found else _of_other_weights(path, config)
     if other is not None:
         raise ThreestepError(other)
+
+
+def check_base(adapter: AdapterFolder) -> None:
+    """See `check_model_folder`; of what an adapter names as its base."""
+    try:
+        check_model_folder(adapter.base)
+    except ThreestepError as mistake:
+        raise ThreestepError(f"of the adapter '{adapter.name}' the base: {mistake}") from mistake
 
 
 def _check_hub_name(name_or_path: str) -> None:

@@ -79,6 +79,15 @@ def test_a_base_that_is_not_there(tmp_path, base, words):
     refused(adapter_at(tmp_path / "adapter", base), words)
 
 
+def test_a_base_that_is_no_model(save_folder, tmp_path, monkeypatch):
+    folder = adapter_at(tmp_path / "adapter", base := save_folder())
+    Path(base, "config.json").unlink()
+    words = f"of the adapter '{folder}' the base: the folder '{base}' holds no config.json"
+    refused(folder, words)
+    cached(monkeypatch, {"an/adapter": folder})
+    refused("an/adapter", words.replace(str(folder), "an/adapter"))
+
+
 def test_a_base_that_is_an_adapter(save_folder, tmp_path, monkeypatch):
     inner = adapter_at(tmp_path / "inner", save_folder())
     refused(
