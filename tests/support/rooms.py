@@ -42,6 +42,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "data.build",
         "data.chat",
         "data.files",
+        "data.rows",
         "layout",
         "report",
         "run",

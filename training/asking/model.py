@@ -31,6 +31,7 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
+from training.utils.models.stop_tokens import stop_tokens
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import settings_of
@@ -130,9 +131,7 @@ def load_asked_model(
         ModelSettings(name_or_path), dtype_of(name_or_path, dtype), len(tokenizer), device=device
     )
     model = model.to(device).eval().requires_grad_(False)
-    own = getattr(model.generation_config, "eos_token_id", None)
-    ends = own if isinstance(own, list) else [own]
-    more = frozenset(int(end) for end in [*ends, tokenizer.eos_token_id] if end is not None)
+    more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
     return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more)
 
 

@@ -17,6 +17,7 @@ from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.build.build import build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
+from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.router_loss import router_loss
 from training.utils.engine.startup import Ranks, started_process_group
@@ -28,6 +29,7 @@ from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_p
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
 from training.utils.models.sharding import count_elements
+from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
@@ -61,6 +63,9 @@ def run_one_model(
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        if not scores:
+            ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
+            set_stop_tokens(model, tokenizer, [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside))
         packed = may_pack(
             flags.engine.padded,
             model,

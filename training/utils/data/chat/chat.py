@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,13 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one."""
+    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one; `is_end`: the last
+    part, behind which a model stops."""
 
     text: str
     is_turn: bool = False
     carries_loss: bool = False
+    is_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,18 +211,20 @@ class ChatTokenizer:
                 )
             if not read.text.startswith(text) or last.end <= len(text):
                 return None
-            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True))
+            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True, is_end=True))
         return pieces, answers
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []
         at = 0
-        for turn in read.turns:
+        following = [turn.message for turn in read.turns[1:]]
+        for turn, next_message in zip_longest(read.turns, following):
             end = turn.end
             if any(read.text.endswith(token, turn.begin, end) for token in self._end_takes_blanks):
                 end += len(read.text[end:]) - len(read.text[end:].lstrip())
             pieces.append(TextPiece(read.text[at : turn.begin]))
-            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained))
+            is_end = turn.ended and next_message != turn.message
+            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained, is_end))
             at = end
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]
