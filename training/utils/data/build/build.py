@@ -67,6 +67,9 @@ def build_phase(
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
     cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    for source in cached.manifest["sources"]:
+        if source["recognised"] is not None:
+            log(f"data: {source['name']}: {source['recognised']['sentence']}")
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
@@ -153,7 +156,9 @@ def _nothing_left(phase: int, data: DataArguments, sources: Sequence[DataSource]
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hint = ""
-    if "no_rejected" in counts.dropped:
+    if "unpaired" in counts.dropped:
+        hint = "; responses that are marked one by one are no pairs; step 1 trains on the good ones"
+    elif "no_rejected" in counts.dropped:
         hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
     elif "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"

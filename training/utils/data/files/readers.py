@@ -33,10 +33,13 @@ READERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
+HUB = "hub"  # not a reader of files: `hub_rows`
+
+
 def split_reader(name: str) -> tuple[str, str] | None:
-    """The reader and the address of `jsonl:PATH` and the like; None for any other name."""
+    """The reader and the address of `jsonl:PATH`, `hub:OWNER/NAME` and the like; None for any other name."""
     reader, colon, address = name.partition(":")
-    return (reader, address) if colon and reader in READERS and not address.startswith("//") else None
+    return (reader, address) if colon and reader in (*READERS, HUB) and not address.startswith("//") else None
 
 
 def files_of(reader: str, address: str, flag: str) -> list[str]:
