@@ -148,7 +148,8 @@ def _list_begins(text: str, path: str) -> int:
     position = _after_blanks(text, 0)
     if text[position : position + 1] == "[":
         return position
-    decoder, lists = json.JSONDecoder(), {}
+    decoder = json.JSONDecoder()
+    lists: dict[str, int] = {}
     try:
         whole = decoder.raw_decode(text, position)[0] if text[position : position + 1] == "{" else None
         while isinstance(whole, dict) and text[position] not in "}" and len(whole):
