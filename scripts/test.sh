@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Every test that this machine can run: makes the environment where it is missing, checks what scripts/check.sh checks,
+# The tests that this machine can run: makes the environment where it is missing, checks what scripts/check.sh checks,
 # runs pytest.
-# Takes no arguments (further words go to pytest: bash scripts/test.sh -k cache). Tests run in two processes;
+# Takes --long for the tests marked long and for every case of the others (hours); further words go to pytest too:
+# bash scripts/test.sh -k cache. Tests run in two processes;
 # THREESTEP_TEST_PROCESSES names another number, and 0 runs them in one, as a debugger wants.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
