@@ -98,8 +98,6 @@ def load(preview: PreviewArguments, data: DataArguments) -> Any:
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)
-    if tokenizer.pad_token == tokenizer.eos_token and preview.pad_token is None:
-        note(f"the pad token is the end token, {tokenizer.eos_token}; training such a tokenizer needs --pad_token")
     tokenizer = use_chat_template(tokenizer, data.chat)
     add_tokens(tokenizer, data.chat.tokens_in_need)
     return tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
-from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
+from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
 from training.utils.models.sharding import count_elements
@@ -35,7 +35,7 @@ from training.utils.opening.result import TrainingResult
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import report_at_end
-from training.utils.run.console import log
+from training.utils.run.console import log, started_as_main_rank
 
 
 def run_one_model(
@@ -53,12 +53,12 @@ def run_one_model(
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
         folder = start_run(run, flags.settings, ranks)
         check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
-        tokenizer, added_tokens = _tokenizer(flags, scores)
+        tokenizer, added = _tokenizer(flags, scores)
         rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
         if check_rows is not None:
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
-        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        model, engine = _engine(flags, tokenizer, added, scores, steps[0], ranks)
         packed = may_pack(
             flags.engine.padded,
             model,
@@ -80,7 +80,7 @@ def run_one_model(
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             name = f"step {flags.step.number}, {flags.step.label}"
             training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers)
-            result = train(OpenedModel(flags, folder, rows, added_tokens, model, training), flags.own)
+            result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors = engine.full_state(model)
         if ranks.is_main:
@@ -91,21 +91,35 @@ def run_one_model(
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 
 
-def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerBase, int]:
+class _Added(NamedTuple):
+    """How many tokens the tokenizer gained here: those that are trained, and a pad token."""
+
+    tokens: int
+    pad: int
+
+
+def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerBase, _Added]:
     """The start model's tokenizer, and how many tokens it gained here."""
     model, data = flags.model, flags.data
-    tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code)
+    path, trust = model.model_name_or_path, model.trust_remote_code
+    tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
+    if added_pad:
+        log(
+            f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names one of its own)",
+            started_as_main_rank(),
+        )
     tokenizer = use_chat_template(tokenizer, data.chat)
     added = add_tokens(tokenizer, data.chat.tokens_in_need)
     if scores:
         tokenizer = with_pad_apart(tokenizer, conversation_end(data.chat, tokenizer))
-    return tokenizer, added
+    return tokenizer, _Added(added, added_pad)
 
 
 def _engine(
     flags: OneModelFlags,
     tokenizer: PreTrainedTokenizerBase,
-    added_tokens: int,
+    added: _Added,
     scores: bool,
     total_steps: int,
     ranks: Ranks,
@@ -116,8 +130,9 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens, **reading)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens, **reading)
+            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added.tokens, **reading)
+        size = len(tokenizer)
+        return load_causal_lm(flags.model.settings(), dtype, size, added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)
