@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.console import note
@@ -64,7 +64,7 @@ class PreviewArguments:
         )
 
 
-GROUPS = (PreviewArguments, DataArguments)
+GROUPS = (PreviewArguments, OptionalDataArguments)
 
 
 @dataclass(frozen=True)

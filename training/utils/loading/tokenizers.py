@@ -39,8 +39,8 @@ def load_tokenizer(
 def load_padding_tokenizer(
     name_or_path: str, pad_token: str | None, trust_remote_code: bool
 ) -> tuple[PreTrainedTokenizerBase, int]:
-    """As `load_tokenizer`, but add NEW_PAD_TOKEN if there is no pad token; return how many tokens that adds, 0 or 1. The
-    model that is trained with it needs a row for it."""
+    """As `load_tokenizer`, but add NEW_PAD_TOKEN if there is no pad token; return how many tokens that adds, 0 or 1.
+    The model that is trained with it needs a row for it."""
     tokenizer = _loaded(name_or_path, pad_token, False, trust_remote_code)
     before = len(tokenizer)
     if tokenizer.pad_token_id is None:

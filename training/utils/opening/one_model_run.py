@@ -106,7 +106,7 @@ def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerB
     if added_pad:
         log(
             f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
-            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names one of its own)",
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)",
             started_as_main_rank(),
         )
     tokenizer = use_chat_template(tokenizer, data.chat)
