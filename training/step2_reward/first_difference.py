@@ -63,5 +63,5 @@ def compared_tokens(
         done += len(steps_J)
         last.append(done - 1)
     device = end_B.device
-    parts = (torch.cat(part).to(device) for part in (better, worse, pairs, shares))
-    return ComparedTokens(*parts, torch.tensor(last, dtype=torch.int64, device=device))
+    better_M, worse_M, pair_M, share_M = (torch.cat(part).to(device) for part in (better, worse, pairs, shares))
+    return ComparedTokens(better_M, worse_M, pair_M, share_M, torch.tensor(last, dtype=torch.int64, device=device))
