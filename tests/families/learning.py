@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from tests.families.answers import Answer, asked, compared
+from tests.families.answers import WRONG, Answer, asked, compared
 from tests.families.builds import NoTokenizer, build
 from tests.families.configs import PAD
 from tests.families.reading import answers_of_lengths, load, saved
@@ -35,8 +35,10 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.layout.rows import TokenRows, padded_rows
 from training.utils.loading.models import load_scalar_model
+from training.utils.models.layout_check import notes_on
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.errors import ThreestepError
 
 STEPS, RATE = 2, 3e-3
 # Two optimizer steps on tiny gradients: AdamW makes steps of one size from them, whatever rounding left.
@@ -52,14 +54,23 @@ def ask_lora(subject: Subject, place: Path) -> list[Answer]:
         for part in adapted:
             part.copy_(torch.randn(part.shape, generator=generator) * 0.1)
     sequences = alone(documents(LONG))
+    said = [note for note in notes_on(model) if "adapters" in note]
     truth = true_logprobs(model, sequences)
     moved = float((truth - true_logprobs(subject.model, sequences)).abs().max())
     with torch.no_grad():
         read = PolicyModel(model)(padded_rows(sequences, PAD)).logprobs_M.double()
     answers = [
-        compared("lora.read", float((read - truth).abs().max()), subject.tolerance, f"adapters move {moved:.2g}")
+        compared(
+            "lora.read",
+            float((read - truth).abs().max()),
+            subject.tolerance,
+            "; ".join([*said, f"adapters move {moved:.2g}"]),
+        )
     ]
-    folder = saved(model, {name: tensor.clone() for name, tensor in full_tensors(model, 0)}, place / "merged")
+    try:
+        folder = saved(model, {name: tensor.clone() for name, tensor in full_tensors(model, 0)}, place / "merged")
+    except ThreestepError as sentence:  # once a run has trained, it is too late for one
+        return [*answers, Answer("lora.merged", WRONG, None, str(sentence))]
     again = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.dtype).eval()
     difference = float((true_logprobs(again, sequences) - truth).abs().max())
     return [*answers, compared("lora.merged", difference, subject.tolerance * 5)]

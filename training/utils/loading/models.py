@@ -6,15 +6,18 @@ weights provides the context (`training.utils.engine.startup.born_sharded`).
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from training.utils.loading.configurations import errors_explained, load_config
+from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import WantedModel
 from training.utils.models.attention import SDPA
 from training.utils.models.dropout import set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -95,13 +98,14 @@ def load_scalar_model(
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
-    pad_token_id = tokenizer.pad_token_id if inside else None
+    set_pad_token(config, tokenizer.pad_token_id if inside else None)
+    config.num_labels = 1
     wanted = WantedModel(settings.name_or_path, config, is_scalar=True, new_head=not must_have_head)
-    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted, num_labels=1, pad_token_id=pad_token_id)
+    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
-    model.config.pad_token_id = tokenizer.pad_token_id
+    set_pad_token(model.config, tokenizer.pad_token_id)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -110,10 +114,8 @@ def _config_of(settings: ModelSettings) -> Any:
     return load_config(settings.name_or_path, settings.trust_remote_code)
 
 
-def _load(
-    auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel, **changes: Any
-) -> PreTrainedModel:
-    """Return the model, all of whose tensors are the folder's; changes: of its configuration."""
+def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel) -> PreTrainedModel:
+    """Return the model, all of whose tensors are the folder's."""
     import torch
 
     from training.utils.loading import rehearsal
@@ -135,20 +137,41 @@ def _load(
     trust = {"trust_remote_code": settings.trust_remote_code}
     with errors_explained("model", settings.name_or_path, OSError, ValueError, ImportError):
         stored = rehearsal.stored_tensors(settings.name_or_path, wanted.config)
-        rehearsal.check_weights(auto_class, wanted, changes, stored, **trust)
-        with rehearsal.without_report():
+        rehearsal.check_weights(auto_class, wanted, stored, **trust)
+        with rehearsal.without_report(), _sharding_explained(settings.name_or_path):
             model, report = auto_class.from_pretrained(
                 settings.name_or_path,
+                config=wanted.config,
                 dtype=dtype,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **trust,
                 **attention,
-                **changes,
             )
     rehearsal.judge_loaded(wanted, model, report, stored)
     return model
+
+
+@contextlib.contextmanager
+def _sharding_explained(name_or_path: str) -> Iterator[None]:
+    """Under ZeRO-3, turn errors inside into a ThreestepError: a family fails to load if it reads a weight's shape or
+    values while it is set up, of which a rank holds a flat part, or nothing."""
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, ThreestepError):
+        raise
+    except Exception as problem:
+        import torch
+
+        if not is_deepspeed_zero3_enabled() or isinstance(problem, torch.OutOfMemoryError):
+            raise
+        raise ThreestepError(
+            f"'{name_or_path}' cannot be loaded in shards, as --zero_stage 3 does ({type(problem).__name__}: "
+            f"{first_line(problem)}); use --zero_stage 2"
+        ) from problem
 
 
 def _measure(
@@ -197,10 +220,29 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
         )
 
 
+def _set_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Set the rates of dropout and noise, but for those that the model computes with in eval mode too, such as PhiMoE's
+    jitter: they are no noise."""
+    from training.utils.models.own_forward import difference_now, own_forward_of
+
+    own, others = own_forward_of(model), set_dropout(model, rate)
+    if own is None or not others:
+        return
+    without = difference_now(model, own)
+    for other in others:
+        setattr(other.owner, other.name, other.rate)
+    # The same operations on the same numbers: on a CPU to the bit.
+    if math.isclose(without, difference_now(model, own), rel_tol=1e-3):
+        set_dropout(model, rate)
+        return
+    names = ", ".join(sorted({other.name for other in others}))
+    own.notes.append(f"{names} stays as it is: without it the model computes something else in eval mode too")
+
+
 def check_no_dropout(
     model: PreTrainedModel,
     where: str = "with dropout 0",
-    instead: str = "leave the dropout flag out, or set the rates in its config.json to 0",
+    instead: str = "leave the dropout flag out",
 ) -> None:
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
@@ -210,12 +252,17 @@ def check_no_dropout(
     from training.utils.models.own_forward import difference_now, own_forward_of
 
     own = own_forward_of(model)
-    difference = 0.0 if own is None else difference_now(model, own, training=True)
-    if own is not None and not difference <= own.tolerance:
+    if own is None:
+        return
+    difference = difference_now(model, own, training=True)
+    if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
             f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
+    # In half precision rounding explains much, and a CPU rounds the same numbers alike.
+    if model.device.type == "cpu" and difference_now(model, own, training=True) != difference:
+        raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
 
 
 def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:
@@ -230,7 +277,7 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
     """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, compilation."""
     if settings.dropout is not None:
-        set_dropout(model, settings.dropout)
+        _set_dropout(model, settings.dropout)
     if settings.dropout == 0:
         check_no_dropout(model)
     if settings.gradient_checkpointing:

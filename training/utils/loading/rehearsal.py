@@ -28,21 +28,15 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def check_weights(
-    auto_class: Any, wanted: WantedModel, changes: Mapping[str, Any], stored: Mapping[str, StoredTensor], **options: Any
-) -> None:
+def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> None:
     """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold.
 
     auto_class: transformers' class that loads it
-    changes: of its configuration
     options: further arguments of its from_config
     """
     if not _can_be_rehearsed(wanted, stored):
         return
-    config = copy.deepcopy(wanted.config)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    found, model = _rehearsed(auto_class, config, stored, options)
+    found, model = _rehearsed(auto_class, copy.deepcopy(wanted.config), stored, options)
     if wanted.is_scalar:
         check_has_head(model)
     judge(wanted, found, stored)
@@ -74,7 +68,13 @@ def judge_loaded(
     if not _can_be_rehearsed(wanted, stored):
         return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
     new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
-    judge(wanted, replace(found, missing=found.missing - new), stored)
+    lacking = sorted(found.missing - new)
+    if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
+        raise ThreestepError(
+            f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "
+            f"of its tensors random ({lacking[0]}), though the files hold them; use --zero_stage 2"
+        )
+    judge(wanted, replace(found, missing=frozenset(lacking)), stored)
 
 
 def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
