@@ -159,6 +159,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": ["full_attention", "sliding_attention"]},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2,
+        "index_n_heads": 2, "index_head_dim": 8,
         "mlp_layer_types": ["dense", "sparse"],
     },
     "ministral": {"head_dim": 8},

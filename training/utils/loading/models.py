@@ -137,7 +137,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     trust = {"trust_remote_code": settings.trust_remote_code}
     with errors_explained("model", settings.name_or_path, OSError, ValueError, ImportError):
         stored = rehearsal.stored_tensors(settings.name_or_path, wanted.config)
-        rehearsal.check_weights(auto_class, wanted, stored, **trust)
+        rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
         with rehearsal.without_report(), _sharding_explained(settings.name_or_path):
             model, report = auto_class.from_pretrained(
                 settings.name_or_path,
@@ -149,7 +149,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
                 **trust,
                 **attention,
             )
-    rehearsal.judge_loaded(wanted, model, report, stored)
+    rehearsal.judge_loaded(wanted, model, report, stored, rehearsed)
     return model
 
 
@@ -185,7 +185,7 @@ def _measure(
 
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
-    from training.utils.models.document_attention import use_document_attention
+    from training.utils.models.document_attention import comparisons_with_sdpa, use_document_attention
     from training.utils.models.own_forward import difference_now, read_own_forward
     from training.utils.models.sharding import send_from_first_rank
 
@@ -200,7 +200,11 @@ def _measure(
         return
     implementation = model.config._attn_implementation
     use_document_attention(model)
-    if model.config._attn_implementation != implementation and not difference_now(model, own) <= own.tolerance:
+    if model.config._attn_implementation == implementation:
+        return
+    with comparisons_with_sdpa(model) as comparing:
+        difference = difference_now(model, own)
+    if comparing or not difference <= own.tolerance:
         model.set_attn_implementation(implementation)
         own.notes.append(f"attention stays '{implementation}': the family computes something else under another name")
 

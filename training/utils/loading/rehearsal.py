@@ -34,20 +34,25 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
     auto_class: transformers' class that loads it
     options: further arguments of its from_config
     """
-    if not _can_be_rehearsed(wanted, stored):
-        return
-    found, model = _rehearsed(auto_class, copy.deepcopy(wanted.config), stored, options)
+    if not stored or hasattr(wanted.config, "quantization_config"):  # a quantizer changes names
+        return False
+    try:
+        found, model = _rehearsed(auto_class, copy.deepcopy(wanted.config), stored, options)
+    except NotImplementedError:  # a model that reads its own values while it is loaded, of which there are none
+        return False
     if wanted.is_scalar:
         check_has_head(model)
     judge(wanted, found, stored)
     _check_tied(wanted, model, stored)
+    return True
 
 
 def judge_loaded(
-    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], rehearsed: bool
 ) -> None:
     """Judge what from_pretrained said in earnest: ThreestepError if it did not load what the rehearsal did.
 
+    rehearsed: what `check_weights` returned
     report: transformers' loading_info, which under ZeRO-3 knows of missing tensors alone
     """
     if wanted.is_scalar:
@@ -65,7 +70,7 @@ def judge_loaded(
         wrong_shapes=_shapes(report["mismatched_keys"]),
         unconverted=tuple(report["error_msgs"]),
     )
-    if not _can_be_rehearsed(wanted, stored):
+    if not rehearsed:
         return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
     new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
     lacking = sorted(found.missing - new)
@@ -126,6 +131,8 @@ def _rehearsed(
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
+        except NotImplementedError:
+            raise
         except RuntimeError as problem:  # a conversion failed; the log alone says which
             table = "\n".join(said)
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
@@ -145,11 +152,6 @@ def check_has_head(model: Any) -> None:
     """ThreestepError if a scalar model's head is not where we read and train it."""
     if not hasattr(model, HEAD.removesuffix(".")):
         raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
-
-
-def _can_be_rehearsed(wanted: WantedModel, stored: Mapping[str, StoredTensor]) -> bool:
-    """Not where a quantizer changes names: such a model is judged once it is loaded."""
-    return bool(stored) and not hasattr(wanted.config, "quantization_config")
 
 
 def _shapes(mismatched: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:

@@ -244,8 +244,8 @@ def _check_causal(model: PreTrainedModel, moved: dict[int, float], tolerance: fl
     if moved[min(moved)] <= tolerance < most:
         raise ThreestepError(
             f"{type(model).__name__} reads the first half of {tokens} tokens otherwise than alone (by {most:.2g}; "
-            f"rounding explains {tolerance:.2g}), and that of {min(moved)} tokens alike: its positions depend on how "
-            "long a row is (rope_type longrope or dynamic in its config.json); train on shorter sequences"
+            f"rounding explains {tolerance:.2g}), and that of {min(moved)} tokens alike: what it computes depends on "
+            "how long a row is (such as rope_type longrope or dynamic in config.json); train on shorter sequences"
         )
     if not all(each <= tolerance for each in moved.values()):
         raise ThreestepError(
