@@ -25,7 +25,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data.chat": ("data.sources", "data.rows", "data.files", "layout", "run"),
     "data.cache": ("data.rows", "data.files", "run"),
     "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
-    "data": ("data.sources",),
+    "data": ("data.sources", "run"),
     "models": ("layout", "run"),
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
@@ -42,11 +42,23 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "data.build",
         "data.chat",
         "data.files",
+        "data.rows",
         "layout",
         "report",
         "run",
     ),
-    "preference": ("opening", "engine", "loading", "models", "data.build", "data.files", "data.rows", "layout", "run"),
+    "preference": (
+        "opening",
+        "engine",
+        "loading",
+        "models",
+        "data.build",
+        "data.chat",
+        "data.files",
+        "data.rows",
+        "layout",
+        "run",
+    ),
 }
 # A module that loads every file of a folder above it by name, as `known_steps` loads the steps.
 LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.sources.hub"}

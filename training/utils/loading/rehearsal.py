@@ -28,8 +28,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> None:
-    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold.
+def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> bool:
+    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold. Return
+    whether that could be done; otherwise the model is judged once it is loaded.
 
     auto_class: transformers' class that loads it
     options: further arguments of its from_config
@@ -37,7 +38,7 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
     if not stored or hasattr(wanted.config, "quantization_config"):  # a quantizer changes names
         return False
     try:
-        found, model = _rehearsed(auto_class, copy.deepcopy(wanted.config), stored, options)
+        found, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
     except NotImplementedError:  # a model that reads its own values while it is loaded, of which there are none
         return False
     if wanted.is_scalar:
@@ -57,11 +58,6 @@ def judge_loaded(
     """
     if wanted.is_scalar:
         check_has_head(model)
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise ThreestepError(
-            f"'{wanted.where}' is a LoRA adapter, which transformers put on its base model; merge the two first, and "
-            "give the merged model"
-        )
     parameters = {name for name, _ in model.named_parameters()}
     found = LoadReport(
         names=parameters,
@@ -110,22 +106,25 @@ def _downloaded(name: str, explicit: str | None) -> list[Path]:
     return []
 
 
-def _rehearsed(
-    auto_class: Any, config: Any, stored: Mapping[str, StoredTensor], options: Mapping[str, Any]
-) -> tuple[LoadReport, Any]:
+def empty_model(auto_class: Any, config: Any, **options: Any) -> Any:
+    """Return the model on the meta device, whole also where those outside are born sharded. Arguments: see
+    `check_weights`."""
+    with _unsharded(), torch.device("meta"):
+        return auto_class.from_config(copy.deepcopy(config), **options)
+
+
+def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadReport, Any]:
     """Load tensors without values into a model without values; return what transformers says, and that model."""
     tensors = {
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
         for name, tensor in stored.items()
     }
     with _unsharded(), _report_kept() as said, _no_progress_bar():
-        with torch.device("meta"):
-            empty = auto_class.from_config(config, **options)
         names = empty.state_dict().keys()
         try:
             model, report = type(empty).from_pretrained(
                 None,
-                config=config,
+                config=empty.config,
                 state_dict=tensors,
                 device_map="meta",
                 ignore_mismatched_sizes=True,

@@ -22,6 +22,7 @@ from training.utils.data.cache.cache import Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.files.readers import split_reader
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
@@ -67,6 +68,9 @@ def build_phase(
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
     cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    for source in cached.manifest["sources"]:
+        if source["recognised"] is not None:
+            log(f"data: {source['name']}: {source['recognised']['sentence']}")
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
@@ -103,7 +107,7 @@ def _parts_of_phase(
         parts["end of conversation"] = str(texts.end_id)
     if phase == 1:
         parts["loss_on"] = data.rows.loss_on
-    if any(":" in source.name for source in sources):
+    if any(split_reader(source.name) for source in sources):
         parts["columns"] = json.dumps([data.source.data_format, columns_for(phase, data.source)])
     for number, source in enumerate(sources):
         label = f"[{number}] {source.name}"
@@ -153,7 +157,9 @@ def _nothing_left(phase: int, data: DataArguments, sources: Sequence[DataSource]
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hint = ""
-    if "no_rejected" in counts.dropped:
+    if "unpaired" in counts.dropped:
+        hint = "; responses that are marked one by one are no pairs; step 1 trains on the good ones"
+    elif "no_rejected" in counts.dropped:
         hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
     elif "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"

@@ -89,6 +89,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
         mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_trained)]
         shared.train.append(Portion(source, train, mine, first_row_id))
         shared.eval.append(Portion(source, eval_rows, eval_indices, eval_first_id))
+        recognition = source.raw.get_recognition()
         shared.described.append(
             {
                 "name": source.name,
@@ -96,6 +97,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
                 "training_rows": len(train),
                 "own_evaluation_rows": own_rows,
                 "evaluation_rows_carved": own_rows == 0,
+                "recognised": None if recognition is None else recognition.as_json(),
             }
         )
         first_row_id += len(train) + own_rows

@@ -17,9 +17,8 @@ from training.utils.data.build.splits import shuffled_order
 from training.utils.data.cache.cache import Log, open_or_build, silent
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shards import SplitPlan, build_shards
-from training.utils.data.files.addresses import content_of_files
 from training.utils.data.files.columns import Expected
-from training.utils.data.files.readers import files_of, open_rows, split_reader
+from training.utils.data.files.stored import stored_rows
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
 from training.utils.data.rows.phases import TextBlock
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
@@ -51,10 +50,9 @@ def build_unsupervised(
     texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
     column = data.source.unsupervised_text_column
-    reader = split_reader(name)
-    if reader is not None:
-        files = files_of(*reader, "unsupervised_dataset_name")
-        content = content_of_files(files, data.cache.cache_dir)
+    stored = stored_rows(name, "unsupervised_dataset_name", data.cache.cache_dir, hold_out=False)
+    if stored is not None:
+        content = stored.fingerprint()
         rows: Any = None  # opened only by a build
     else:
         rows = _unsupervised_rows(name, data.source.unsupervised_dataset_config_name, column)
@@ -62,9 +60,8 @@ def build_unsupervised(
 
     def build(folder: str) -> dict[str, Any]:
         source = rows
-        if reader is not None:
-            expected = Expected({column: "unsupervised_text_column"}, (column,))
-            source = open_rows(reader[0], files, data.cache.cache_dir, expected)
+        if stored is not None:
+            source, _ = stored.open(Expected({column: "unsupervised_text_column"}, (column,)))
         order = shuffled_order(len(source), seed)
 
         def make(begin: int, end: int, counts: Counts) -> Iterator[TextBlock]:

@@ -19,7 +19,8 @@ from typing import BinaryIO, cast
 from training.utils.data.files.digests import digest_file, hash_text
 from training.utils.run.errors import ThreestepError
 
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_ZSTANDARD = ".zst"
+_COMPRESSED = (".gz", ".bz2", ".xz", _ZSTANDARD)
 _EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
 _TRAINING_PART = re.compile(r"train([-_.]|$)")
 
@@ -89,18 +90,28 @@ def _of_folder(found: Sequence[str], suffixes: Sequence[str], folder: str, flag:
 def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """The (training, evaluation) files of a folder, by the parts in which their paths differ.
 
-    Evaluation: names that begin as in `_EVALUATION_PART`, where others begin with train; otherwise all are training.
+    Evaluation: as `names_evaluation` says, where others are named for training; otherwise all are training.
     """
     parts = [name.split("/") for name in files]
     shared = len(os.path.commonprefix([path[:-1] for path in parts]))
     parts = [path[shared:] for path in parts]
-    for_training = [any(map(_TRAINING_PART.match, path)) for path in parts]
+    for_training = [any(map(names_training, path)) for path in parts]
     if not any(for_training):
         return list(files), []
     shares: tuple[list[str], list[str]] = [], []
     for name, trains, path in zip(files, for_training, parts, strict=True):
-        shares[not trains and any(map(_EVALUATION_PART.match, path))].append(name)
+        shares[not trains and any(map(names_evaluation, path))].append(name)
     return shares
+
+
+def names_training(name: str) -> bool:
+    """Whether a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
+    return _TRAINING_PART.match(name) is not None
+
+
+def names_evaluation(name: str) -> bool:
+    """Whether a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
+    return _EVALUATION_PART.match(name) is not None
 
 
 def content_of_files(files: Sequence[str], memo_dir: str | None) -> str:
@@ -128,8 +139,20 @@ def open_stream(name: str) -> Iterator[BinaryIO]:
         else:
             import fsspec
 
-            with fsspec.open(name, "rb", compression="infer") as file:
-                yield file
+            # fsspec needs a package of its own for .zst, pyarrow has it built in
+            with fsspec.open(name, "rb", compression=None if name.endswith(_ZSTANDARD) else "infer") as file:
+                yield _unpacked(file) if name.endswith(_ZSTANDARD) else file
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
+
+
+def without_compression(name: str) -> str:
+    """A file's name without the suffix of its compression."""
+    return next((name.removesuffix(suffix) for suffix in _COMPRESSED if name.endswith(suffix)), name)
 
 
 def open_local(name: str, spool_dir: str | None) -> BinaryIO:

@@ -17,7 +17,8 @@ class SourceArguments:
         ["embedded"],
         "Datasets, separated by spaces: a registered name, a path that ends in one, or files as "
         "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
-        "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://...",
+        "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://..., "
+        "or any dataset on the hub as hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...]",
     )
     sft_only_data_path: list[str] = flag([], "Datasets of which all rows go to phase 1 and to no other phase.")
     dataset_module: list[str] = flag([], "Python files that register datasets of your own with @register_dataset.")
@@ -59,6 +60,11 @@ class SourceArguments:
         "Files: column of a number: by how much chosen should beat rejected in step 2 (see --margin_scale "
         "there); default: rows have no margin.",
     )
+    label_column: str | None = flag(
+        None,
+        "Files: column that marks each single response as good or bad: true or false, 1 or 0, desirable or "
+        "undesirable; default: 'kto_tag' or 'label', where a file has one; none: no column is one.",
+    )
     unsupervised_dataset_name: str | None = flag(
         None,
         "Text for the pretraining loss of step 3: a hub name, a saved folder, or files as jsonl:PATH, "
@@ -69,8 +75,8 @@ class SourceArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that can be found without loading data; loads the dataset modules for their names."""
-        from training.utils.data.files.addresses import check_address
         from training.utils.data.files.readers import split_reader
+        from training.utils.data.files.stored import check_stored
         from training.utils.data.sources.formats import check_format
         from training.utils.data.sources.registry import find_dataset, load_dataset_module
 
@@ -85,6 +91,6 @@ class SourceArguments:
             mistakes.note(find_dataset, name)
         files = split_reader(self.unsupervised_dataset_name or "")
         if files is not None:
-            mistakes.note(check_address, files[1], "unsupervised_dataset_name")
+            mistakes.note(check_stored, *files, "unsupervised_dataset_name")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
             mistakes.add(f"--dataset_dir expects a folder, got '{self.dataset_dir}', which does not exist")

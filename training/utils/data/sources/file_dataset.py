@@ -1,7 +1,7 @@
-"""Files as raw datasets, without a class: `jsonl:PATH`, `json:`, `csv:`, `parquet:` and `arrow:`.
+"""Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`.
 
-Joins a reader (`readers`) and a format (`formats`). Texts are used as stored, so a response that should begin with a
-space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
+Joins what reads the rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
+with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from training.utils.data.files.addresses import content_of_files, share_files
 from training.utils.data.files.columns import FileRow, column_names, kind_of
-from training.utils.data.files.readers import Rows, files_of, open_rows, split_reader
+from training.utils.data.files.readers import Rows
+from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats import FileColumns, Format, has_column, missing_column, recognise
+from training.utils.data.sources.marks import read_mark
+from training.utils.data.sources.media import check_media, media_columns
 from training.utils.data.sources.messages import Message, from_json, prompt_text, read_tools, response_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.recognition import Recognition, recognition_of
 from training.utils.data.sources.records import Record, value_of
 from training.utils.run.errors import ThreestepError
 
@@ -25,18 +28,18 @@ _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 
 
 class FileDataset(PromptRawDataset):
-    """The files of one `--data_path` entry; found now, opened when rows are read."""
+    """The files, or the hub's dataset, of one `--data_path` entry; found now, opened when rows are read."""
 
     def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
         self.dataset_name = name
         self.dataset_clean_name = name.replace("/", "_").replace(":", "_")
         self.output_path = output_path
-        reader = split_reader(name)
-        assert reader is not None, f"{name} names no reader"
-        self._reader, self._address = reader
+        stored = stored_rows(name, "data_path", output_path)
+        assert stored is not None, f"{name} names no reader"
+        self._stored = stored
+        self._address = stored.address
         self._columns = columns
         self._named_format = data_format
-        self._files = share_files(files_of(self._reader, self._address, "data_path"))
         self._last: tuple[Any, Record] | None = None
 
     # The rows.
@@ -50,12 +53,10 @@ class FileDataset(PromptRawDataset):
 
     @cached_property
     def _opened(self) -> tuple[Rows, Rows | None]:
-        train, held_out = (open_rows(self._reader, files, self.output_path) if files else None for files in self._files)
-        assert train is not None
-        return train, held_out
+        return self._stored.open()
 
     def get_fingerprint(self) -> str:
-        return " ".join(content_of_files(files, self.output_path) for files in self._files)
+        return self._stored.fingerprint()
 
     # Their content.
 
@@ -68,6 +69,20 @@ class FileDataset(PromptRawDataset):
             recognise(held_out.kinds, self._columns, found.name, self._address)
         return found
 
+    @cached_property
+    def _recognition(self) -> Recognition:
+        kinds, columns = self._opened[0].kinds, self._columns
+        further = [(columns.tools or "tools", "tools"), (_TEMPLATE_KWARGS, "variables of the template")]
+        further += [(_THINKING, "a variable of the template"), (columns.margin or "", "margin")]
+        references = (columns.reference,) if columns.reference else (f"{_REWARD_MODEL}.{_GROUND_TRUTH}", _GROUND_TRUTH)
+        further += [(column, "reference") for column in references]
+        read = [(column, role) for role, column in self.format.roles.items()]
+        read += [(column, role) for column, role in further if has_column(kinds, column)]
+        return recognition_of(kinds, self.format.name, self.format.why, read)
+
+    def get_recognition(self) -> Recognition:
+        return self._recognition
+
     def check_phase(self, phase: int) -> None:
         """A file must have what its phase needs: responses in phases 1 and 2, a prompt in 2 and 3, and each column that
         a flag names for the phase.
@@ -76,7 +91,8 @@ class FileDataset(PromptRawDataset):
         pairs), unless a flag names their column.
         """
         kinds, where = self._opened[0].kinds, self._address
-        for role in {1: ("chosen",), 2: ("chosen", "rejected", "margin"), 3: ("reference",)}[phase]:
+        label = () if self._columns.label in (None, "none") else ("label",)
+        for role in {1: ("chosen", *label), 2: ("chosen", "rejected", "margin"), 3: ("reference",)}[phase]:
             column = getattr(self._columns, role)
             if column is not None and not has_column(kinds, column):
                 raise ThreestepError(missing_column(kinds, where, column, role))
@@ -91,9 +107,14 @@ class FileDataset(PromptRawDataset):
                 f"{self.format.name}); name the column of the responses with --chosen_column"
             )
 
+    @cached_property
+    def _media_columns(self) -> list[str]:
+        return media_columns({**self._opened[0].kinds, **(self._opened[1].kinds if self._opened[1] else {})})
+
     def _record(self, sample: Mapping[str, Any]) -> Record:
         """A row's content, read once for all getters that are called on it in turn."""
         if self._last is None or self._last[0] is not sample:
+            check_media(sample, self._media_columns, _where(sample))
             self._last = (sample, self.format.read(sample, self.format.roles, _where(sample)))
         return self._last[1]
 
@@ -116,6 +137,10 @@ class FileDataset(PromptRawDataset):
 
     def get_margin(self, sample: Mapping[str, Any]) -> Any:
         return None if self._columns.margin is None else value_of(sample, self._columns.margin)
+
+    def get_mark(self, sample: Mapping[str, Any]) -> bool | None:
+        label = self.format.roles.get("label")
+        return None if label is None else read_mark(sample, label, _where(sample))
 
     # As messages.
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from training.utils.data.sources.recognition import Recognition
 from training.utils.run.errors import ThreestepError
 
 ALL_PHASES = (1, 2, 3)
@@ -88,6 +89,13 @@ class PromptRawDataset:
         """
         return None
 
+    def get_mark(self, sample: Any) -> bool | None:
+        """Whether a single response is marked as good (True) or bad (False); None: not, or it is one of a pair.
+
+        Phase 1 learns no response that is marked as bad, and phase 2 no response that is marked at all.
+        """
+        return None
+
     def get_reference(self, sample: Any) -> Any:
         """The reference that a rule-based reward checks a response against: a string, or any other JSON value."""
         return None
@@ -147,6 +155,10 @@ class PromptRawDataset:
 
     def check_phase(self, phase: int) -> None:
         """Raise ThreestepError where this source as a whole cannot serve a phase."""
+
+    def get_recognition(self) -> Recognition | None:
+        """What the source was taken for, where its columns or flags decided on that; None: a class decides."""
+        return None
 
     def get_fingerprint(self) -> str | None:
         """A string that changes whenever a row or text of this dataset may change; None: the rows are hashed.

@@ -3,7 +3,9 @@
 A `--data_path` entry is one of
 - a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
-- `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class.
+- `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
+- `pairs.csv`: a file whose name says how it is read;
+- `hub:OWNER/NAME`: a dataset on the hub, without a class.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
-from training.utils.data.files.addresses import check_address
 from training.utils.data.files.readers import READERS, split_reader
+from training.utils.data.files.stored import check_stored
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.run.errors import ThreestepError, nearest_names
 from training.utils.run.user_files import load_module
@@ -69,8 +71,9 @@ def registered_names() -> list[str]:
 
 
 def load_dataset_module(path: str) -> ModuleType:
-    """Run a Python file that registers datasets; a file already loaded is not run again."""
-    return load_module(path, "dataset_module")
+    """Run a Python file that registers datasets; a file already loaded is not run again. Its relative imports are
+    those of a file in training/utils/data, where DeepSpeed-Chat's stand."""
+    return load_module(path, "dataset_module", package="training.utils.data")
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:
@@ -79,8 +82,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     Raises ThreestepError where the name is unknown (with suggestions) or the file does not exist.
     """
     files = split_reader(name)
-    if files is not None:
-        check_address(files[1], "data_path")
+    if files is not None and name not in _classes:
+        check_stored(*files, "data_path")
         return files[0]
     names = registered_names()
     if name in _classes:
@@ -98,5 +101,5 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     raise ThreestepError(
         f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; register a class for it with "
         "@register_dataset in a file given as --dataset_module, or read files as "
-        f"{', '.join(f'{reader}:PATH' for reader in READERS)}"
+        f"{', '.join(f'{reader}:PATH' for reader in READERS)}, or any dataset on the hub as hub:OWNER/NAME"
     )

@@ -1,0 +1,65 @@
+"""The rows behind `jsonl:PATH`, `hub:OWNER/NAME` and the like, wherever they are stored."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from training.utils.data.files.addresses import check_address, content_of_files, share_files
+from training.utils.data.files.columns import Expected
+from training.utils.data.files.hub_rows import HubRows, parse_hub_address
+from training.utils.data.files.readers import HUB, Rows, files_of, open_rows, split_reader
+
+
+class StoredRows(Protocol):
+    """Training rows, and evaluation rows where there are any.
+
+    address: for errors.
+    """
+
+    address: str
+
+    def fingerprint(self) -> str:
+        """A string that changes whenever a row may change."""
+
+    def open(self, expected: Expected | None = None) -> tuple[Rows, Rows | None]:
+        """The training rows and the evaluation rows; ThreestepError where one is not as `expected`."""
+
+
+class StoredFiles:
+    """Files here or in a store, found now."""
+
+    def __init__(self, reader: str, address: str, flag: str, spool_dir: str | None, hold_out: bool) -> None:
+        self.address = address
+        self._reader = reader
+        self._spool_dir = spool_dir
+        files = files_of(reader, address, flag)
+        self._shares = share_files(files) if hold_out else (files, [])
+
+    def fingerprint(self) -> str:
+        return " ".join(content_of_files(files, self._spool_dir) for files in self._shares)
+
+    def open(self, expected: Expected | None = None) -> tuple[Rows, Rows | None]:
+        train, held_out = self._shares
+        opened = open_rows(self._reader, train, self._spool_dir, expected)
+        return opened, open_rows(self._reader, held_out, self._spool_dir, expected) if held_out else None
+
+
+def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> StoredRows | None:
+    """What `name` addresses; None where it names no reader.
+
+    flag: gave the name, for errors. spool_dir: for copies of files that have no random access. hold_out: files named
+    for evaluation are no training rows.
+    """
+    found = split_reader(name)
+    if found is None:
+        return None
+    reader, address = found
+    return HubRows(address, flag) if reader == HUB else StoredFiles(reader, address, flag, spool_dir, hold_out)
+
+
+def check_stored(reader: str, address: str, flag: str) -> None:
+    """Raise ThreestepError where an address cannot be right; asks no network."""
+    if reader == HUB:
+        parse_hub_address(address, flag)
+    else:
+        check_address(address, flag)

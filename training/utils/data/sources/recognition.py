@@ -1,0 +1,53 @@
+"""What a data source was taken for: its format and why, which columns are read, and which are not.
+
+Serves the log of a build, and programs that show data before training. Knows nothing of how rows are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from training.utils.data.files.columns import Kinds, column_names
+
+_MAY_HOLD_TEXT = ("text", "a list", "an object")
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """One source's format and columns.
+
+    format: a name of `--data_format`.
+    why: the columns or the flags that decided on it.
+    read: column -> what it is read as, such as "prompt"; "extra_info.answer" is a part of a column.
+    texts_not_read: columns that hold text, lists or objects and are not read.
+    others_not_read: all further columns, of numbers and truth values.
+    """
+
+    format: str
+    why: str
+    read: dict[str, str]
+    texts_not_read: tuple[str, ...] = ()
+    others_not_read: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log. Columns of text alone are named as not read: an id or a score is no text to learn."""
+        columns = ", ".join(f"{role} '{column}'" for column, role in self.read.items())
+        unread = f"; not read: {column_names(self.texts_not_read)}" if self.texts_not_read else ""
+        return f"read as {self.format} because of {self.why}: {columns}{unread}"
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields and the sentence as JSON values."""
+        lists = {name: list(getattr(self, name)) for name in ("texts_not_read", "others_not_read")}
+        return {**asdict(self), **lists, "sentence": self.sentence}
+
+
+def recognition_of(kinds: Kinds, name: str, why: str, read: Iterable[tuple[str, str]]) -> Recognition:
+    """The record of a file with these columns, of which `read` names some, or parts of some: (column, role)."""
+    by_column = dict(read)
+    heads = {*by_column, *(column.partition(".")[0] for column in by_column)}
+    unread = [column for column in kinds if column not in heads]
+    texts = tuple(column for column in unread if any(kind in _MAY_HOLD_TEXT for kind in kinds[column]))
+    return Recognition(name, why, by_column, texts, tuple(column for column in unread if column not in texts))
