@@ -20,16 +20,16 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import PROMPT_STYLES, ChatArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.run.flags import AUTO, flag, settings_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from training.asking.talk import Talk
 
-AUTO = "auto"
 LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold the longest
 
 
@@ -37,17 +37,22 @@ LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold
 class TalkArguments:
     """The models to chat with, and how they are asked."""
 
-    model_name_or_path: list[str] = flag([], "One or two model folders or hub names; may come first, without the flag.")
+    model_name_or_path: list[str] = flag(
+        [], "One or two model folders or hub names; may come first, without the flag.", aliases=["--path"]
+    )
     reward_model: str | None = flag(None, "Score each answer with this reward model.")
     system: str = flag("", "A system prompt.")
     prompt_style: str = flag(
         AUTO,
-        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the chat template if the "
-        "tokenizer has one.",
+        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
+        "otherwise the chat template if the tokenizer has one.",
         choices=(AUTO, *PROMPT_STYLES),
     )
+    chat_template_kwargs: str | None = flag(
+        None, "Further variables for the chat template, as a JSON object; default: those saved with the model."
+    )
     end_of_conversation_token: str | None = flag(
-        None, "As in training; default: that of the chat template, or the tokenizer's eos."
+        None, "As in training; default: that saved with the model, of the chat template, or the tokenizer's eos."
     )
     seed: int = flag(RunArguments.seed, "The same seed gives the same answers.", least=0)
     web: bool = flag(False, "Serve a page on 127.0.0.1 (needs the package gradio).")
@@ -56,6 +61,7 @@ class TalkArguments:
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)
         mistakes.require(got in (1, 2), f"expected one model or two, got {got}: MODEL [MODEL2] before the flags")
+        settings_of(ChatArguments, self).validate(mistakes)
 
 
 GROUPS = (TalkArguments, SamplingArguments, VllmArguments)
@@ -64,6 +70,8 @@ GROUPS = (TalkArguments, SamplingArguments, VllmArguments)
 def main(argv: Sequence[str]) -> None:
     """Parse, load, chat."""
     chat, sampling, vllm = parse_arguments(GROUPS, with_flag(argv), __doc__ or "")
+    for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
+        check_model_folder(path)
     if chat.web:
         from training.asking.web import serve
 
@@ -85,27 +93,15 @@ def loaded(chat: TalkArguments, sampling: SamplingArguments, vllm: VllmArguments
     from training.asking.scorer import load_answer_scorer
     from training.asking.talk import Talk
 
-    rank = start_alone()
+    rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
     start_engine = engine_maker(sampling, vllm, LONGEST_VLLM_TOKENS)
     models = [
-        load_asked_model(path, sampling.dtype, data_for(chat, path), rank.device, start_engine)
-        for path in chat.model_name_or_path
+        load_asked_model(path, sampling.dtype, data, rank.device, start_engine) for path in chat.model_name_or_path
     ]
-    path = chat.reward_model
-    scorer = load_answer_scorer(path, sampling.dtype, data_for(chat, path), rank) if path is not None else None
+    scorer = None
+    if chat.reward_model is not None:
+        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank)
     return lambda: Talk(models, sampling, chat.seed, scorer, chat.system)
-
-
-def data_for(chat: TalkArguments, path: str) -> DataArguments:
-    """The prompt style of the model at `path` as data flags."""
-    from training.utils.loading.tokenizers import load_tokenizer
-
-    style = chat.prompt_style
-    if style == AUTO:
-        style = "chat_template" if load_tokenizer(path, end_may_pad=True).chat_template else "human_assistant"
-    return DataArguments(
-        chat=ChatArguments(prompt_style=style, end_of_conversation_token=chat.end_of_conversation_token)
-    )
 
 
 def converse(talk: Talk) -> None:
@@ -152,7 +148,7 @@ def print_answer(talk: Talk, place: int) -> bool:
     """Print model `place`'s answer as it grows; return False if it was cut."""
     shown, ended = "", True
     for answer in talk.answer(place):
-        text = answer.text.lstrip()
+        text = talk.models[place].said(answer)
         print(text[len(shown) :], end="", flush=True)
         shown, ended = text, answer.ended
     return ended

@@ -1,8 +1,8 @@
 """What a folder that is given as a model holds, before any library is imported.
 
-A model folder has a config.json and safetensors. Everything else that people have under that name is told apart here,
-with the command that makes a model folder of it. A folder with a configuration and no weights passes: dry runs need no
-more, and what loads the weights says that they are missing.
+A model folder has a config.json and safetensors, or is an adapter whose base is one. Everything else that people have
+under that name is told apart here, with the command that makes a model folder of it. A folder with a configuration and
+no weights passes: dry runs need no more, and what loads the weights says that they are missing.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training.utils.loading.adapter_folders import CONFIG as ADAPTER
+from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
 from training.utils.loading.weight_files import read_header, weight_files
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, nearest_names
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
-_ADAPTER = "adapter_config.json"  # PEFT's name
 
 
 def check_model_folder(name_or_path: str) -> None:
-    """ThreestepError if a path holds no model, or damaged weights; hub names pass. Reads a few headers at most."""
+    """ThreestepError if a path holds no model, or damaged weights; hub names pass, unless they were meant as a path.
+    Reads a few headers at most."""
     path = Path(name_or_path)
     if path.is_file():
         raise ThreestepError(_of_file(path))
-    looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
     if not path.is_dir():
-        return
-    if (path / _ADAPTER).is_file():
-        raise ThreestepError(_of_adapter(path))
+        return _check_hub_name(name_or_path)
+    adapter = adapter_in(path)
+    if adapter is not None:
+        read_header(adapter.weights)
+        return check_base(adapter)
     if not (path / "config.json").is_file():
         raise ThreestepError(_without_config(path))
     config = _read_config(path)
@@ -40,6 +41,42 @@ def check_model_folder(name_or_path: str) -> None:
     other = None if found else _of_other_weights(path, config)
     if other is not None:
         raise ThreestepError(other)
+
+
+def check_base(adapter: AdapterFolder) -> None:
+    """See `check_model_folder`; of what an adapter names as its base."""
+    try:
+        check_model_folder(adapter.base)
+    except ThreestepError as mistake:
+        raise ThreestepError(f"of the adapter '{adapter.name}' the base: {mistake}") from mistake
+
+
+def _check_hub_name(name_or_path: str) -> None:
+    """ThreestepError if a name with no folder behind it was meant as a folder. OWNER/NAME was, where a folder OWNER is
+    here and the hub's cache has no such model: otherwise the network would be asked, for minutes where there is none.
+    """
+    path, slashes = Path(name_or_path), name_or_path.count("/")
+    if path.is_absolute() or name_or_path.startswith((".", "~")) or slashes > 1:
+        raise ThreestepError(f"the model folder '{name_or_path}' does not exist{_nearest_folder(path)}")
+    if slashes == 1 and path.parent.is_dir() and not _is_in_hub_cache(name_or_path):
+        raise ThreestepError(
+            f"the model folder '{name_or_path}' does not exist, though '{path.parent}' does{_nearest_folder(path)}; "
+            "for the hub's model of that name, start from another folder"
+        )
+
+
+def _is_in_hub_cache(name: str) -> bool:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _nearest_folder(path: Path) -> str:
+    """As `nearest_names` without its question mark, of the folders that are where `path` is not."""
+    if not path.parent.is_dir():
+        return ""
+    siblings = (str(sibling) for sibling in path.parent.iterdir() if sibling.is_dir())
+    return nearest_names(str(path), siblings).rstrip("?")
 
 
 def saved_again(folder: str | Path, architectures: Any, key_mapping: str | None = None) -> str:
@@ -85,26 +122,6 @@ def _gguf(path: Path) -> str:
     )
 
 
-def _of_adapter(folder: Path) -> str:
-    try:
-        adapter = dict(json.loads((folder / _ADAPTER).read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        adapter = {}
-    base = adapter.get("base_model_name_or_path") or "unknown"
-    scores = adapter.get("task_type") == "SEQ_CLS"
-    load = f"AutoModelForSequenceClassification.from_pretrained('{base}', num_labels=1)"
-    load = load if scores else f"AutoModelForCausalLM.from_pretrained('{base}')"
-    tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
-    merge = (
-        f"import peft, transformers as t; peft.PeftModel.from_pretrained(t.{load}, '{folder}').merge_and_unload()"
-        f".save_pretrained('OUT'); t.AutoTokenizer.from_pretrained('{tokenizer}').save_pretrained('OUT')"
-    )
-    return (
-        f"'{folder}' holds a LoRA adapter of the model '{base}' (PEFT's {_ADAPTER}), not a model; merge the two: "
-        f'python -c "{merge}"'
-    )
-
-
 def _without_config(folder: Path) -> str:
     """What a folder without config.json is, in the order of how much that says."""
     if not any(folder.iterdir()):
@@ -130,7 +147,7 @@ def _without_config(folder: Path) -> str:
         return f"{why}: {weights[0].name} alone does not say of which architecture it is; add the model's config.json"
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         return f"{why}: it holds a tokenizer alone; add the model's config.json and safetensors"
-    inside = sorted(path.parent for path in folder.glob("*/config.json"))
+    inside = sorted(path.parent for name in ("config.json", ADAPTER) for path in folder.glob(f"*/{name}"))
     return f"{why}; did you mean '{inside[0]}'?" if inside else why
 
 

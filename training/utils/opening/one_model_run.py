@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,8 +15,9 @@ from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.build.build import build_phase
-from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
+from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.router_loss import router_loss
 from training.utils.engine.startup import Ranks, started_process_group
@@ -24,10 +25,12 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
-from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
+from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
+from training.utils.models.settings import ModelSettings
 from training.utils.models.sharding import count_elements
+from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
@@ -35,7 +38,7 @@ from training.utils.opening.result import TrainingResult
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import report_at_end
-from training.utils.run.console import log
+from training.utils.run.console import log, started_as_main_rank
 
 
 def run_one_model(
@@ -51,14 +54,21 @@ def run_one_model(
     run, data, faults = flags.run, flags.data, flags.faults
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
-        folder = start_run(run, flags.settings, ranks)
         check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
-        tokenizer, added_tokens = _tokenizer(flags, scores)
+        tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
+        plan = plan.decided({"prompt_style": style.chat.prompt_style})
+        folder = start_run(run, plan.flags_in_use, ranks)
+        log(style.sentence, ranks.is_main)
         rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
         if check_rows is not None:
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
-        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        # A reference that is read again, or is the model with its adapters off, is the whole start model.
+        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start)
+        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks)
+        if not scores:
+            ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
+            set_stop_tokens(model, tokenizer, [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside))
         packed = may_pack(
             flags.engine.padded,
             model,
@@ -80,7 +90,7 @@ def run_one_model(
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             name = f"step {flags.step.number}, {flags.step.label}"
             training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers)
-            result = train(OpenedModel(flags, folder, rows, added_tokens, model, training), flags.own)
+            result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors = engine.full_state(model)
         if ranks.is_main:
@@ -91,21 +101,41 @@ def run_one_model(
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 
 
-def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerBase, int]:
-    """The start model's tokenizer, and how many tokens it gained here."""
-    model, data = flags.model, flags.data
-    tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code)
-    tokenizer = use_chat_template(tokenizer, data.chat)
-    added = add_tokens(tokenizer, data.chat.tokens_in_need)
+class _Added(NamedTuple):
+    """How many tokens the tokenizer gained here: those that are trained, and a pad token."""
+
+    tokens: int
+    pad: int
+
+
+def _tokenizer(
+    flags: OneModelFlags, scores: bool, began_with: str | None
+) -> tuple[PreTrainedTokenizerBase, _Added, PromptStyle]:
+    """The start model's tokenizer, how many tokens it gained here, and the style that is saved with it.
+
+    began_with: the style of the run that is resumed
+    """
+    model, chat = flags.model, flags.data.chat
+    path, trust = model.model_name_or_path, model.trust_remote_code
+    tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
+    if added_pad:
+        log(
+            f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)",
+            started_as_main_rank(),
+        )
+    added = add_tokens(tokenizer, chat.tokens_in_need)
+    style = adopt_style(tokenizer, chat, began_with)
     if scores:
-        tokenizer = with_pad_apart(tokenizer, conversation_end(data.chat, tokenizer))
-    return tokenizer, added
+        tokenizer = with_pad_apart(tokenizer, style.end_token)
+    return tokenizer, _Added(added, added_pad), style
 
 
 def _engine(
     flags: OneModelFlags,
+    start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
-    added_tokens: int,
+    added: _Added,
     scores: bool,
     total_steps: int,
     ranks: Ranks,
@@ -116,8 +146,8 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens, **reading)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)

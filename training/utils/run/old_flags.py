@@ -18,12 +18,10 @@ class Needless:
     """Accepted, without effect.
 
     why: what is logged
-    only: the one value that is needless; others are mistakes
     """
 
     why: str
     takes_value: bool = True
-    only: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,6 @@ def translated(argv: Sequence[str], old_flags: Mapping[str, OldFlag]) -> tuple[l
         if isinstance(old, Refused):
             mistakes.add(f"{flag} {old.why}")
         elif isinstance(old, Needless):
-            mistakes.require(old.only in (None, value), f"{flag} expects {old.only}, got {value}: {old.why}")
             lines.append(f"{flag} is not needed: {old.why}")
         else:
             new = mistakes.note(old.words, value, given) if old.words else [old.now, value]
@@ -83,6 +80,21 @@ def translated(argv: Sequence[str], old_flags: Mapping[str, OldFlag]) -> tuple[l
             lines.append(f"{flag} is read as {' '.join(new or [])}" + (f": {old.note}" if old.note else ""))
     mistakes.raise_if_any()
     return words, lines
+
+
+def old_defaults(
+    given: Sequence[str], old_flags: Mapping[str, OldFlag], lines: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """What DeepSpeed-Chat's steps take where a command line leaves it out, as words, and a line for each.
+
+    given: the words of the command line, by today's names
+    lines: of `translated`; where there are none, nothing says that the command line is DeepSpeed-Chat's
+    """
+    of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
+    if not of_a_step or not lines or any(word.partition("=")[0] == "--data_path" for word in given):
+        return [], []
+    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
+    return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
 
 
 def _flags_with_values(argv: Sequence[str]) -> dict[str, str]:
@@ -113,7 +125,10 @@ def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
     return ["--end_of_conversation_token", token, "--add_end_of_conversation_token", "true"]
 
 
+_PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+
 OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
     "--deepspeed": Needless("every run is DeepSpeed's", takes_value=False),
     "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
     "--compute_fp32_loss": Needless(
@@ -135,4 +150,12 @@ ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
     "--disable_dropout": no_dropout(),
 }
 PRINT_LOSS = Needless("the progress bar and metrics.jsonl show the loss of every step", takes_value=False)
-PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+# Of the program that scores with a finished reward model, whose tokenizer has what step 2 added.
+SCORING_OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
+    "--add_eot_token": Renamed(
+        "--end_of_conversation_token <|endoftext|>",
+        takes_value=False,
+        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"],
+    ),
+}

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from training import chat
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
+from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.errors import ThreestepError
-from training.utils.run.old_flags import translated
+from training.utils.run.old_flags import SCORING_OLD_FLAGS, translated
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
 
@@ -45,6 +47,7 @@ EVERYWHERE = {
     "--eot_token <end>": ("end_of_conversation_token", None),
     "--deepspeed": SAID,
     "--deepscale": SAID,
+    "--num_padding_at_beginning 1": SAID,
 }
 ONE_MODEL = {
     **EVERYWHERE,
@@ -68,7 +71,6 @@ FLAGS = {
     "sft": {**ONE_MODEL, "--sft_only_data_path embedded": ["embedded"], "--print_loss": SAID},
     "reward": {
         **ONE_MODEL,
-        "--num_padding_at_beginning 1": SAID,
         "--eval_interval 50": 50,
         "--eval_iters 100": ("max_eval_rows", 1600),
         "--eval_iters 10 --per_device_eval_batch_size=4": ("max_eval_rows", 40),
@@ -82,7 +84,6 @@ FLAGS = {
     },
     "ppo": {
         **EVERYWHERE,
-        "--num_padding_at_beginning 1": SAID,
         "--offload_reference_model": True,
         "--unsupervised_dataset_name wikitext": "wikitext",
         "--unsupervised_dataset_config_name wikitext-103-v1": "wikitext-103-v1",
@@ -104,6 +105,7 @@ FLAGS = {
         "--unpin_actor_parameters": SAID,
         "--release_inference_cache": SAID,
         "--inference_tp_size 1": SAID,
+        "--inference_tp_size 8": SAID,
         "--tp_gather_partition_size 8": SAID,
         "--offload_reward_model": True,
         "--actor_zero_stage 3": 3,
@@ -141,8 +143,9 @@ PROGRAMS = {
     "ppo": (ppo.STEP.groups, ppo.STEP.old_flags),
 }
 STARTS = {
-    "ppo": "--actor_model_name_or_path a --critic_model_name_or_path c --actor_zero_stage 1 --critic_zero_stage 1",
-    "other": "--model_name_or_path m --zero_stage 1",
+    "ppo": "--data_path embedded --actor_model_name_or_path a --critic_model_name_or_path c --actor_zero_stage 1 "
+    "--critic_zero_stage 1",
+    "other": "--data_path embedded --model_name_or_path m --zero_stage 1",
 }
 CASES = [(step, flag) for step, flags in FLAGS.items() for flag in flags]
 
@@ -175,6 +178,39 @@ def test_the_tables_hold_nothing_that_is_no_flag_of_deepspeed_chat():
         assert not own & set(old_flags), "a flag of ours would never be reached"
 
 
+def test_its_other_programs_flags(capsys):
+    """chat.py and rw_eval.py."""
+    (chatting, *_) = parse_arguments(chat.GROUPS, "--path MODEL --max_new_tokens 64".split(), "")
+    assert chatting.model_name_or_path == ["MODEL"]
+    line = "--model_name_or_path RM --num_padding_at_beginning 1 --add_eot_token --data_path embedded"
+    _, data, _ = parse_arguments(evaluate.GROUPS, line.split(), "", SCORING_OLD_FLAGS)
+    assert data.chat.end_of_conversation_token == "<|endoftext|>" and not data.chat.add_end_of_conversation_token
+    assert [said.split(" is ")[0] for said in capsys.readouterr().out.splitlines()] == [
+        "--num_padding_at_beginning",
+        "--add_eot_token",
+    ]
+
+
+def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
+    """As its scripts for one GPU do. A flag of its steps tells the command line; a file of settings may name data."""
+
+    def data_of(line: str, step=sft.STEP) -> list[str]:
+        line += " --model_name_or_path m"
+        settings = resolved_settings(parse_arguments(step.groups, line.split(), "", step.old_flags))
+        return settings["data_path"]
+
+    assert data_of("--deepspeed") == ["Dahoas/rm-static"]
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("--data_path is Dahoas/rm-static, DeepSpeed-Chat's default: ")
+    assert data_of("--num_padding_at_beginning 1", reward.STEP) == ["Dahoas/rm-static"]
+    assert data_of("--deepspeed --data_path embedded") == ["embedded"]
+    (tmp_path / "run.yaml").write_text("data_path: embedded\n")
+    assert data_of(f"--deepspeed --config {tmp_path}/run.yaml") == ["embedded"]
+    assert capsys.readouterr().out.count("DeepSpeed-Chat's default") == 1
+    with pytest.raises(ThreestepError, match="^--data_path expects at least one dataset, got none; name files .jsonl:"):
+        data_of("--lora_dim 8")
+
+
 def test_numbers_that_are_none():
     with pytest.raises(ThreestepError, match="--eval_iters expects a whole number, got 'all'"):
         translated(["--eval_iters", "all"], reward.STEP.old_flags)
@@ -189,7 +225,9 @@ def test_the_evaluation_counts_every_rank(monkeypatch):
 
 def test_one_rank_says_the_lines(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    parse_arguments(sft.STEP.groups, "--model_name_or_path m --deepspeed".split(), "", sft.STEP.old_flags)
+    parse_arguments(
+        sft.STEP.groups, "--model_name_or_path m --data_path embedded --deepspeed".split(), "", sft.STEP.old_flags
+    )
     assert capsys.readouterr().out == ""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags, parts_of_parallel_thinking
-from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources, part_of
+from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources, part_of, share_sentence
 from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.splits import parse_data_split
@@ -22,6 +22,7 @@ from training.utils.data.cache.cache import Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.files.readers import split_reader
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
@@ -60,6 +61,9 @@ def build_phase(
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
     sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+    share = share_sentence(phase, data.split, sources)
+    if share is not None:
+        log(share)
 
     def build(folder: str) -> dict[str, Any]:
         return _build_splits(folder, phase, data, texts, sources, seed, log)
@@ -106,7 +110,7 @@ def _parts_of_phase(
         parts["end of conversation"] = str(texts.end_id)
     if phase == 1:
         parts["loss_on"] = data.rows.loss_on
-    if any(":" in source.name for source in sources):
+    if any(split_reader(source.name) for source in sources):
         parts["columns"] = json.dumps([data.source.data_format, columns_for(phase, data.source)])
     for number, source in enumerate(sources):
         label = f"[{number}] {source.name}"
@@ -156,7 +160,9 @@ def _nothing_left(phase: int, data: DataArguments, sources: Sequence[DataSource]
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hint = ""
-    if "no_rejected" in counts.dropped:
+    if "unpaired" in counts.dropped:
+        hint = "; responses that are marked one by one are no pairs; step 1 trains on the good ones"
+    elif "no_rejected" in counts.dropped:
         hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
     elif "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_KINDS = ("dropped", "parallel", "columns")
+_KINDS = ("dropped", "noted", "parallel", "columns", "ends", "inside")
 
 
 @dataclass(frozen=True)
@@ -14,17 +14,23 @@ class SplitReport:
     """What became of the raw rows of one split; its entry in the manifest has the same names.
 
     rows: those that were kept. truncated: those that were cut. dropped: those that were dropped, by reason.
+    noted: rows that were read otherwise than their dataset class may mean, by how.
     parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
         counted as they are read, before any is dropped for another reason.
     columns: in phase 3, how many of the kept rows carry each column to rewards and samples.
+    ends: in phases 1 and 2, how many responses to learn end with each token; inside: how often special tokens stand
+        before the end of one. Responses that were cut are in neither.
     """
 
     rows: int
     tokens: int
     truncated: int
     dropped: dict[str, int]
+    noted: dict[str, int]
     parallel: dict[str, int]
     columns: dict[str, int]
+    ends: dict[str, int]
+    inside: dict[str, int]
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> SplitReport:
@@ -41,6 +47,13 @@ class BuildReport:
     resumed: bool
 
     @property
+    def stops(self) -> tuple[list[str], list[str]]:
+        """The tokens that end responses to learn, the most frequent first, and the special tokens that stand before the
+        end of one."""
+        ends = sorted(self.train.ends, key=lambda token: -self.train.ends[token])
+        return ends, sorted(self.train.inside)
+
+    @property
     def sentence(self) -> str:
         """One line for a log: what was kept, cut and dropped."""
         return "; ".join(split_sentence(name, split) for name, split in (("train", self.train), ("eval", self.eval)))
@@ -49,10 +62,12 @@ class BuildReport:
 def split_sentence(name: str, split: SplitReport) -> str:
     """One split: what was kept, cut and dropped."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+    noted = "".join(f", {count:,} {how}" for how, count in sorted(split.noted.items()))
     found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
         f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
         + (f"dropped: {dropped}" if dropped else "none dropped")
+        + noted
         + (f", parallel thinking: {found}" if found else "")
     )
 
@@ -63,8 +78,11 @@ class Counts:
 
     truncated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
     parallel: Counter[str] = field(default_factory=Counter)
     columns: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    inside: Counter[str] = field(default_factory=Counter)
 
     def add(self, entry: dict[str, Any]) -> None:
         """Add the counts of a shard, as `as_json` gave them."""

@@ -9,31 +9,79 @@ token `<|im_end|>`), as in transformers' `apply_chat_template`. Knows nothing of
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
+from training.utils.data.chat.style import SavedStyle, in_words, reason_of_style, resolved_chat, save_style
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt
 from training.utils.data.sources.messages import BadConversation, Conversation
 from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
+from training.utils.run.flags import AUTO
+
+_TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
 
 
-def use_chat_template(tokenizer: Any, chat: ChatArguments) -> Any:
-    """Return `tokenizer` with the template of `--chat_template`, so that it is saved with the model."""
+@dataclass(frozen=True)
+class PromptStyle:
+    """How a run writes prompts and ends responses.
+
+    chat: the resolved flags.
+    end_token: that ends a response.
+    reason: where the style comes from, and what differs from the model's training.
+    """
+
+    chat: ChatArguments
+    end_token: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log."""
+        style = f"{self.chat.prompt_style}{in_words(self.chat.template_kwargs)}"
+        return f"prompt style: {style}, responses end with {self.end_token} ({self.reason})"
+
+
+def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
+    """Which style and end token these flags give with this tokenizer, and why. ThreestepError where they cannot be
+    used."""
+
+    def end_of(flags: ChatArguments) -> str:
+        return conversation_end(flags, tokenizer) or tokenizer.eos_token
+
+    return PromptStyle(resolved_chat(chat, tokenizer), end_of(chat), reason_of_style(chat, tokenizer, end_of))
+
+
+def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:
+    """What `read_style` returns; `tokenizer` gets the template of `--chat_template` and the style, which are saved with
+    it.
+
+    began_with: the style of the run that is resumed, which it keeps where the flags leave that open.
+    """
+    if chat.prompt_style == AUTO and began_with is not None:
+        style = read_style(replace(chat, prompt_style=began_with), tokenizer)
+        style = replace(style, reason="as the run began")
+    else:
+        style = read_style(chat, tokenizer)
     if chat.chat_template is not None:
         tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
-    return tokenizer
+    save_style(tokenizer, SavedStyle.of(style.chat))
+    return style
 
 
 def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
     """The token that ends a response: the flag's, or the chat template's end of a turn; None: the tokenizer's eos."""
-    if chat.prompt_style != "chat_template":
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style != CHAT_TEMPLATE:
         return chat.end_of_conversation_token
     return ChatTokenizer(chat, tokenizer).end_token
 
@@ -42,15 +90,17 @@ def text_maker(
     chat: ChatArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None
 ) -> TextTokenizer | ChatTokenizer:
     """The tokenizer of texts, or under a chat template of conversations."""
-    if chat.prompt_style == "chat_template":
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style == CHAT_TEMPLATE:
         return ChatTokenizer(chat, tokenizer, parallel_tags)
     return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, str]:
     """What rows depend on besides the tokenizer, for the cache's fingerprint."""
+    chat = resolved_chat(chat, tokenizer)
     parts = {"prompt_style": chat.prompt_style}
-    if chat.prompt_style == "chat_template":
+    if chat.prompt_style == CHAT_TEMPLATE:
         own = tokenizer.chat_template
         template = own if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
         parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
@@ -63,20 +113,24 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one."""
+    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one; `is_end`: the last
+    part, behind which a model stops."""
 
     text: str
     is_turn: bool = False
     carries_loss: bool = False
+    is_end: bool = False
 
 
 @dataclass(frozen=True)
 class EncodedConversation:
-    """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins."""
+    """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins.
+    `blank_end`: how many tokens of white space the template writes behind the last turn."""
 
     ids: Ids
     loss: list[bool]
     last_turn: int
+    blank_end: int = 0
 
 
 class ChatTokenizer:
@@ -122,12 +176,18 @@ class ChatTokenizer:
     # Conversation -> pieces.
 
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
-        """The conversation, with loss on all assistant turns or the `last`; None: no turn. Raises BadConversation."""
-        read = self._finder(conversation.tools, conversation.template_kwargs).read(conversation)
+        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn. A
+        turn that ends it stands behind the prompt that asks for it (see `_behind`). Raises BadConversation."""
+        finder = self._finder(conversation.tools, conversation.template_kwargs)
+        read = finder.read(conversation)
         if not read.turns:
             return None
+        *earlier, answer = conversation.messages
+        if finder.asks_more and earlier and answer["role"] == "assistant":
+            read = self._behind(_asked(finder, replace(conversation, messages=earlier)), read) or read
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
+        trained -= conversation.untrained
         for turn in read.turns:
             if turn.message in trained and not turn.ended:
                 raise BadConversation(
@@ -138,19 +198,15 @@ class ChatTokenizer:
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
-        finder = self._finder(conversation.tools, conversation.template_kwargs)
-        if all(message["role"] != "assistant" for message in conversation.messages):
-            return [TextPiece(finder.prompt(conversation))]
-        return self._cut(finder.read(conversation, generation_prompt=True), set())
+        return self._cut(_asked(self._finder(conversation.tools, conversation.template_kwargs), conversation), set())
 
     def responses(
         self, prompt: Conversation, responses: Sequence[dict[str, Any]]
     ) -> tuple[list[TextPiece], list[TextPiece]] | None:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
-        end of the turn. None where that rendering does not begin with the prompt. Raises BadConversation."""
+        end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
         finder = self._finder(prompt.tools, prompt.template_kwargs)
-        pieces = self.prompt(prompt)
-        text = "".join(piece.text for piece in pieces)
+        asked = _asked(finder, prompt)
         answers = []
         for message in responses:
             whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
@@ -161,23 +217,49 @@ class ChatTokenizer:
                     f"{prompt.where}: the chat template writes no end-of-turn token after the response, the text ends "
                     f"in {read.text[-40:]!r}"
                 )
-            if not read.text.startswith(text) or last.end <= len(text):
+            behind = self._behind(asked, read)
+            if behind is None:
                 return None
-            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True))
-        return pieces, answers
+            answers.append(TextPiece(behind.text[len(asked.text) : behind.turns[-1].end], is_turn=True, is_end=True))
+        return self._cut(asked, set()), answers
+
+    def _behind(self, asked: ReadConversation, read: ReadConversation) -> ReadConversation | None:
+        """The last turn of `read` behind the prompt that asks for it; None where it cannot follow that prompt.
+
+        A template may end the generation prompt with what it does not write before an answer: an empty thought. Then
+        the answer as the template writes it follows the whole prompt, as it does when a model is asked.
+        """
+        prompt, last = asked.text, read.turns[-1]
+        if read.text.startswith(prompt):
+            return read if last.end > len(prompt) else None
+        begin = next(turn.begin for turn in read.turns if turn.message == last.message)
+        answer, added = read.text[begin : last.end], prompt[begin:]
+        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self._special):
+            return None
+        turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
+        return ReadConversation(prompt + read.text[begin:], (*asked.turns, turn))
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []
         at = 0
-        for turn in read.turns:
+        following = [turn.message for turn in read.turns[1:]]
+        for turn, next_message in zip_longest(read.turns, following):
             end = turn.end
             if any(read.text.endswith(token, turn.begin, end) for token in self._end_takes_blanks):
                 end += len(read.text[end:]) - len(read.text[end:].lstrip())
             pieces.append(TextPiece(read.text[at : turn.begin]))
-            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained))
+            is_end = turn.ended and next_message != turn.message
+            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained, is_end))
             at = end
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]
+
+    def text(self, text: str) -> list[TextPiece]:
+        """A text that answers no prompt: without the template, to the end token, behind what the tokenizer puts before
+        any text."""
+        (before,) = self._decode([self.texts.prefix_ids])
+        whole = TextPiece(text.removesuffix(self.end_token) + self.end_token, True, True, is_end=True)
+        return [TextPiece(before), whole] if before else [whole]
 
     # Pieces -> tokens.
 
@@ -199,23 +281,47 @@ class ChatTokenizer:
         return results
 
 
+def _asked(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
+    """The conversation with the generation prompt, and its turns."""
+    if all(message["role"] != "assistant" for message in conversation.messages):
+        return ReadConversation(finder.prompt(conversation), ())
+    return finder.read(conversation, generation_prompt=True)
+
+
+def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
+    """Whether an answer may follow what the generation prompt adds to the header: every tag in it is closed, as in
+    "<think></think>", the answer has none of them, and besides there is no special token."""
+    tags = _TAG.findall(added)
+    opened = Counter(name for slash, name in tags if not slash)
+    closed = Counter(name for slash, name in tags if slash)
+    rest = _TAG.sub("", added)
+    own = {name for _, name in _TAG.findall(answer)}
+    return opened == closed and not own & opened.keys() and not any(token in rest for token in special)
+
+
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
     """The pieces of one row as one sequence of tokens."""
     loss = [piece.carries_loss for piece, own in zip(pieces, ids, strict=True) for _ in own]
     last = max((number for number, piece in enumerate(pieces) if piece.carries_loss), default=0)
-    return EncodedConversation([i for own in ids for i in own], loss, sum(len(own) for own in ids[:last]))
+    is_blank = not pieces[-1].is_turn and not pieces[-1].text.strip()
+    begin, blank_end = sum(len(own) for own in ids[:last]), len(ids[-1]) if is_blank else 0
+    return EncodedConversation([i for own in ids for i in own], loss, begin, blank_end)
 
 
 def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:
     """Make a conversation at most `most` tokens long; returns it and whether it was cut.
 
-    `right` cuts its end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries
-    loss; both leave that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries
-    loss, or none before the last turn, would be left.
+    White space behind the last turn, which no model is asked to write, goes first and is not counted. `right` cuts the
+    end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries loss; both leave
+    that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries loss, or none before
+    the last turn, would be left.
     """
     ids, loss, begin = encoded.ids, encoded.loss, encoded.last_turn
     if len(ids) <= most:
         return encoded, False
+    if encoded.blank_end:
+        end = len(ids) - encoded.blank_end
+        return fit_conversation(EncodedConversation(ids[:end], loss[:end], begin), most, truncation)
     if truncation == "error":
         raise TooLong(len(ids))
     if truncation == "drop":

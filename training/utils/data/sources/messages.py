@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
+from training.utils.data.sources.media import BadConversation, joined_text
 from training.utils.run.errors import ThreestepError, nearest_names
 
 Message = dict[str, Any]
@@ -34,10 +35,7 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
-
-
-class BadConversation(ThreestepError):
-    """One row that cannot become a conversation to train on; the message names the row."""
+_BEFORE_SPEAKER = re.compile(r"(\n\n| )\Z")
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,14 @@ class Conversation:
     where: names the row in errors.
     tools: JSON objects, or None.
     template_kwargs: variables of the template for this row only.
+    untrained: indices of messages that carry no loss by their own weight (see `weights`).
     """
 
     messages: list[Message]
     where: str
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    untrained: frozenset[int] = frozenset()
 
 
 # From the forms that files hold.
@@ -89,9 +89,10 @@ def _read_message(message: Any, where: str) -> Message:
         )
     if not isinstance(read["role"], str):
         raise ThreestepError(f"{where}: 'role': expected text, got {kind_of(read['role'])}")
-    if read.get("content") is None:
+    read["content"] = joined_text(read, where)
+    if read["content"] is None:
         read["content"] = ""
-    if not isinstance(read["content"], (str, list)):
+    if not isinstance(read["content"], str):
         raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
     if read["role"] == "function":  # OpenAI's older name
         read["role"] = "tool"
@@ -155,7 +156,7 @@ def from_json(value: Any, where: str, expected: str) -> Any:
 
 
 def checked_messages(messages: Any, where: str) -> list[Message]:
-    """Messages as dictionaries with `role` and `content` (text, a list of typed parts, or None next to tool calls).
+    """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined).
 
     Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
     JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
@@ -187,11 +188,9 @@ def _checked(message: Any, where: str) -> Message:
         if not calls:
             del checked["tool_calls"]
     # Some templates write tool calls only where content is None.
-    content = checked.setdefault("content", None if "tool_calls" in checked else "")
-    if content is None:
-        return checked
-    texts = content if isinstance(content, list) else [{"text": content}]
-    if not all(isinstance(part, dict) and isinstance(part.get("text", ""), str) for part in texts):
+    checked.setdefault("content", None if "tool_calls" in checked else "")
+    content = checked["content"] = joined_text(checked, where)
+    if not isinstance(content, str | None):
         raise BadConversation(
             f"{where}: expected content that is text or a list of parts such as "
             f'{{"type": "text", "text": ...}}, got {content!r:.60}'
@@ -248,22 +247,34 @@ def _plain(value: Any) -> Any:
 
 
 def messages_of_text(prompt: str) -> list[Message]:
-    """A plain prompt as messages: one user message, without DeepSpeed-Chat's "Human: ... Assistant:" around it.
+    """A plain prompt as messages: one user message of the text as it is, or without DeepSpeed-Chat's "Human: ...
+    Assistant:" around it.
 
     Inside that wrapping, "Human:" or "Assistant:" after an empty line begins another message, as in Anthropic's
-    hh-rlhf. White space around a text is removed.
+    hh-rlhf. The space behind a speaker, and the space or empty line before the next one, belong to the wrapping.
     """
-    text = prompt.strip()
-    if not (text.startswith(_HUMAN) and text.endswith(_ASSISTANT)):
-        return [{"role": "user", "content": text}]
-    turns = ["Human", *_TURN.split(text[len(_HUMAN) : -len(_ASSISTANT)])]
+    inside = _unwrapped(prompt)
+    if inside is None:
+        return [{"role": "user", "content": prompt}]
+    turns = ["Human", *_TURN.split(inside)]
+    turns[-1] = _BEFORE_SPEAKER.sub("", turns[-1])
     roles = {"Human": "user", "Assistant": "assistant"}
-    return [{"role": roles[name], "content": turn.strip()} for name, turn in zip(turns[::2], turns[1::2], strict=True)]
+    return [
+        {"role": roles[name], "content": turn.removeprefix(" ")}
+        for name, turn in zip(turns[::2], turns[1::2], strict=True)
+    ]
 
 
-def response_message(response: str) -> Message:
-    """A plain response as the assistant's message, without the white space around it (DeepSpeed-Chat's " ...")."""
-    return {"role": "assistant", "content": response.strip()}
+def response_message(prompt: str, response: str) -> Message:
+    """A plain response as the assistant's message; to a wrapped prompt, without the space that begins it."""
+    return {"role": "assistant", "content": response if _unwrapped(prompt) is None else response.removeprefix(" ")}
+
+
+def _unwrapped(prompt: str) -> str | None:
+    """What stands between "Human:" and "Assistant:"; None without that wrapping."""
+    text = prompt.strip()
+    is_wrapped = text.startswith(_HUMAN) and text.endswith(_ASSISTANT)
+    return text[len(_HUMAN) : -len(_ASSISTANT)] if is_wrapped else None
 
 
 # To plain text, for models and tokenizers without a chat template.

@@ -24,10 +24,10 @@ from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import (
     ChatTokenizer,
     EncodedConversation,
+    adopt_style,
     conversation_end,
     fit_conversation,
     joined,
-    use_chat_template,
 )
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.messages import Conversation, checked_messages
@@ -312,6 +312,42 @@ def test_a_response_that_does_not_follow_its_prompt():
     assert own.responses(prompt, [plain, thoughtful]) is None
 
 
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_an_empty_thought_of_the_generation_prompt_alone(marks, turns):
+    """The row's prompt has the same ids when it is learnt, compared and asked; earlier turns are as the template writes
+    them."""
+    own = chat("empty_thought", marks, enable_thinking=False)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b\n"}] * turns
+    asked = Conversation(messages[:-1], "row")
+    (prompt_ids,) = own.encode([own.prompt(asked)], ["row"])
+    prompt = [token for ids in prompt_ids for token in ids]
+    assert own._decode([prompt])[0].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    row = encoded(own, messages)
+    assert row.ids[: len(prompt)] == prompt and not any(row.loss[len(prompt) - 8 : len(prompt)])
+    learnt = [text for text, loss in decoded_runs(own, row) if loss]
+    assert learnt == [" b\n<|im_end|>"] * turns
+    pieces, responses = own.responses(asked, [messages[-1], {"role": "assistant", "content": "c"}])
+    (ids,) = own.encode([[*pieces, *responses]], ["row"])
+    assert [token for piece in ids[: len(pieces)] for token in piece] == prompt
+    assert [response.text for response in responses] == [" b\n<|im_end|>", "c<|im_end|>"]
+    assert row.ids[len(prompt) :][: len(ids[-2])] == ids[-2]
+    thoughtful = {"role": "assistant", "content": "<think>\nd\n</think>\n\nc"}
+    assert own.responses(asked, [messages[-1], thoughtful]) is None  # a second thought
+
+
+def test_a_thought_that_the_generation_prompt_leaves_open():
+    """An answer without a thought cannot follow it."""
+    template = chat_template("chatml").replace("assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}")
+    assert template != chat_template("chatml")
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
+    asked, plain = Conversation([{"role": "user", "content": "a"}], "row"), {"role": "assistant", "content": "b"}
+    assert own.responses(asked, [plain, plain]) is None
+    thoughtful = {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"}
+    _, (first, _) = own.responses(asked, [thoughtful, thoughtful])
+    assert first.text == "c\n</think>\n\nb<|im_end|>"
+
+
 def test_kwargs_reach_the_template():
     template = "{{ greeting }}" + chat_template("chatml")
     own = ChatTokenizer(
@@ -370,9 +406,11 @@ def test_a_lossless_tokenizer_must_give_the_texts_back(monkeypatch):
 
 def test_the_end_of_a_conversation():
     tokenizer = chat_tokenizer(chat_template("llama3"))
-    assert conversation_end(ChatArguments(), tokenizer) is None
+    assert conversation_end(ChatArguments(prompt_style="human_assistant"), tokenizer) is None
+    assert conversation_end(ChatArguments(), tokenizer) == "<|eot_id|>"
     assert conversation_end(ChatArguments(prompt_style="chat_template"), tokenizer) == "<|eot_id|>"
-    assert conversation_end(ChatArguments(end_of_conversation_token="<|pad|>"), tokenizer) == "<|pad|>"
+    plain = ChatArguments(prompt_style="human_assistant", end_of_conversation_token="<|pad|>")
+    assert conversation_end(plain, tokenizer) == "<|pad|>"
 
 
 def test_templates_that_cannot_be_trained_on():
@@ -408,10 +446,10 @@ def test_a_template_file_is_saved_with_the_tokenizer(tmp_path):
     path = tmp_path / "mine.jinja"
     path.write_text(chat_template("chatml"))
     data = ChatArguments(prompt_style="chat_template", chat_template=str(path))
-    tokenizer = use_chat_template(chat_tokenizer("{{ raise_exception('not this one') }}"), data)
+    tokenizer = chat_tokenizer("{{ raise_exception('not this one') }}")
+    adopt_style(tokenizer, data)
     tokenizer.save_pretrained(tmp_path)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == chat_template("chatml")
-    assert use_chat_template(chat_tokenizer("own"), ChatArguments()).chat_template == "own"
     assert ChatTokenizer(data, chat_tokenizer()).end_token == "<|im_end|>"
 
 

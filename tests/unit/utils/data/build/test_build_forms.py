@@ -1,0 +1,392 @@
+"""A matrix of data forms: one small file each, through all three phases, with what carries loss in « ».
+
+`tests/support/data_forms.py` says how rows become lines. A form says what each phase gets as plain text
+(human_assistant) and, where it matters, under a chat template; a line that begins with "!" is part of the one sentence
+that refuses it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.data_forms import TEMPLATE, lines_of, write_csv, write_jsonl
+
+Lines = Sequence[str] | str
+Phases = tuple[Lines, Lines, Lines]
+
+
+@dataclass(frozen=True)
+class Form:
+    """rows: of a file; write: what writes them; file: its name; address: of --data_path, {} for the file."""
+
+    name: str
+    rows: Sequence[Any]
+    plain: Phases | None = None
+    chat: Phases | None = None
+    file: str = "rows.jsonl"
+    write: Callable[[Path, Sequence[Any]], None] = write_jsonl
+    address: str = "jsonl:{}"
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+def says(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return says("user", content, **more)
+
+
+def assistant(content: Any, **more: Any) -> dict[str, Any]:
+    return says("assistant", content, **more)
+
+
+HI, HO, NO = user("Hi"), assistant("Ho"), assistant("No")
+# Two turns, of which the first or the last is not to be learnt.
+ASKS = "Human: Hi Assistant:"
+
+
+def two_turns(first: dict[str, Any], last: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two questions, and two answers that carry these keys."""
+    return [HI, assistant("a", **first), user("So"), assistant("b", **last)]
+
+
+def weighted(name: str, off: dict[str, Any], on: dict[str, Any]) -> Form:
+    """Rows of one spelling of weights: the first turn off, the last off, both off, both on."""
+    rows = [{"messages": two_turns(first, last)} for first, last in ((off, on), (on, off), (off, off), (on, on))]
+    asks = "Human: Hi Assistant: a Human: So Assistant:"
+    chats = ["<user>Hi<assistant>a$<user>So<assistant>«b$»", "<user>Hi<assistant>«a$»<user>So<assistant>b$"]
+    chats += ["<user>Hi<assistant>«a$»<user>So<assistant>«b$»", "- no_turn_to_train"]
+    return Form(
+        f"weights: {name}",
+        rows,
+        (
+            [f"{asks}« b$»"] * 2 + ["- no_turn_to_train"] * 2,
+            ["- no_rejected"] * 2 + ["- no_turn_to_train"] * 2,
+            [asks] * 4,
+        ),
+        (chats, ["- no_rejected"] * 2 + ["- no_turn_to_train"] * 2, ["<user>Hi<assistant>a$<user>So<assistant>"] * 4),
+    )
+
+
+WEIGHTS = [
+    weighted("OpenAI, Mistral", {"weight": 0}, {"weight": 1}),
+    weighted("verl", {"loss_mask": 0}, {"loss_mask": 1}),
+    weighted("Axolotl's train", {"train": False}, {"train": True}),
+    weighted("Axolotl's training", {"training": False}, {}),
+    weighted("ms-swift and XTuner", {"loss": False}, {"loss": None}),
+    weighted("LLaMA-Factory", {"loss_weight": 0.0}, {"loss_weight": 1.0}),
+    weighted("Slime", {"step_loss_mask": 0}, {"step_loss_mask": 1}),
+]
+
+WEIGHTS += [
+    Form(
+        "weights: ShareGPT with Axolotl's",
+        [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho", "weight": weight}]}
+         for weight in (0, 1)],
+        ([f"{ASKS}« Ho$»", "- no_turn_to_train"], ["- no_rejected", "- no_turn_to_train"], [ASKS] * 2),
+        (["<user>Hi<assistant>«Ho$»", "- no_turn_to_train"], ["- no_rejected", "- no_turn_to_train"],
+         ["<user>Hi<assistant>"] * 2),
+    ),
+    Form(
+        "weights: of a pair, the rejected one's says nothing",
+        [{"prompt": [HI], "chosen": [HO], "rejected": [{**NO, "weight": 0}]},
+         {"prompt": [HI], "chosen": [{**HO, "weight": 0}], "rejected": [NO]}],
+        ([f"{ASKS}« Ho$»", "- no_turn_to_train"], [f"{ASKS}| Ho$| No$", "- no_turn_to_train"], [ASKS] * 2),
+        (["<user>Hi<assistant>«Ho$»", "- no_turn_to_train"], ["<user>Hi<assistant>|Ho$|No$", "- no_turn_to_train"],
+         ["<user>Hi<assistant>"] * 2),
+    ),
+    Form(
+        "weights: 0 on the user's, and the last turn alone",
+        [{"messages": [user("Hi", train=False), *two_turns({}, {})[1:]]},
+         {"messages": two_turns({}, {"train": False})}],
+        chat=(["<user>Hi<assistant>a$<user>So<assistant>«b$»", "- no_turn_to_train"],
+              ["- no_rejected", "- no_turn_to_train"], ["<user>Hi<assistant>a$<user>So<assistant>"] * 2),
+        flags={"train_turns": "last"},
+    ),
+]  # fmt: skip
+REFUSED_WEIGHTS = [
+    ("a half", [HI, assistant("Ho", weight=0.5)], "message 2: 'weight': expected 0 or 1 (false or true), got 0.5", {}),
+    ("text", [HI, assistant("Ho", loss="last_round")], "'loss': expected 0 or 1 (false or true), got 'last_round'", {}),
+    (
+        "Axolotl's spans",
+        [HI, assistant("Ho", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}])],
+        "message 2: the key 'train_detail' is not read, and says what of a message is trained; expected one of",
+        {},
+    ),
+    ("loss_scale", [HI, assistant("Ho", loss_scale=1.0)], "message 2: the key 'loss_scale' is not read", {}),
+    ("two differ", [HI, assistant("Ho", weight=0, train=True)], "message 2: 'weight' and 'train' differ", {}),
+    ("1 on the user's", [user("Hi", weight=1), HO], "message 1 (user): its weight is 1, and the loss falls on the", {}),
+    (
+        "0 and loss on all",
+        [HI, assistant("Ho", weight=0)],
+        "message 2 (assistant): its weight is 0, and --loss_on conversation puts loss on every message",
+        {"loss_on": "conversation"},
+    ),
+]
+
+
+# --- responses that are marked one by one
+
+
+def marked(name: str, good: dict[str, Any], bad: dict[str, Any], **more: Any) -> Form:
+    """A good row, a bad one, and the two again: each phase counts what it leaves out."""
+    plain = ([f"{ASKS}« Ho$»"] * 2 + ["- marked_bad"] * 2, ["- unpaired"] * 4, [ASKS] * 4)
+    chat_asks = ["<user>Hi<assistant>"] * 4
+    chat = (["<user>Hi<assistant>«Ho$»"] * 2 + ["- marked_bad"] * 2, ["- unpaired"] * 4, chat_asks)
+    return Form(f"marks: {name}", [good, bad] * 2, plain, chat, **more)
+
+
+TEXT = {"prompt": ASKS, "completion": " Ho"}
+TRL_KTO = {"prompt": [HI], "completion": [HO]}
+SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
+ALPACA = {"instruction": "Hi", "input": "", "output": "Ho"}
+BAD_LATER = {"messages": two_turns({}, {}), "label": False}
+MARKS = [
+    marked("TRL's label beside texts", {**TEXT, "label": True}, {**TEXT, "label": False}),
+    marked("TRL's label beside messages", {**TRL_KTO, "label": True}, {**TRL_KTO, "label": False}),
+    marked("OpenRLHF's 1 and 0", {**TEXT, "label": 1}, {**TEXT, "label": 0}),
+    marked("1 and -1", {**TEXT, "label": 1.0}, {**TEXT, "label": -1.0}),
+    marked("words", {**TEXT, "label": "desirable"}, {**TEXT, "label": "Undesirable"}),
+    marked("response and label", {"prompt": ASKS, "response": " Ho", "label": "good"},
+           {"prompt": ASKS, "response": " Ho", "label": "bad"}),
+    marked("True and False in CSV", {**TEXT, "label": "True"}, {**TEXT, "label": "False"}, file="rows.csv",
+           write=write_csv, address="csv:{}"),
+    marked("1 and 0 in CSV", {**TEXT, "label": "1"}, {**TEXT, "label": "0"}, file="rows.csv", write=write_csv,
+           address="csv:{}"),
+    marked("messages and label", {"messages": [HI, HO], "label": True}, {"messages": [HI, HO], "label": False}),
+    marked("LLaMA-Factory's kto_tag, ShareGPT", {**SHAREGPT, "kto_tag": True}, {**SHAREGPT, "kto_tag": False}),
+    marked("LLaMA-Factory's kto_tag, Alpaca", {**ALPACA, "kto_tag": True}, {**ALPACA, "kto_tag": False}),
+    marked("kto_tag as text", {**ALPACA, "kto_tag": "true"}, {**ALPACA, "kto_tag": "false"}),
+    marked("a question and its answer", {"question": "Hi", "answer": "Ho", "label": 1},
+           {"question": "Hi", "answer": "Ho", "label": 0}),
+    marked("a column of the user's", {**TEXT, "verdict": "yes"}, {**TEXT, "verdict": "no"},
+           flags={"label_column": "verdict"}),
+    Form(
+        "marks: earlier turns of a bad conversation are not learnt, and no mark is no pair",
+        [BAD_LATER, {"messages": [HI, HO], "label": None}],
+        ([f"{ASKS}« Ho$»", "- marked_bad"], ["- no_rejected", "- unpaired"],
+         ["Human: Hi Assistant: a Human: So Assistant:", ASKS]),
+        (["<user>Hi<assistant>«Ho$»", "- marked_bad"], ["- no_rejected", "- unpaired"],
+         ["<user>Hi<assistant>a$<user>So<assistant>", "<user>Hi<assistant>"]),
+    ),
+    Form(
+        "marks: a label that is no mark is refused",
+        [{**TEXT, "label": "sports"}],
+        ("! rows.jsonl, line 1: column 'label': expected a mark of the response, such as true or false, 1 or 0, "
+         "desirable or undesirable, got 'sports'; name the column of marks with --label_column, which none turns off",
+         ) * 3,
+    ),
+    Form(
+        "marks: none is a column of marks",
+        [{**TEXT, "label": "sports"}],
+        ([f"{ASKS}« Ho$»"], ["- no_rejected"], [ASKS]),
+        flags={"label_column": "none"},
+    ),
+    Form(
+        "marks: a column that is missing",
+        [TEXT],
+        ("! no column 'good'; the columns are 'completion', 'prompt'; name the right one with --label_column",
+         ["- no_rejected"], [ASKS]),
+        flags={"label_column": "good"},
+    ),
+    Form(
+        "marks: the label of a plain text is its class, that of a prompt alone goes to step 3",
+        [{"text": "Hi", "label": 0}],
+        (["H«i$»"], "! phase 2 needs prompts and this is plain text", "! phase 3 needs prompts and this is plain text"),
+    ),
+]  # fmt: skip
+
+# --- images, audio and video
+
+
+def media(name: str, row: dict[str, Any], sentence: str) -> Form:
+    """A row that every phase refuses in one sentence."""
+    return Form(f"media: {name}", [row], (f"! {sentence}",) * 3, (f"! {sentence}",) * 3)
+
+
+def beside(column: str, value: Any) -> dict[str, Any]:
+    return {"prompt": [user("<image>Hi")], "chosen": [HO], "rejected": [NO], column: value}
+
+
+IMAGE_URL = {"type": "image_url", "image_url": {"url": "a.png"}}
+SEE = [f"<user><image>Hi<assistant>{answer}" for answer in ("«Ho$»", "|Ho$|No$", "")]
+MEDIA = [
+    media("images (verl, TRL, LLaMA-Factory)", beside("images", [{"bytes": "x", "path": "a.png"}]),
+          "rows.jsonl, line 1: column 'images' holds images, and only text is trained on; leave such rows out"),
+    media("image", beside("image", "a.png"), "line 1: column 'image' holds images, and only text is trained on"),
+    media("videos", beside("videos", ["a.mp4"]), "line 1: column 'videos' holds video, and only text is trained on"),
+    media("audios", beside("audios", ["a.wav"]), "line 1: column 'audios' holds audio, and only text is trained on"),
+    media("audio", beside("audio", {"array": [0.5], "sampling_rate": 8}), "column 'audio' holds audio"),
+    media("a placeholder beside a column of another name", beside("image_path", "a.png"),
+          "line 1: column 'image_path' holds images"),
+    media("ShareGPT's", {**SHAREGPT, "images": ["a.png"]}, "column 'images' holds images"),
+    media("Alpaca's", {**ALPACA, "images": ["a.png"]}, "column 'images' holds images"),
+    media("OpenAI's parts", {"prompt": [user([{"type": "text", "text": "Hi"}, IMAGE_URL])], "chosen": [HO]},
+          "line 1, message 1: a content part of type 'image_url': expected text, and only text is trained on"),
+    media("a part for audio", {"prompt": [user([{"type": "input_audio"}])], "chosen": [HO], "rejected": [NO]},
+          "a content part of type 'input_audio': expected text"),
+    media("a message's own images", {"prompt": [user("Hi", images=["a"])], "chosen": [HO], "rejected": [NO]},
+          "message 1: 'images': expected text, got images; only text is trained on"),
+    Form(
+        "media: a literal <image> is text, also beside an empty column and a caption's path",
+        [beside("images", []), beside("source", "a.png")],
+        chat=([SEE[0]] * 2, [SEE[1]] * 2, [SEE[2]] * 2),
+    ),
+    Form(
+        "media: such rows are dropped on demand",
+        [beside("images", ["a.png"]), beside("images", None)],
+        chat=([SEE[0], "- bad_conversation"], [SEE[1], "- bad_conversation"], [SEE[2], "- bad_conversation"]),
+        flags={"bad_conversations": "drop"},
+    ),
+    Form(
+        "OpenAI's parts of text are joined",
+        [{"prompt": [user([{"type": "text", "text": "H"}, {"type": "text", "text": "i"}])],
+          "chosen": [assistant([{"type": "text", "text": "Ho"}])], "rejected": [assistant([{"text": "No"}])]}],
+        ([f"{ASKS}« Ho$»"], [f"{ASKS}| Ho$| No$"], [ASKS]),
+        (["<user>Hi<assistant>«Ho$»"], ["<user>Hi<assistant>|Ho$|No$"], ["<user>Hi<assistant>"]),
+    ),
+]  # fmt: skip
+
+# --- how files hold their rows
+
+PAIR = {"prompt": ASKS, "chosen": " Ho", "rejected": " No"}
+PAIRS = ([f"{ASKS}« Ho$»"] * 2, [f"{ASKS}| Ho$| No$"] * 2, [ASKS] * 2)
+
+
+def held(name: str, file: str, write: Callable[[Path, Sequence[Any]], None], address: str = "{}") -> Form:
+    """Two pairs in a file of that kind."""
+    return Form(f"files: {name}", [PAIR, PAIR], PAIRS, file=file, write=write, address=address)
+
+
+def packed(compress: Callable[[bytes], bytes]) -> Callable[[Path, Sequence[Any]], None]:
+    """Writes compressed JSON lines."""
+
+    def write(path: Path, rows: Sequence[Any]) -> None:
+        write_jsonl(path, rows)
+        path.write_bytes(compress(path.read_bytes()))
+
+    return write
+
+
+def zstandard(content: bytes) -> bytes:
+    import pyarrow
+
+    return b"".join(pyarrow.Codec("zstd").compress(half, asbytes=True) for half in (content[:50], content[50:]))
+
+
+def as_json(around: str = "{}", indent: int | None = None) -> Callable[[Path, Sequence[Any]], None]:
+    return lambda path, rows: path.write_text(around.replace("{}", json.dumps(rows, indent=indent)))
+
+
+def write_tsv(path: Path, rows: Sequence[Any]) -> None:
+    path.write_text("\n".join("\t".join(each) for each in [list(rows[0]), *(row.values() for row in rows)]))
+
+
+def as_dataset(rows: Sequence[Any]) -> Any:
+    """By the pinned `datasets`, which stores what has no one type as JSON."""
+    import datasets
+
+    return datasets.Dataset.from_list(list(rows), on_mixed_types="use_json")
+
+
+def write_folder(path: Path, rows: Sequence[Any]) -> None:
+    path.mkdir()
+    for number, row in enumerate(rows):
+        write_jsonl(path / f"part-{number}.jsonl", [row])
+
+
+def call(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+MIXED = [
+    {"messages": [HI, says("assistant", None, tool_calls=[call({"x": 1})]), says("tool", "3"), HO]},
+    {"messages": [HI, says("assistant", None, tool_calls=[call({"x": "a", "y": None})]), says("tool", "4"), HO]},
+]
+CALLED = [("3", '[f {"x": 1}]$'), ("4", '[f {"x": "a", "y": null}]$')]
+CALLS_ANSWERED = (
+    [f"<user>Hi<assistant>«{called}»<tool>{answer}<assistant>«Ho$»" for answer, called in CALLED],
+    ["- no_rejected"] * 2,
+    [f"<user>Hi<assistant>{called}<tool>{answer}<assistant>" for answer, called in CALLED],
+)
+FILES = [
+    held("JSON lines", "rows.jsonl", write_jsonl, "jsonl:{}"),
+    held("JSON lines by their name alone", "rows.ndjson", write_jsonl),
+    held("gzip", "rows.jsonl.gz", packed(gzip.compress)),
+    held("bzip2", "rows.jsonl.bz2", packed(bz2.compress)),
+    held("xz", "rows.jsonl.xz", packed(lzma.compress), "jsonl:{}"),
+    held("Zstandard, in two frames", "rows.jsonl.zst", packed(zstandard), "jsonl:{}"),
+    held("a JSON list", "rows.json", as_json(indent=1), "json:{}"),
+    held("a JSON list by its name alone", "rows.json", as_json()),
+    held("a JSON list under jsonl:", "rows.jsonl", as_json(), "jsonl:{}"),
+    held("a list over several lines under jsonl:", "rows.jsonl", as_json(indent=2), "jsonl:{}"),
+    held('{"data": [...]}', "rows.json", as_json('{"version": "[1]", "data": {}, "more": {"a": "}"}}'), "json:{}"),
+    held("JSON lines under json:", "rows.json", write_jsonl, "json:{}"),
+    held("pairs.csv", "pairs.csv", write_csv),
+    held("CSV", "rows.csv", write_csv, "csv:{}"),
+    held("tabs", "rows.tsv", write_tsv),
+    held("a folder of parts", "folder", write_folder, "jsonl:{}"),
+    held("a pattern", "folder", write_folder, "{}/part-*.jsonl"),
+    held("Parquet", "rows.parquet", lambda path, rows: as_dataset(rows).to_parquet(str(path))),
+    held("Arrow, by save_to_disk", "saved", lambda path, rows: as_dataset(rows).save_to_disk(str(path)), "arrow:{}"),
+    Form("files: Parquet by datasets with columns of JSON", MIXED, chat=CALLS_ANSWERED, file="rows.parquet",
+         write=lambda path, rows: as_dataset(rows).to_parquet(str(path)), address="parquet:{}"),
+    Form("files: Arrow by datasets with columns of JSON", MIXED, chat=CALLS_ANSWERED, file="saved",
+         write=lambda path, rows: as_dataset(rows).save_to_disk(str(path)), address="arrow:{}"),
+    Form("files: one object is no list", [], ("! rows.json, line 1: expected one JSON list of objects, got one object "
+         "with 'messages'; write the rows as a list",) * 3, file="rows.json", write=as_json('{"messages": {}}'),
+         address="json:{}"),
+    Form("files: something behind a list", [PAIR], ("! line 2: expected nothing after the JSON list, got '[]'",) * 3,
+         write=as_json("{}\n[]")),
+]  # fmt: skip
+
+FORMS = [*WEIGHTS, *MARKS, *MEDIA, *FILES]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = train_tokenizer(SENTENCES)
+    made.chat_template = TEMPLATE
+    return made
+
+
+CASES = [(form, style) for form in FORMS for style in ("plain", "chat") if getattr(form, style) is not None]
+
+
+@pytest.mark.parametrize(("form", "style"), CASES, ids=[f"{form.name} [{style}]" for form, style in CASES])
+def test_what_each_phase_gets(form: Form, style: str, tokenizer, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    form.write(Path(form.file), form.rows)
+    given = {"prompt_style": "chat_template" if style == "chat" else "human_assistant", **form.flags}
+    for phase, expected in zip((1, 2, 3), getattr(form, style), strict=True):
+        wanted = [expected] if isinstance(expected, str) else list(expected)
+        found = lines_of(phase, form.address.format(form.file), tokenizer, "cache", **given)
+        if len(found) == len(wanted) == 1 and wanted[0].startswith("!"):
+            assert found[0].startswith("!") and wanted[0].removeprefix("!").strip() in found[0], f"phase {phase}"
+        else:
+            assert found == wanted, f"phase {phase}"
+
+
+@pytest.mark.parametrize("style", ["human_assistant", "chat_template"])
+@pytest.mark.parametrize(("messages", "sentence", "flags"), [case[1:] for case in REFUSED_WEIGHTS])
+def test_a_weight_that_cannot_be_honoured_is_refused(style, messages, sentence, flags, tokenizer, tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, [{"messages": messages}])
+    (line,) = lines_of(1, f"jsonl:{path}", tokenizer, str(tmp_path), prompt_style=style, **flags)
+    assert line.startswith("! ") and sentence in line and "rows.jsonl" in line
+
+
+def test_names_are_used_once() -> None:
+    names = [form.name for form in FORMS]
+    assert len(set(names)) == len(names)
