@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
+from training.utils.models.settings import ModelSettings
 from training.utils.models.sharding import count_elements
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -62,7 +63,9 @@ def run_one_model(
         if check_rows is not None:
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
-        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        # A reference that is read again, or is the model with its adapters off, is the whole start model.
+        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start)
+        model, engine = _engine(flags, start, tokenizer, added_tokens, scores, steps[0], ranks)
         if not scores:
             ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
             set_stop_tokens(model, tokenizer, [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside))
@@ -116,6 +119,7 @@ def _tokenizer(
 
 def _engine(
     flags: OneModelFlags,
+    start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
     added_tokens: int,
     scores: bool,
@@ -128,8 +132,8 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens, **reading)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added_tokens, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added_tokens, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)
