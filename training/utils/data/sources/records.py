@@ -59,8 +59,8 @@ def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
         if "system" in roles and prompt is not None:
             return Record(
                 prompt_messages=[*system, *messages_of_text(prompt)],
-                chosen_messages=None if chosen is None else [response_message(chosen)],
-                rejected_messages=None if rejected is None else [response_message(rejected)],
+                chosen_messages=None if chosen is None else [response_message(prompt, chosen)],
+                rejected_messages=None if rejected is None else [response_message(prompt, rejected)],
             )
         if "prompt" not in roles and chosen is not None and rejected is not None:
             begin = _shared_text(chosen, rejected)
