@@ -14,7 +14,7 @@ from typing import Any
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags, parts_of_parallel_thinking
-from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources, part_of
+from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources, part_of, share_sentence
 from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.splits import parse_data_split
@@ -61,6 +61,9 @@ def build_phase(
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
     sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+    share = share_sentence(phase, data.split, sources)
+    if share is not None:
+        log(share)
 
     def build(folder: str) -> dict[str, Any]:
         return _build_splits(folder, phase, data, texts, sources, seed, log)
