@@ -20,6 +20,7 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import PROMPT_STYLES, ChatArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import flag
@@ -37,7 +38,9 @@ LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold
 class TalkArguments:
     """The models to chat with, and how they are asked."""
 
-    model_name_or_path: list[str] = flag([], "One or two model folders or hub names; may come first, without the flag.")
+    model_name_or_path: list[str] = flag(
+        [], "One or two model folders or hub names; may come first, without the flag.", aliases=["--path"]
+    )
     reward_model: str | None = flag(None, "Score each answer with this reward model.")
     system: str = flag("", "A system prompt.")
     prompt_style: str = flag(
@@ -64,6 +67,8 @@ GROUPS = (TalkArguments, SamplingArguments, VllmArguments)
 def main(argv: Sequence[str]) -> None:
     """Parse, load, chat."""
     chat, sampling, vllm = parse_arguments(GROUPS, with_flag(argv), __doc__ or "")
+    for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
+        check_model_folder(path)
     if chat.web:
         from training.asking.web import serve
 
@@ -91,8 +96,9 @@ def loaded(chat: TalkArguments, sampling: SamplingArguments, vllm: VllmArguments
         load_asked_model(path, sampling.dtype, data_for(chat, path), rank.device, start_engine)
         for path in chat.model_name_or_path
     ]
-    path = chat.reward_model
-    scorer = load_answer_scorer(path, sampling.dtype, data_for(chat, path), rank) if path is not None else None
+    scorer = None
+    if chat.reward_model is not None:
+        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data_for(chat, chat.reward_model), rank)
     return lambda: Talk(models, sampling, chat.seed, scorer, chat.system)
 
 

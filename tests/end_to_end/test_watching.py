@@ -35,10 +35,11 @@ def runs(place: Path, start: Path, scorer: Path, pairs_file: Path) -> dict[str, 
         "only": [*flags, "--val_only"],
         "trained": [*flags, "--val_before_train", "false", "--profile_steps", 2],
         "stopped": stopped,
+        "unwatched": [*flags, "--eval_fraction", 0, "--max_train_steps", 1],
     }
     runs = [(MODULES[3], own, root / name) for name, own in wanted.items()]
     runs.append((MODULES[3], [*stopped, "--resume"], root / "stopped"))
-    assert run_program(root, "watched", 1, runs) == ["done"] * 4
+    assert run_program(root, "watched", 1, runs) == ["done"] * 5
     return {name: root / name for name in wanted}
 
 
@@ -71,6 +72,12 @@ def test_every_phase_has_its_time_and_a_chosen_rollout_its_trace(runs):
     (trace,) = (runs["trained"] / "profile").iterdir()
     assert trace.name == "step2_rank0.pt.trace.json.gz"
     assert "reward_before" not in json.loads((runs["trained"] / "summary.json").read_text())
+
+
+def test_a_run_without_held_out_prompts_trains(runs):
+    assert [line["step"] for line in figures(runs["unwatched"])] == [1]
+    summary = json.loads((runs["unwatched"] / "summary.json").read_text())
+    assert summary.keys() == {"held_out_prompts", "seconds"} and (runs["unwatched"] / "report.html").exists()
 
 
 def test_the_kl_ends_the_run_as_if_it_had_been_the_last_rollout(runs):

@@ -25,7 +25,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data.chat": ("data.sources", "data.rows", "data.files", "layout", "run"),
     "data.cache": ("data.rows", "data.files", "run"),
     "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
-    "data": ("data.sources",),
+    "data": ("data.sources", "run"),
     "models": ("layout", "run"),
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),

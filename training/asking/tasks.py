@@ -25,6 +25,7 @@ from training.utils.data.rows.phases import PromptRow, SentenceRow
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.documents import Document
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.console import note
@@ -51,6 +52,9 @@ def run_task(flags: Evaluated) -> list[str]:
     if flags.task == "gsm8k":
         flags = replace(flags, reward=replace(flags.reward, reward="gsm8k"))
     rewards = checked_rewards(flags)
+    for path in (flags.asked.model_name_or_path, flags.asked.baseline, flags.asked.reward_model):
+        if path is not None:
+            check_model_folder(path)
     return evaluate_perplexity(flags) if flags.task == "perplexity" else evaluate_answers(flags, rewards)
 
 

@@ -19,6 +19,7 @@ from training.utils.engine.arguments import DTYPE_NAMES, EngineArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import flag, settings_of
+from training.utils.run.old_flags import SCORING_OLD_FLAGS
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -69,18 +70,20 @@ GROUPS = (RunArguments, DataArguments, RewardEvaluationArguments)
 
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
-    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "")
+    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", SCORING_OLD_FLAGS)
 
     from training.step2_reward.pair_file import read_pairs, write_scores
     from training.step2_reward.report import report_text
     from training.utils.data.build.build import build_phase
     from training.utils.engine.startup import started_process_group
+    from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import ScorerSettings, load_scorer
     from training.utils.run.console import log
     from training.utils.run.run_folder import RunFolder
 
+    check_model_folder(flags.model_name_or_path)
     settings = settings_of(ScorerSettings, flags)
     with started_process_group() as ranks:
         tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)

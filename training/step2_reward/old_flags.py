@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PADDING, OldFlag, Renamed, whole_number
+from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, OldFlag, Renamed, whole_number
 
 
 def _eval_rows(value: str, given: Mapping[str, str]) -> list[str]:
@@ -16,7 +16,6 @@ def _eval_rows(value: str, given: Mapping[str, str]) -> list[str]:
 
 REWARD_OLD_FLAGS: dict[str, OldFlag] = {
     **ONE_MODEL_OLD_FLAGS,
-    "--num_padding_at_beginning": PADDING,
     "--eval_iters": Renamed(
         "--max_eval_rows ROWS", "ROWS is eval_iters x per_device_eval_batch_size x ranks", words=_eval_rows
     ),

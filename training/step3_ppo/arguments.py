@@ -64,7 +64,7 @@ class PpoArguments:
         "reward model's configuration.",
     )
     clip_reward: float = flag(5.0, "Clip the reward model's scores to +- this.", above=0)
-    unsup_coef: float = flag(27.8, "Weight of the pretraining loss on unsupervised text.", least=0)
+    unsup_coef: float = flag(27.8, "Weight of the pretraining loss on unsupervised text; 0 only reports it.", least=0)
     eval_interval: int = flag(0, "Also evaluate every N rollouts; always after training.", least=0)
     val_before_train: bool = flag(True, "Also evaluate before training.")
     val_only: bool = flag(False, "Evaluate only; train and save nothing.")

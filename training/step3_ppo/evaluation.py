@@ -43,9 +43,11 @@ class Evaluator:
     with_greedy: bool = False
     shown: int = 0
 
-    def evaluate(self, step: int) -> PpoEvaluation:
+    def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the score and check of each prompt's sampled response; record every sample and the means over all
-        prompts and per data source."""
+        prompts and per data source. None, and nothing recorded, without held-out prompts."""
+        if not len(self.prompts):
+            return None
         sampled = self._samples_of_all_ranks(step, self.settings.sampling)
         figures = evaluation_figures(sampled, "eval")
         if self.with_greedy:
@@ -162,15 +164,17 @@ class PpoEvaluation:
 
 @dataclass(frozen=True)
 class PpoResult:
-    """The evaluations before training (None without one) and after it."""
+    """The evaluations before training (None without one) and after it (None without held-out prompts)."""
 
     before: PpoEvaluation | None
-    after: PpoEvaluation
+    after: PpoEvaluation | None
     seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """Return summary.json; without a checker its figures are absent."""
+        """Return summary.json; without a checker its figures are absent, without held-out prompts all but the time."""
         before, after = self.before, self.after
+        if after is None:
+            return {"held_out_prompts": 0, "seconds": self.seconds}
         summary: dict[str, Any] = {"reward_after": _mean(after.scores)}
         if after.checks is not None:
             summary["checker_after"] = _mean(after.checks)
@@ -197,7 +201,10 @@ def _mean(values: Sequence[float]) -> float:
 
 def closing_sentence(summary: dict[str, Any], folder: RunFolder, val_only: bool) -> str:
     """Sum up the run in one line."""
-    after, seconds = f"{summary['reward_after']:.3f}", summary["seconds"]
+    seconds = summary["seconds"]
+    if not summary["held_out_prompts"]:
+        return f"step 3: trained, without held-out prompts, in {seconds:.0f} s; the model is in {folder.model}"
+    after = f"{summary['reward_after']:.3f}"
     if val_only:
         return f"step 3: mean reward on {summary['held_out_prompts']} held-out prompts {after}; nothing was trained"
     gain = after

@@ -40,6 +40,7 @@ def make_experience(
     """
     rollout = samples.rollout
     mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
+    counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     with clock.phase("4_read"):
         read, reusable = _per_token(rollout, roles, settings)
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
@@ -59,12 +60,12 @@ def make_experience(
         inputs = AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR, greedy_scores_B, over_ranks=summed)
         advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
         if settings.whiten_advantages:
-            advantages_BR = whiten(advantages_BR, mask_BR, summed(moments(advantages_BR, mask_BR)))
+            learns_BR = mask_BR & counts_B.unsqueeze(1)
+            advantages_BR = whiten(advantages_BR, learns_BR, summed(moments(advantages_BR, learns_BR)))
         weights_BR = None
         if settings.mismatch is not None:
             assert old_BR is not None  # reads_old_logprobs is True wherever there is a correction
             weights_BR = importance_weights(old_BR, rollout.sampled_logprobs_BR, mask_BR, settings.mismatch)
-    counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     return Experience(
         rollout=rollout,
         scores_B=scored.scores_B,

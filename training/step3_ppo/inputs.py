@@ -72,6 +72,11 @@ def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make."""
     run, data, ppo = flags.run, flags.data, flags.ppo
     phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log)
+    if ppo.val_only and not len(phase.eval):
+        raise ThreestepError(
+            "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "
+            f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
+        )
     texts = None
     if data.source.unsupervised_dataset_name is not None:
         texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)

@@ -86,9 +86,12 @@ class Learner:
             for name, value in seen.items():
                 sums[name] = sums.get(name, 0.0) + value
         text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
+        coefficient = self.settings.unsup_coef
         for _, rows in self.experience.share(texts, device, sharing=False) if texts else ():
-            loss = pretraining_loss(actor(rows).logprobs_M, self.settings.unsup_coef, text_tokens)
-            actor.backward(loss)
+            with torch.set_grad_enabled(coefficient > 0):
+                loss = pretraining_loss(actor(rows).logprobs_M, text_tokens)
+            if coefficient > 0:
+                actor.backward(coefficient * loss)
             sums["actor/pretraining_loss"] = sums.get("actor/pretraining_loss", 0.0) + float(loss.detach())
         figures = actor.step().figures("actor") if self.train_actor else {}
         if critic is not None:
@@ -96,8 +99,6 @@ class Learner:
         total = summed_numbers(sums, device)
         if tokens:  # without a response that counts there are no means
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
-        if texts:
-            figures["actor/pretraining_loss"] = total["actor/pretraining_loss"] / self.settings.unsup_coef
         return figures
 
     def _forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from training.utils.run.old_flags import (
     OLD_FLAGS,
-    PADDING,
     Needless,
     OldFlag,
     Refused,
@@ -27,7 +26,6 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     **OLD_FLAGS,
     "--deepspeed_config": _CONFIG,
     "--deepscale_config": _CONFIG,
-    "--num_padding_at_beginning": PADDING,
     "--preprocessing_num_workers": Renamed("--num_workers"),
     "--per_device_train_batch_size": Renamed("--per_device_generation_batch_size", "an older spelling"),
     "--per_device_mini_train_batch_size": Renamed("--per_device_training_batch_size", "an older spelling"),
@@ -41,7 +39,10 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     ),
     "--unpin_actor_parameters": Needless("rollouts keep no second, pinned copy of the weights", takes_value=False),
     "--release_inference_cache": Needless("the cache of a rollout is freed when the rollout ends", takes_value=False),
-    "--inference_tp_size": Needless("every rank draws its own responses from whole weights", only="1"),
+    "--inference_tp_size": Needless(
+        "every rank draws its own responses from whole weights, which ZeRO-3 gathers for a rollout; --dry_run tells "
+        "whether a rank can hold them"
+    ),
     "--tp_gather_partition_size": Needless("no layer is split over ranks"),
     "--enable_mixed_precision_lora": Needless(
         "frozen weights stay in --dtype, which ZeRO-3 shards over the ranks", takes_value=False

@@ -79,7 +79,8 @@ class Experience:
     scores_B: before what the response's length and end take off; reward_parts: its summands (Scored).
     counts_B: bool, False where the response is left out of the loss.
     rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.
-    advantages_BR: whitened over all ranks if the estimator or the user asks for it.
+    advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
+        response is left out.
     old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature; None where the
         update is exactly on-policy and nothing else reads them.
     ref_logprobs_BR: of the reference; None without a KL.

@@ -96,7 +96,6 @@ class PpoTrainer:
                 give_back_freed_memory(iteration)
                 if last:
                     break
-        assert after is not None  # the last iteration evaluates, as does a run without any
         return PpoResult(before, after, time.monotonic() - started)
 
     @timed("1_prompts")

@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from training.step3_ppo.evaluation import (
+    Evaluator,
     PpoEvaluation,
     PpoResult,
     closing_sentence,
@@ -56,6 +57,17 @@ def test_the_summary():
     assert not any("checker" in name for name in without.summary())
     after_alone = PpoResult(None, PpoEvaluation([2.0, 4.0], [1.0, 0.0]), seconds=1.0).summary()
     assert after_alone == {"reward_after": 3.0, "checker_after": 0.5, "held_out_prompts": 2, "seconds": 1.0}
+
+
+def test_without_held_out_prompts_nothing_is_evaluated(tmp_path):
+    nothing = dict.fromkeys(("roles", "rollout_engine", "tokenizer", "checker", "settings", "metrics", "folder"))
+    assert Evaluator(**nothing, prompts=[], prompts_per_batch=4).evaluate(0) is None
+    summary = PpoResult(None, None, seconds=7.4).summary()
+    assert summary == {"held_out_prompts": 0, "seconds": 7.4}
+    folder = RunFolder(tmp_path, is_main_rank=True)
+    assert closing_sentence(summary, folder, val_only=False) == (
+        f"step 3: trained, without held-out prompts, in 7 s; the model is in {folder.model}"
+    )
 
 
 def test_the_closing_sentence(tmp_path):

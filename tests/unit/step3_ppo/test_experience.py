@@ -175,6 +175,20 @@ def test_whitening_touches_the_advantages_alone(rollout, roles):
     assert torch.equal(plain.rewards_BR, white.rewards_BR)
 
 
+def test_whitening_counts_what_learns(rollout, roles):
+    """The second response did not end and is left out: what it scores moves no other advantage."""
+    cut = Rollout(**{**vars_of(rollout), "ended_B": torch.tensor([True, False, True, True, True])})
+    length = LengthSettings(6, mask_truncated_responses=True)
+    found = [
+        made_from(cut, roles, how(whiten_advantages=True, length=dataclasses.replace(length, missing_eos_penalty=off)))
+        for off in (0.0, 50.0)
+    ]
+    assert torch.equal(found[0].advantages_BR, found[1].advantages_BR) and not found[0].advantages_BR[1].any()
+    learns_BR = cut.response_mask_BR & cut.ended_B[:, None]
+    inside = found[0].advantages_BR[learns_BR]
+    assert inside.mean().item() == pytest.approx(0, abs=1e-5) and inside.std().item() == pytest.approx(1, abs=1e-3)
+
+
 def test_scores_are_clipped(rollout, roles):
     free = score(rollout, roles, how()).detach()
     bound = float(free.abs().median())

@@ -30,7 +30,7 @@ def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
         load("other")
 
 
-def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
+def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     class Rows(list):
         manifest = {"fingerprint": "rows"}  # noqa: RUF012
 
@@ -44,6 +44,9 @@ def test_a_warm_up_that_leaves_the_actor_nothing(monkeypatch):
         ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
         return load_inputs(ppo_flags(critic_warmup=critic_warmup, **ppo), tokenizer, ranks, print)
 
+    with pytest.raises(ThreestepError, match="--val_only evaluates held-out prompts, and there are none; raise"):
+        phase.eval = []
+        load_inputs(ppo_flags(val_only=True), tokenizer, ranks, print)
     inputs = load(2)
     assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):

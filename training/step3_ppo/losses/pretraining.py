@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 
-def pretraining_loss(logprobs_M: torch.Tensor, coefficient: float, tokens_in_step: float) -> torch.Tensor:
-    """Return this micro-batch's part of coefficient x the mean negative log-likelihood of unsupervised text.
+def pretraining_loss(logprobs_M: torch.Tensor, tokens_in_step: float) -> torch.Tensor:
+    """Return this micro-batch's part of the mean negative log-likelihood of unsupervised text.
 
-    The gamma term of InstructGPT's PPO-ptx (Ouyang et al. 2022, equation 2). tokens_in_step counts text tokens of the
-    optimizer step on all ranks.
+    The gamma term of InstructGPT's PPO-ptx before its coefficient (Ouyang et al. 2022, equation 2). tokens_in_step
+    counts text tokens of the optimizer step on all ranks.
     """
-    return -coefficient * logprobs_M.sum() / tokens_in_step
+    return -logprobs_M.sum() / tokens_in_step

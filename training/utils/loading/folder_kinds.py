@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.loading.weight_files import read_header, weight_files
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, nearest_names
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
@@ -20,15 +20,13 @@ _ADAPTER = "adapter_config.json"  # PEFT's name
 
 
 def check_model_folder(name_or_path: str) -> None:
-    """ThreestepError if a path holds no model, or damaged weights; hub names pass. Reads a few headers at most."""
+    """ThreestepError if a path holds no model, or damaged weights; hub names pass, unless they were meant as a path.
+    Reads a few headers at most."""
     path = Path(name_or_path)
     if path.is_file():
         raise ThreestepError(_of_file(path))
-    looks_local = path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise ThreestepError(f"the model folder '{name_or_path}' does not exist")
     if not path.is_dir():
-        return
+        return _check_hub_name(name_or_path)
     if (path / _ADAPTER).is_file():
         raise ThreestepError(_of_adapter(path))
     if not (path / "config.json").is_file():
@@ -40,6 +38,34 @@ def check_model_folder(name_or_path: str) -> None:
     other = None if found else _of_other_weights(path, config)
     if other is not None:
         raise ThreestepError(other)
+
+
+def _check_hub_name(name_or_path: str) -> None:
+    """ThreestepError if a name with no folder behind it was meant as a folder. OWNER/NAME was, where a folder OWNER is
+    here and the hub's cache has no such model: otherwise the network would be asked, for minutes where there is none.
+    """
+    path, slashes = Path(name_or_path), name_or_path.count("/")
+    if path.is_absolute() or name_or_path.startswith((".", "~")) or slashes > 1:
+        raise ThreestepError(f"the model folder '{name_or_path}' does not exist{_nearest_folder(path)}")
+    if slashes == 1 and path.parent.is_dir() and not _is_in_hub_cache(name_or_path):
+        raise ThreestepError(
+            f"the model folder '{name_or_path}' does not exist, though '{path.parent}' does{_nearest_folder(path)}; "
+            "for the hub's model of that name, start from another folder"
+        )
+
+
+def _is_in_hub_cache(name: str) -> bool:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _nearest_folder(path: Path) -> str:
+    """As `nearest_names` without its question mark, of the folders that are where `path` is not."""
+    if not path.parent.is_dir():
+        return ""
+    siblings = (str(sibling) for sibling in path.parent.iterdir() if sibling.is_dir())
+    return nearest_names(str(path), siblings).rstrip("?")
 
 
 def saved_again(folder: str | Path, architectures: Any, key_mapping: str | None = None) -> str:

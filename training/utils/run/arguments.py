@@ -19,6 +19,7 @@ import yaml
 from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import VALUES, note_mistakes
+from training.utils.run.launcher_flags import LAUNCHER_FLAGS
 from training.utils.run.old_flags import OldFlag, translated
 
 
@@ -71,7 +72,7 @@ def parse_arguments(
     # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
 
-    argv, lines = translated(argv, old_flags or {})
+    argv, lines = translated(argv, {**LAUNCHER_FLAGS, **old_flags} if old_flags else {})
     for line in lines:
         log(line, started_as_main_rank())
     config_path = _config_path(argv)

@@ -18,8 +18,7 @@ def as_markdown() -> str:
         lines += [f"### Step {step.number}, {step.label}", "", "| flag | here |", "| --- | --- |"]
         for flag, old in sorted(step.old_flags.items()):
             if isinstance(old, Needless):
-                only = f" (other values than {old.only} are refused)" if old.only else ""
-                lines.append(f"| `{flag}` | not needed: {old.why}{only} |")
+                lines.append(f"| `{flag}` | not needed: {old.why} |")
             elif isinstance(old, Renamed):
                 given = old.words("", {}) if old.words and not old.takes_value and not old.note else [old.now]
                 lines.append(f"| `{flag}` | read as `{' '.join(given)}`" + (f": {old.note} |" if old.note else " |"))

@@ -25,10 +25,9 @@ from pathlib import Path
 import psutil
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
 from training.utils.run.program import run_program
 
-RANKS_VARIABLE = "THREESTEP_RANKS"
-HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
 _TERMINATION_SECONDS = 60.0
 
 
@@ -66,10 +65,16 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     return [str(index) for index in range(_installed_gpus())]
 
 
-def launch_command(module: str, ranks: int, arguments: Sequence[str] = (), gpu_names: Sequence[str] = ()) -> list[str]:
+def launch_command(
+    module: str,
+    ranks: int,
+    arguments: Sequence[str] = (),
+    gpu_names: Sequence[str] = (),
+    port: str | None = None,
+) -> list[str]:
     """Return the command that runs `python -m module arguments` on `ranks` ranks of this machine.
 
-    With several ranks it goes through the `deepspeed` launcher, on a TCP port free by now (or MASTER_PORT).
+    With several ranks it goes through the `deepspeed` launcher, on `port`, or a TCP port free by now.
     """
     if ranks == 1:
         return [sys.executable, "-m", module, *arguments]
@@ -79,9 +84,8 @@ def launch_command(module: str, ranks: int, arguments: Sequence[str] = (), gpu_n
         where = ["--include", f"localhost:{','.join(gpu_names[:ranks])}"]
     else:
         where = ["--num_accelerators", str(ranks)]
-    port = os.environ.get("MASTER_PORT") or str(free_port())
     # Without --no_local_rank the launcher adds a --local_rank flag to the step's own flags.
-    flags = ["--quiet", *where, "--no_local_rank", "--master_port", port, "--module"]
+    flags = ["--quiet", *where, "--no_local_rank", "--master_port", port or str(free_port()), "--module"]
     return [sys.executable, _deepspeed_program(), *flags, module, *arguments]
 
 
@@ -122,18 +126,24 @@ def launch_environment(ranks: int, on_gpu: bool, environment: Mapping[str, str])
 
 
 def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None) -> int:
-    """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run."""
+    """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run.
+
+    arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
+    """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, accelerate launch, ...: this is one rank
         return run_and_wait([sys.executable, "-m", module, *arguments])
-    if os.environ.get(HOSTFILE_VARIABLE):
-        command = hostfile_command(module, arguments, os.environ)
+    arguments, environment, lines = as_variables(arguments, os.environ)
+    for line in lines:
+        print(line, flush=True)
+    if environment.get(HOSTFILE_VARIABLE):
+        command = hostfile_command(module, arguments, environment)
         print(f"+ {shlex.join(command)}", flush=True)
-        return run_and_wait(command)
-    gpu_names = visible_gpus(os.environ)
-    ranks = choose_ranks(asked_ranks, os.environ, len(gpu_names))
-    command = launch_command(module, ranks, arguments, gpu_names)
+        return run_and_wait(command, environment)
+    gpu_names = visible_gpus(environment)
+    ranks = choose_ranks(asked_ranks, environment, len(gpu_names))
+    command = launch_command(module, ranks, arguments, gpu_names, environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
-    return run_and_wait(command, launch_environment(ranks, bool(gpu_names), os.environ))
+    return run_and_wait(command, launch_environment(ranks, bool(gpu_names), environment))
 
 
 def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:

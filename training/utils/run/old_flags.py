@@ -18,12 +18,10 @@ class Needless:
     """Accepted, without effect.
 
     why: what is logged
-    only: the one value that is needless; others are mistakes
     """
 
     why: str
     takes_value: bool = True
-    only: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,6 @@ def translated(argv: Sequence[str], old_flags: Mapping[str, OldFlag]) -> tuple[l
         if isinstance(old, Refused):
             mistakes.add(f"{flag} {old.why}")
         elif isinstance(old, Needless):
-            mistakes.require(old.only in (None, value), f"{flag} expects {old.only}, got {value}: {old.why}")
             lines.append(f"{flag} is not needed: {old.why}")
         else:
             new = mistakes.note(old.words, value, given) if old.words else [old.now, value]
@@ -113,7 +110,10 @@ def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
     return ["--end_of_conversation_token", token, "--add_end_of_conversation_token", "true"]
 
 
+_PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+
 OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
     "--deepspeed": Needless("every run is DeepSpeed's", takes_value=False),
     "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
     "--compute_fp32_loss": Needless(
@@ -135,4 +135,12 @@ ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
     "--disable_dropout": no_dropout(),
 }
 PRINT_LOSS = Needless("the progress bar and metrics.jsonl show the loss of every step", takes_value=False)
-PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+# Of the program that scores with a finished reward model, whose tokenizer has what step 2 added.
+SCORING_OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
+    "--add_eot_token": Renamed(
+        "--end_of_conversation_token <|endoftext|>",
+        takes_value=False,
+        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"],
+    ),
+}

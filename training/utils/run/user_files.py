@@ -50,15 +50,20 @@ def load_function(given: str, flag: str) -> Any:
     return found
 
 
-def load_module(path: str, flag: str) -> ModuleType:
-    """Run a Python file, once in a process. ThreestepError if it does not exist or does not load."""
+def load_module(path: str, flag: str, package: str = "") -> ModuleType:
+    """Run a Python file, once in a process. ThreestepError if it does not exist or does not load.
+
+    package: where the file's relative imports look
+    """
     real_path = os.path.realpath(os.path.expanduser(path))
     if real_path in _loaded:
         return _loaded[real_path]
     if not os.path.isfile(real_path) or not real_path.endswith(".py"):
         raise ThreestepError(f"{flag} expects a Python file, got '{path}'")
     stem = os.path.splitext(os.path.basename(real_path))[0]
-    name = f"threestep_user_{stem}_{hashlib.sha256(real_path.encode()).hexdigest()[:8]}"
+    name = (
+        f"{package}{'.' if package else ''}threestep_user_{stem}_{hashlib.sha256(real_path.encode()).hexdigest()[:8]}"
+    )
     spec = importlib.util.spec_from_file_location(name, real_path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -58,11 +58,15 @@ def test_as_a_loss_k1_pulls_nowhere_and_k2_as_the_divergence_does(distributions)
     torch.testing.assert_close(gradient("k2"), logits.grad)
 
 
-def test_k3_stays_finite_where_the_policies_are_far_apart():
-    logprobs = torch.tensor([-500.0], requires_grad=True)
-    value = k3(logprobs, torch.tensor([-1.0]))
+def test_k3_is_bounded_as_verl_bounds_it():
+    """d = log p_ref - log p. By hand: d = 2 gives e^2 - 3 = 4.389 with the gradient 1 - e^2 for log p; d = -3 gives
+    e^-3 + 2 = 2.050 and 1 - e^-3. d = 2.7 (e^2.7 - 3.7 = 11.2), 30, 499 and -12 (e^-12 + 11) lie at the bound."""
+    d = torch.tensor([2.0, -3.0, 2.7, 30.0, 499.0, -12.0], dtype=torch.float64)
+    logprobs = (-1.0 - d).requires_grad_()
+    value = k3(logprobs, torch.full_like(d, -1.0))
     value.sum().backward()
-    assert torch.isfinite(value).all() and torch.isfinite(logprobs.grad).all()
+    assert value.tolist() == pytest.approx([math.exp(2) - 3, math.exp(-3) + 2, 10, 10, 10, 10])
+    assert logprobs.grad.tolist() == pytest.approx([1 - math.exp(2), 1 - math.exp(-3), 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

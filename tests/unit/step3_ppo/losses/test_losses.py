@@ -250,10 +250,10 @@ def test_the_entropy_bonus_lowers_the_loss():
 
 def test_the_pretraining_loss_by_hand():
     logprobs_M = torch.log(torch.tensor([0.5, 0.125])).requires_grad_()
-    loss = pretraining_loss(logprobs_M, coefficient=3.0, tokens_in_step=6)
-    assert loss.item() == pytest.approx(3 * 4 * math.log(2) / 6)
+    loss = pretraining_loss(logprobs_M, tokens_in_step=6)
+    assert loss.item() == pytest.approx(4 * math.log(2) / 6)
     loss.backward()
-    assert logprobs_M.grad.tolist() == [-0.5, -0.5]
+    assert logprobs_M.grad.tolist() == pytest.approx([-1 / 6, -1 / 6])
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import re
 import shlex
@@ -127,8 +129,55 @@ def test_a_configuration_alone_passes_for_a_dry_run_and_is_refused_for_its_weigh
         load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, 1)
 
 
-def test_hub_names_pass():
+def test_hub_names_pass(tmp_path, monkeypatch):
+    """Also below a folder of the owner's name, where the hub's cache has the model."""
+    monkeypatch.chdir(tmp_path)
     check_model_folder("an-owner/a-model")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "an-owner").mkdir()
+    (tmp_path / "hub/models--an-owner--a-model").mkdir(parents=True)
+    check_model_folder("an-owner/a-model")
+    check_model_folder("gpt2")
+
+
+def test_a_path_of_two_words_is_no_hub_name_where_the_first_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder_of(tmp_path / "runs", "such/config.json")
+    with pytest.raises(ThreestepError) as told:
+        check_model_folder("runs/nosuch")
+    assert str(told.value) == (
+        "the model folder 'runs/nosuch' does not exist, though 'runs' does; did you mean 'runs/such'; for the hub's "
+        "model of that name, start from another folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "flags"),
+    [
+        ("training.step1_sft.main", "--data_path embedded --model_name_or_path runs/nosuch"),
+        ("training.step2_reward.main", "--data_path embedded --model_name_or_path runs/nosuch --dry_run"),
+        ("training.step2_dpo.main", "--data_path embedded --model_name_or_path runs/nosuch"),
+        (
+            "training.step3_ppo.main",
+            "--data_path embedded --actor_model_name_or_path gpt2 --critic_model_name_or_path runs/nosuch",
+        ),
+        ("training.step2_reward.evaluate", "--data_path embedded --model_name_or_path runs/nosuch"),
+        ("training.chat", "gpt2 runs/nosuch"),
+        ("training.chat", "gpt2 --reward_model runs/nosuch"),
+        ("training.evaluate", "win_rate --reward embedded --data_path embedded --model_name_or_path gpt2 "
+                              "--baseline runs/nosuch"),
+        ("training.evaluate", "reward --data_path embedded --model_name_or_path gpt2 --reward_model runs/nosuch"),
+        ("training.preview", "--data_path embedded --tokenizer runs/nosuch"),
+    ],
+)  # fmt: skip
+def test_programs_say_so_before_anything_is_loaded(module, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", None)  # and so for the configuration:
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("question"))
+    with pytest.raises(ThreestepError, match="^the model folder 'runs/nosuch' does not exist, though 'runs' does"):
+        importlib.import_module(module).main(flags.split())
 
 
 def run_command_of(sentence: str, out: Path) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from training import chat
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
+from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.run import deepspeed_chat
 from training.utils.run.arguments import parse_arguments, resolved_settings
 from training.utils.run.errors import ThreestepError
-from training.utils.run.old_flags import translated
+from training.utils.run.old_flags import SCORING_OLD_FLAGS, translated
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
 
@@ -45,6 +47,7 @@ EVERYWHERE = {
     "--eot_token <end>": ("end_of_conversation_token", None),
     "--deepspeed": SAID,
     "--deepscale": SAID,
+    "--num_padding_at_beginning 1": SAID,
 }
 ONE_MODEL = {
     **EVERYWHERE,
@@ -68,7 +71,6 @@ FLAGS = {
     "sft": {**ONE_MODEL, "--sft_only_data_path embedded": ["embedded"], "--print_loss": SAID},
     "reward": {
         **ONE_MODEL,
-        "--num_padding_at_beginning 1": SAID,
         "--eval_interval 50": 50,
         "--eval_iters 100": ("max_eval_rows", 1600),
         "--eval_iters 10 --per_device_eval_batch_size=4": ("max_eval_rows", 40),
@@ -82,7 +84,6 @@ FLAGS = {
     },
     "ppo": {
         **EVERYWHERE,
-        "--num_padding_at_beginning 1": SAID,
         "--offload_reference_model": True,
         "--unsupervised_dataset_name wikitext": "wikitext",
         "--unsupervised_dataset_config_name wikitext-103-v1": "wikitext-103-v1",
@@ -104,6 +105,7 @@ FLAGS = {
         "--unpin_actor_parameters": SAID,
         "--release_inference_cache": SAID,
         "--inference_tp_size 1": SAID,
+        "--inference_tp_size 8": SAID,
         "--tp_gather_partition_size 8": SAID,
         "--offload_reward_model": True,
         "--actor_zero_stage 3": 3,
@@ -173,6 +175,19 @@ def test_the_tables_hold_nothing_that_is_no_flag_of_deepspeed_chat():
         assert set(old_flags) <= fed
         own = {f"--{name}" for group in groups for name in group.__dataclass_fields__}
         assert not own & set(old_flags), "a flag of ours would never be reached"
+
+
+def test_its_other_programs_flags(capsys):
+    """chat.py and rw_eval.py."""
+    (chatting, *_) = parse_arguments(chat.GROUPS, "--path MODEL --max_new_tokens 64".split(), "")
+    assert chatting.model_name_or_path == ["MODEL"]
+    line = "--model_name_or_path RM --num_padding_at_beginning 1 --add_eot_token --data_path embedded"
+    _, data, _ = parse_arguments(evaluate.GROUPS, line.split(), "", SCORING_OLD_FLAGS)
+    assert data.chat.end_of_conversation_token == "<|endoftext|>" and not data.chat.add_end_of_conversation_token
+    assert [said.split(" is ")[0] for said in capsys.readouterr().out.splitlines()] == [
+        "--num_padding_at_beginning",
+        "--add_eot_token",
+    ]
 
 
 def test_numbers_that_are_none():

@@ -73,8 +73,7 @@ def test_one_rank_needs_no_launcher():
 
 def test_several_ranks_go_through_deepspeed(monkeypatch):
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    monkeypatch.setenv("MASTER_PORT", "29876")
-    command = launch.launch_command("training.step1_sft.main", 2, ["--seed", "3"])
+    command = launch.launch_command("training.step1_sft.main", 2, ["--seed", "3"], port="29876")
     assert command[:2] == [sys.executable, "deepspeed"]
     assert " ".join(command[2:]) == (
         "--quiet --num_accelerators 2 --no_local_rank --master_port 29876 --module training.step1_sft.main --seed 3"
@@ -142,6 +141,31 @@ def test_what_a_launch_starts(monkeypatch, capsys, variables, started):
     else:
         assert started in command
     assert capsys.readouterr().out.startswith("+ ") == ("RANK" not in variables)  # ranks do not each say it
+
+
+def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
+    """As DeepSpeed-Chat's lines have them before main.py."""
+    started = []
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 8)
+    monkeypatch.setattr(launch, "run_and_wait", lambda *started_with: started.append(started_with) or 0)
+    for name in ("RANK", "WORLD_SIZE", "THREESTEP_RANKS", "THREESTEP_HOSTFILE", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    launch.launch("m", "--num_gpus 1 --seed 3 --num_nodes=1".split())
+    launch.launch("m", "--num_gpus=2 --master_port 12346 --deepspeed".split())
+    launch.launch("m", "--num_gpus -1".split())
+    assert [command[1:] for command, _ in started] == [
+        ["-m", "m", "--seed", "3"],
+        "deepspeed --quiet --include localhost:0,1 --no_local_rank --master_port 12346 --module m --deepspeed".split(),
+        ["deepspeed", "--quiet", "--include", "localhost:0,1,2,3,4,5,6,7", "--no_local_rank", "--master_port",
+         started[2][0][7], "--module", "m"],
+    ]  # fmt: skip
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("+ ")]
+    assert lines == [
+        "--num_gpus 1 is read as THREESTEP_RANKS=1",
+        "--num_gpus 2 is read as THREESTEP_RANKS=2",
+        "--master_port 12346 is read as MASTER_PORT=12346",
+    ]
 
 
 def test_the_port_is_free(monkeypatch):

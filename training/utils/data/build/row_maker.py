@@ -15,6 +15,7 @@ import numpy as np
 from training.utils.data.build.parallel_thinking import ParallelCheck
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.samples import read_carried, read_margins
+from training.utils.data.build.sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.build.strategies import ChatText, PlainText, ReadSample
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.arguments import ChatArguments
@@ -58,12 +59,13 @@ class RowMaker:
         self._counts = counts
         self._strategy: PlainText | ChatText
         if isinstance(texts, ChatTokenizer):
-            self._strategy = ChatText(phase, texts, source.raw, chat.train_turns, rows.return_raw_chat)
+            self._strategy = ChatText(phase, texts, source.raw, chat.train_turns, rows.return_raw_chat, rows.loss_on)
             self._drops_bad = chat.bad_conversations == "drop"
             texts = texts.texts
         else:
             self._drops_bad = False
-            self._strategy = PlainText(phase, texts, source.raw, rows.return_raw_chat)
+            self._strategy = PlainText(phase, texts, source.raw, rows.return_raw_chat, rows.loss_on)
+        self._has_sentences = has_sentences(source.raw)
         self._end_id = texts.end_id
         self._parallel = ParallelCheck(chat, texts.parallel_tags, counts.parallel)
         makers: dict[int, Callable[[_Waiting, list[Ids]], Row]]
@@ -84,6 +86,8 @@ class RowMaker:
 
     def _take(self, sample: Any, row_id: int, where: str) -> _Waiting:
         read = self._strategy.read(sample, where)
+        if self._has_sentences and parts_are_taken(self._source.raw, self._phase, sample):
+            self._counts.noted[PARTS_TAKEN] += 1
         if self._phase == 2:
             responses = len(read.pieces) - read.prompts
             return _Waiting(row_id, read, read_margins(self._source.raw, sample, responses, where))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.data.build.sentences import KINDS, has_sentences, prompt_of_sentences
 from training.utils.data.rows.tokenize import Dropped
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.run.errors import ThreestepError
@@ -31,14 +32,15 @@ def read_text(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> st
 def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tuple[str, list[str]]:
     """The prompt and the responses that the phase needs, best first. Raises Dropped: one is missing, or is blank."""
     prompt = read_text(raw, "get_prompt", sample, where)
+    if prompt is None and phase != 3 and has_sentences(raw):
+        prompt = _prompt_of_sentences(raw, phase, sample, where)
     if prompt is None:
         raise Dropped("no_prompt")
     if phase == 3:
         return prompt, []
     ranked = raw.get_responses(sample) if phase == 2 else None
     if ranked is None:
-        kinds = ("chosen", "rejected") if phase == 2 else ("chosen",)
-        found = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in kinds]
+        found = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in KINDS[phase]]
     else:
         if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
             raise ThreestepError(
@@ -52,6 +54,17 @@ def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tu
         if not response.strip():
             raise Dropped("empty_response")
     return prompt, [response for _, response in found if response is not None]
+
+
+def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> str:
+    """The prompt of a class that knows sentences only. Raises Dropped: one is missing."""
+    sentences = []
+    for kind in KINDS[phase]:
+        sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
+        if sentence is None:
+            raise Dropped(f"no_{kind}")
+        sentences.append(sentence)
+    return prompt_of_sentences(sentences)
 
 
 def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | None:

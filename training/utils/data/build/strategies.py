@@ -23,6 +23,7 @@ from training.utils.data.sources.messages import (
     response_message,
 )
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.weights import check_weights, has_weights, split_weights
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,39 @@ class PlainText:
     _texts: TextTokenizer
     _raw: PromptRawDataset
     _return_raw_chat: bool
+    _loss_on: str
 
     def read(self, sample: Any, where: str) -> ReadSample:
+        if self._phase != 3:
+            self._check_weights(sample, where)
         prompt, responses = read_texts(self._raw, self._phase, sample, where)
         messages = None
         if self._phase == 3 and self._return_raw_chat:
             messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
+            messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
         turns = [TextPiece(response, is_turn=True, carries_loss=self._phase == 1) for response in responses]
         return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages)
+
+    def _check_weights(self, sample: Any, where: str) -> None:
+        """Raise Dropped where the weight of the response, the messages after the prompt's, takes the loss off it."""
+        messages = self._raw.get_messages(sample)
+        if messages is None or not has_weights(messages):
+            return
+        messages = checked_messages(messages, where)
+        _, weights = split_weights(messages, where)
+        if self._phase == 1:
+            check_weights(messages, weights, self._loss_on, where)
+        begin = len(self._raw.get_prompt_messages(sample) or ())
+        trained = {weight for message, weight in zip(messages[begin:], weights[begin:], strict=True)
+                   if message["role"] == "assistant"}  # fmt: skip
+        if trained == {False}:
+            raise Dropped("no_turn_to_train")
+        if False in trained and self._phase == 1:
+            raise BadConversation(
+                f"{where}: the messages of the response have different weights, and as plain text it is one response; "
+                "use --prompt_style chat_template"
+            )
 
     def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids]]:
         encoded = [[ids] for ids in self._texts.encode_prompts([sample.pieces[0].text for sample in samples])]
@@ -77,10 +102,18 @@ class ChatText:
     """Messages under a chat template (`--prompt_style chat_template`); a dataset's texts become messages."""
 
     def __init__(
-        self, phase: int, texts: ChatTokenizer, raw: PromptRawDataset, train_turns: str, return_raw_chat: bool
+        self,
+        phase: int,
+        texts: ChatTokenizer,
+        raw: PromptRawDataset,
+        train_turns: str,
+        return_raw_chat: bool,
+        loss_on: str,
     ) -> None:
+        self._phase = phase
         self._texts = texts
         self._raw = raw
+        self._loss_on = loss_on
         self._train_turns = train_turns
         self._return_raw_chat = return_raw_chat
         self.read = {1: self._read_conversation, 2: self._read_responses, 3: self._read_prompt}[phase]
@@ -89,11 +122,15 @@ class ChatText:
         return self._texts.encode([sample.pieces for sample in samples], [sample.where for sample in samples])
 
     def _conversation(self, messages: Any, sample: Any, where: str) -> Conversation:
+        bare, weights = split_weights(checked_messages(messages, where), where)
+        if self._phase == 1:
+            check_weights(bare, weights, self._loss_on, where)
         return Conversation(
-            checked_messages(messages, where),
+            bare,
             where,
             checked_tools(self._raw.get_tools(sample), where),
             self._raw.get_chat_template_kwargs(sample) or {},
+            frozenset(place for place, weight in enumerate(weights) if weight is False),
         )
 
     def _read_conversation(self, sample: Any, where: str) -> ReadSample:
@@ -108,6 +145,8 @@ class ChatText:
         pieces = self._texts.sentence(conversation, train_turns)
         if pieces is None:
             raise Dropped("no_assistant_turn")
+        if not any(piece.carries_loss for piece in pieces):
+            raise Dropped("no_turn_to_train")
         return ReadSample(where, pieces)
 
     def _read_responses(self, sample: Any, where: str) -> ReadSample:
@@ -130,7 +169,7 @@ class ChatText:
             given = getattr(self._raw, f"get_{kind}_messages")(sample)
             if given is None:
                 raise Dropped(f"no_{kind}")
-            messages = checked_messages(given, f"{where}, {kind}")
+            messages, weights = split_weights(checked_messages(given, f"{where}, {kind}"), f"{where}, {kind}")
             if len(messages) != 1:
                 raise Dropped("response_of_several_messages")
             if messages[0]["role"] != "assistant":
@@ -139,6 +178,8 @@ class ChatText:
                 )
             if not messages[0].get("tool_calls") and not str(messages[0]["content"]).strip():
                 raise Dropped("empty_response")
+            if kind == "chosen" and weights == [False]:
+                raise Dropped("no_turn_to_train")
             answers += messages
         return answers
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_KINDS = ("dropped", "parallel", "columns")
+_KINDS = ("dropped", "noted", "parallel", "columns")
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class SplitReport:
     """What became of the raw rows of one split; its entry in the manifest has the same names.
 
     rows: those that were kept. truncated: those that were cut. dropped: those that were dropped, by reason.
+    noted: rows that were read otherwise than their dataset class may mean, by how.
     parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
         counted as they are read, before any is dropped for another reason.
     columns: in phase 3, how many of the kept rows carry each column to rewards and samples.
@@ -23,6 +24,7 @@ class SplitReport:
     tokens: int
     truncated: int
     dropped: dict[str, int]
+    noted: dict[str, int]
     parallel: dict[str, int]
     columns: dict[str, int]
 
@@ -49,10 +51,12 @@ class BuildReport:
 def split_sentence(name: str, split: SplitReport) -> str:
     """One split: what was kept, cut and dropped."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+    noted = "".join(f", {count:,} {how}" for how, count in sorted(split.noted.items()))
     found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
         f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
         + (f"dropped: {dropped}" if dropped else "none dropped")
+        + noted
         + (f", parallel thinking: {found}" if found else "")
     )
 
@@ -63,6 +67,7 @@ class Counts:
 
     truncated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
     parallel: Counter[str] = field(default_factory=Counter)
     columns: Counter[str] = field(default_factory=Counter)
 

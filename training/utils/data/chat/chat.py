@@ -122,12 +122,14 @@ class ChatTokenizer:
     # Conversation -> pieces.
 
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
-        """The conversation, with loss on all assistant turns or the `last`; None: no turn. Raises BadConversation."""
+        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn.
+        Raises BadConversation."""
         read = self._finder(conversation.tools, conversation.template_kwargs).read(conversation)
         if not read.turns:
             return None
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
+        trained -= conversation.untrained
         for turn in read.turns:
             if turn.message in trained and not turn.ended:
                 raise BadConversation(

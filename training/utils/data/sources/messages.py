@@ -48,12 +48,14 @@ class Conversation:
     where: names the row in errors.
     tools: JSON objects, or None.
     template_kwargs: variables of the template for this row only.
+    untrained: indices of messages that carry no loss by their own weight (see `weights`).
     """
 
     messages: list[Message]
     where: str
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    untrained: frozenset[int] = frozenset()
 
 
 # From the forms that files hold.

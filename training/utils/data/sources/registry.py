@@ -70,8 +70,9 @@ def registered_names() -> list[str]:
 
 
 def load_dataset_module(path: str) -> ModuleType:
-    """Run a Python file that registers datasets; a file already loaded is not run again."""
-    return load_module(path, "dataset_module")
+    """Run a Python file that registers datasets; a file already loaded is not run again. Its relative imports are
+    those of a file in training/utils/data, where DeepSpeed-Chat's stand."""
+    return load_module(path, "dataset_module", package="training.utils.data")
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:

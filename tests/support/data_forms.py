@@ -1,0 +1,75 @@
+"""One small file of a form of data, through all three phases, as lines of text that show where the loss falls.
+
+Rows are made by the code of the build, without its cache, so that a hundred forms take seconds. Of each row that is
+kept there is a line, in which $ stands for the token that ends a response:
+
+    phase 1: what is learnt stands in « »             Human: Hi Assistant:« Ho$»
+    phase 2: the prompt, then its responses, best first       Human: Hi Assistant:| Ho$| No$
+    phase 3: the prompt                               Human: Hi Assistant:
+
+and of the rows that are left out one line each, "- no_rejected". A refusal is one line, "! " and its sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.data_flags import data_flags
+from training.utils.data.build.portions import DataSource
+from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.cache.reports import Counts
+from training.utils.data.chat.chat import text_maker
+from training.utils.data.rows.views import continuation, runs_of
+from training.utils.data.sources.create import create_raw_dataset
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flags import note_mistakes
+
+# A message is <role>content, the assistant's ends with the end token; contents must be text, as for most models.
+TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>' + (message['content'] or '') }}"
+    "{% for call in message.get('tool_calls', []) %}{{ '[' + call.function.name + ']' }}{% endfor %}"
+    "{% if message['role'] == 'assistant' %}<|endoftext|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+END = "<|endoftext|>"
+
+
+def write_jsonl(path: Path, rows: Sequence[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def lines_of(phase: int, name: str, tokenizer: Any, cache_dir: str, **given: Any) -> list[str]:
+    """What a phase gets of the `--data_path` entry `name`, as above; `given`: further data flags."""
+    settings = {"max_seq_len": 512, "max_prompt_seq_len": 512, "eval_fraction": 0.0, "data_output_path": cache_dir}
+    data = data_flags(**{"data_path": [name], **settings, **given})
+    counts = Counts()
+    try:
+        mistakes = Mistakes()
+        note_mistakes(data, mistakes)
+        mistakes.raise_if_any()
+        raw = create_raw_dataset(name, data.source, cache_dir, 1)
+        rows = raw.get_train_data()
+        raw.check_phase(phase)
+        texts = text_maker(data.chat, tokenizer)
+        maker = RowMaker(phase, data.chat, data.rows, texts, DataSource(name, raw, "1,1,1"), counts)
+        made = list(maker.rows(rows, range(len(rows)), 0))
+    except ThreestepError as refused:
+        return [f"! {refused}"]
+    shown = [_line(phase, row, tokenizer) for row in made]
+    return [*shown, *(f"- {reason}" for reason in sorted(counts.dropped.elements()))]
+
+
+def _line(phase: int, row: Any, tokenizer: Any) -> str:
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False).replace(END, "$")
+
+    if phase == 1:
+        runs = runs_of(row.input_ids.tolist(), row.loss_mask.tolist(), decode)
+        return "".join(f"«{text}»" if carries_loss else text for text, carries_loss in runs)
+    if phase == 2:
+        prompt = row.prompt_ids.tolist()
+        return "|".join([decode(prompt), *(continuation(prompt, ids.tolist(), decode) for ids in row.response_ids)])
+    return decode(row.flipped_prompt_ids[::-1].tolist())
