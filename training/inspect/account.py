@@ -262,6 +262,7 @@ REASONS = {
     "identical_responses": "its responses are the same, so that neither is better",
     "response_of_several_messages": "a response of a pair is more than one message",
     "no_assistant_turn": "no message is the assistant's",
+    "no_turn_to_train": "a weight of its own takes every turn of the assistant's out of the loss",
     "bad_conversation": "the chat template refuses it (--bad_conversations drop)",
     "prompt_no_prefix_of_the_response": "the template writes the prompt otherwise where a response follows",
     "too_long": "it is longer than --max_seq_len (--truncation drop)",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from training.utils.data.build.splits import parse_data_split
 from training.utils.data.cache.cache import Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards
+from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
@@ -59,14 +61,16 @@ def build_phase(
         )
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
-    sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+    plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
 
     def build(folder: str) -> dict[str, Any]:
         return _build_splits(folder, phase, data, texts, sources, seed, log)
 
-    plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
-    parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
-    cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    with _pointing_to_inspect():
+        sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+        parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed)
+        parts |= parts_of_parallel_thinking(data.chat, tags)
+        cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
     for source in cached.manifest["sources"]:
         if source["recognised"] is not None:
             log(f"data: {source['name']}: {source['recognised']['sentence']}")
@@ -74,6 +78,19 @@ def build_phase(
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
     return PhaseData(cached.splits["train"], cached.splits["eval"], report)
+
+
+@contextmanager
+def _pointing_to_inspect() -> Iterator[None]:
+    """Add to a refusal of the data the program that shows them as they are read."""
+    try:
+        yield
+    except BuildStopped:  # by the disk, not by the data
+        raise
+    except ThreestepError as refusal:
+        raise ThreestepError(
+            f"{refusal}; python -m training.inspect with the same data flags shows what they are taken for"
+        ) from refusal
 
 
 def _parts_of_phase(
