@@ -12,6 +12,7 @@ and of the rows that are left out one line each, "- no_rejected". A refusal is o
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,13 @@ END = "<|endoftext|>"
 
 def write_jsonl(path: Path, rows: Sequence[Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Sequence[Any]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def lines_of(phase: int, name: str, tokenizer: Any, cache_dir: str, **given: Any) -> list[str]:

@@ -173,7 +173,9 @@ def _nothing_left(phase: int, data: DataArguments, sources: Sequence[DataSource]
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hint = ""
-    if "no_rejected" in counts.dropped:
+    if "unpaired" in counts.dropped:
+        hint = "; responses that are marked one by one are no pairs; step 1 trains on the good ones"
+    elif "no_rejected" in counts.dropped:
         hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
     elif "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"

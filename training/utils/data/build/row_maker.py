@@ -85,6 +85,11 @@ class RowMaker:
             yield from self._made(waiting)
 
     def _take(self, sample: Any, row_id: int, where: str) -> _Waiting:
+        mark = self._source.raw.get_mark(sample)
+        if mark is False and self._phase == 1:
+            raise Dropped("marked_bad")
+        if mark is not None and self._phase == 2:
+            raise Dropped("unpaired")
         read = self._strategy.read(sample, where)
         if self._has_sentences and parts_are_taken(self._source.raw, self._phase, sample):
             self._counts.noted[PARTS_TAKEN] += 1

@@ -60,6 +60,11 @@ class SourceArguments:
         "Files: column of a number: by how much chosen should beat rejected in step 2 (see --margin_scale "
         "there); default: rows have no margin.",
     )
+    label_column: str | None = flag(
+        None,
+        "Files: column that marks each single response as good or bad: true or false, 1 or 0, desirable or "
+        "undesirable; default: 'kto_tag' or 'label', where a file has one; none: no column is one.",
+    )
     unsupervised_dataset_name: str | None = flag(
         None,
         "Text for the pretraining loss of step 3: a hub name, a saved folder, or files as jsonl:PATH, "

@@ -14,6 +14,8 @@ from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.readers import Rows
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats import FileColumns, Format, has_column, missing_column, recognise
+from training.utils.data.sources.marks import read_mark
+from training.utils.data.sources.media import check_media, media_columns
 from training.utils.data.sources.messages import Message, from_json, prompt_text, read_tools, response_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.recognition import Recognition, recognition_of
@@ -89,7 +91,8 @@ class FileDataset(PromptRawDataset):
         pairs), unless a flag names their column.
         """
         kinds, where = self._opened[0].kinds, self._address
-        for role in {1: ("chosen",), 2: ("chosen", "rejected", "margin"), 3: ("reference",)}[phase]:
+        label = () if self._columns.label in (None, "none") else ("label",)
+        for role in {1: ("chosen", *label), 2: ("chosen", "rejected", "margin"), 3: ("reference",)}[phase]:
             column = getattr(self._columns, role)
             if column is not None and not has_column(kinds, column):
                 raise ThreestepError(missing_column(kinds, where, column, role))
@@ -104,9 +107,14 @@ class FileDataset(PromptRawDataset):
                 f"{self.format.name}); name the column of the responses with --chosen_column"
             )
 
+    @cached_property
+    def _media_columns(self) -> list[str]:
+        return media_columns({**self._opened[0].kinds, **(self._opened[1].kinds if self._opened[1] else {})})
+
     def _record(self, sample: Mapping[str, Any]) -> Record:
         """A row's content, read once for all getters that are called on it in turn."""
         if self._last is None or self._last[0] is not sample:
+            check_media(sample, self._media_columns, _where(sample))
             self._last = (sample, self.format.read(sample, self.format.roles, _where(sample)))
         return self._last[1]
 
@@ -129,6 +137,10 @@ class FileDataset(PromptRawDataset):
 
     def get_margin(self, sample: Mapping[str, Any]) -> Any:
         return None if self._columns.margin is None else value_of(sample, self._columns.margin)
+
+    def get_mark(self, sample: Mapping[str, Any]) -> bool | None:
+        label = self.format.roles.get("label")
+        return None if label is None else read_mark(sample, label, _where(sample))
 
     # As messages.
 

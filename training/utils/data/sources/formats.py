@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.utils.data.files.columns import Kinds, column_names
+from training.utils.data.sources.marks import COLUMNS as MARK_COLUMNS
+from training.utils.data.sources.marks import reader_of_marked
 from training.utils.data.sources.records import (
     Record,
     Roles,
@@ -36,6 +38,7 @@ class FileColumns:
     tools: str | None = None
     reference: str | None = None
     margin: str | None = None
+    label: str | None = None
 
 
 # Columns that decide on the format; the others only name where a value is.
@@ -131,12 +134,11 @@ def _match_completion(kinds: Kinds, columns: FileColumns) -> Roles | None:
     response = columns.chosen or _first(kinds, ("completion",) if "chosen" in kinds else ("completion", "response"))
     if response is None:
         return None
-    optional = {"label": "label"} if "a truth value" in kinds.get("label", ()) else {}
-    return _roles(kinds, {"prompt": columns.prompt or "prompt", "chosen": response}, optional)
+    return _roles(kinds, {"prompt": columns.prompt or "prompt", "chosen": response}, {})
 
 
 _RESPONSE = ("text", "a list", "an object")
-_PAIR = {"prompt": ("text", "a list"), "chosen": _RESPONSE, "rejected": _RESPONSE, "label": ("a truth value",)}
+_PAIR = {"prompt": ("text", "a list"), "chosen": _RESPONSE, "rejected": _RESPONSE}
 _CONVERSATION = {"messages": ("a list", "text"), "chosen": _RESPONSE, "rejected": _RESPONSE}
 
 _ALPACA = _match(
@@ -158,6 +160,7 @@ FORMATS: dict[str, _Kind] = {
     "text": _Kind("text", _match({"text": "text"}, {}), read_text),
 }
 # A column `prompt` belongs to these formats themselves; in a file of another format it is ambiguous.
+_MAY_BE_MARKED = ("prompt_completion", "messages", "sharegpt", "alpaca", "question_answer")
 _HOLD_A_PROMPT = ("preference", "prompt_completion", "messages", "sharegpt")
 
 
@@ -190,8 +193,11 @@ def recognise(kinds: Kinds, columns: FileColumns, data_format: str | None, where
     else:
         name, roles = _only_fit(kinds, columns, where)
         why = "its columns"
-    _check_kinds(kinds, roles, FORMATS[name].allowed)
-    return Format(name, roles, FORMATS[name].read, why)
+    read, label = FORMATS[name].read, columns.label or _first(kinds, MARK_COLUMNS)
+    if name in _MAY_BE_MARKED and "rejected" not in roles and label and has_column(kinds, label):
+        roles, read = {**roles, "label": label}, reader_of_marked(read)
+    _check_kinds(kinds, roles, {**FORMATS[name].allowed, "label": ("a truth value", "a number", "text")})
+    return Format(name, roles, read, why)
 
 
 def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:

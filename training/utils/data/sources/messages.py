@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
+from training.utils.data.sources.media import BadConversation, joined_text
 from training.utils.run.errors import ThreestepError, nearest_names
 
 Message = dict[str, Any]
@@ -34,10 +35,6 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
-
-
-class BadConversation(ThreestepError):
-    """One row that cannot become a conversation to train on; the message names the row."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,10 @@ def _read_message(message: Any, where: str) -> Message:
         )
     if not isinstance(read["role"], str):
         raise ThreestepError(f"{where}: 'role': expected text, got {kind_of(read['role'])}")
-    if read.get("content") is None:
+    read["content"] = joined_text(read, where)
+    if read["content"] is None:
         read["content"] = ""
-    if not isinstance(read["content"], (str, list)):
+    if not isinstance(read["content"], str):
         raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
     if read["role"] == "function":  # OpenAI's older name
         read["role"] = "tool"
@@ -157,7 +155,7 @@ def from_json(value: Any, where: str, expected: str) -> Any:
 
 
 def checked_messages(messages: Any, where: str) -> list[Message]:
-    """Messages as dictionaries with `role` and `content` (text, a list of typed parts, or None next to tool calls).
+    """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined).
 
     Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
     JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
@@ -189,11 +187,9 @@ def _checked(message: Any, where: str) -> Message:
         if not calls:
             del checked["tool_calls"]
     # Some templates write tool calls only where content is None.
-    content = checked.setdefault("content", None if "tool_calls" in checked else "")
-    if content is None:
-        return checked
-    texts = content if isinstance(content, list) else [{"text": content}]
-    if not all(isinstance(part, dict) and isinstance(part.get("text", ""), str) for part in texts):
+    checked.setdefault("content", None if "tool_calls" in checked else "")
+    content = checked["content"] = joined_text(checked, where)
+    if not isinstance(content, str | None):
         raise BadConversation(
             f"{where}: expected content that is text or a list of parts such as "
             f'{{"type": "text", "text": ...}}, got {content!r:.60}'

@@ -89,6 +89,13 @@ class PromptRawDataset:
         """
         return None
 
+    def get_mark(self, sample: Any) -> bool | None:
+        """Whether a single response is marked as good (True) or bad (False); None: not, or it is one of a pair.
+
+        Phase 1 learns no response that is marked as bad, and phase 2 no response that is marked at all.
+        """
+        return None
+
     def get_reference(self, sample: Any) -> Any:
         """The reference that a rule-based reward checks a response against: a string, or any other JSON value."""
         return None

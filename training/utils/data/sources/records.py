@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
@@ -28,6 +28,17 @@ class Record:
     chosen_messages: list[Message] | None = None
     rejected_messages: list[Message] | None = None
 
+    def as_rejected(self) -> Record:
+        """The same with its response as the worse one, without a better one."""
+        return replace(
+            self,
+            chosen=None,
+            rejected=self.chosen,
+            responses=None,
+            chosen_messages=None,
+            rejected_messages=self.chosen_messages,
+        )
+
 
 def value_of(row: Mapping[str, Any], column: str) -> Any:
     """The value of a column, dots reaching into objects (`reward_model.ground_truth`); None where there is none."""
@@ -43,8 +54,6 @@ def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
     prompt, chosen, rejected = (
         value_of(row, roles[role]) if role in roles else None for role in ("prompt", "chosen", "rejected")
     )
-    if "label" in roles and row.get(roles["label"]) is False:
-        chosen, rejected = None, chosen
     if all(value is None or isinstance(value, str) for value in (prompt, chosen, rejected)):
         if "prompt" not in roles and chosen is not None and rejected is not None:
             begin = _shared_text(chosen, rejected)

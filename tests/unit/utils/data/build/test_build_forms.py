@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.support.data_forms import TEMPLATE, lines_of, write_jsonl
+from tests.support.data_forms import TEMPLATE, lines_of, write_csv, write_jsonl
 
 Lines = Sequence[str] | str
 Phases = tuple[Lines, Lines, Lines]
@@ -132,7 +132,129 @@ REFUSED_WEIGHTS = [
 ]
 
 
-FORMS = [*WEIGHTS]
+# --- responses that are marked one by one
+
+
+def marked(name: str, good: dict[str, Any], bad: dict[str, Any], **more: Any) -> Form:
+    """A good row, a bad one, and the two again: each phase counts what it leaves out."""
+    plain = ([f"{ASKS}« Ho$»"] * 2 + ["- marked_bad"] * 2, ["- unpaired"] * 4, [ASKS] * 4)
+    chat_asks = ["<user>Hi<assistant>"] * 4
+    chat = (["<user>Hi<assistant>«Ho$»"] * 2 + ["- marked_bad"] * 2, ["- unpaired"] * 4, chat_asks)
+    return Form(f"marks: {name}", [good, bad] * 2, plain, chat, **more)
+
+
+TEXT = {"prompt": ASKS, "completion": " Ho"}
+TRL_KTO = {"prompt": [HI], "completion": [HO]}
+SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
+ALPACA = {"instruction": "Hi", "input": "", "output": "Ho"}
+BAD_LATER = {"messages": two_turns({}, {}), "label": False}
+MARKS = [
+    marked("TRL's label beside texts", {**TEXT, "label": True}, {**TEXT, "label": False}),
+    marked("TRL's label beside messages", {**TRL_KTO, "label": True}, {**TRL_KTO, "label": False}),
+    marked("OpenRLHF's 1 and 0", {**TEXT, "label": 1}, {**TEXT, "label": 0}),
+    marked("1 and -1", {**TEXT, "label": 1.0}, {**TEXT, "label": -1.0}),
+    marked("words", {**TEXT, "label": "desirable"}, {**TEXT, "label": "Undesirable"}),
+    marked("response and label", {"prompt": ASKS, "response": " Ho", "label": "good"},
+           {"prompt": ASKS, "response": " Ho", "label": "bad"}),
+    marked("True and False in CSV", {**TEXT, "label": "True"}, {**TEXT, "label": "False"}, file="rows.csv",
+           write=write_csv, address="csv:{}"),
+    marked("1 and 0 in CSV", {**TEXT, "label": "1"}, {**TEXT, "label": "0"}, file="rows.csv", write=write_csv,
+           address="csv:{}"),
+    marked("messages and label", {"messages": [HI, HO], "label": True}, {"messages": [HI, HO], "label": False}),
+    marked("LLaMA-Factory's kto_tag, ShareGPT", {**SHAREGPT, "kto_tag": True}, {**SHAREGPT, "kto_tag": False}),
+    marked("LLaMA-Factory's kto_tag, Alpaca", {**ALPACA, "kto_tag": True}, {**ALPACA, "kto_tag": False}),
+    marked("kto_tag as text", {**ALPACA, "kto_tag": "true"}, {**ALPACA, "kto_tag": "false"}),
+    marked("a question and its answer", {"question": "Hi", "answer": "Ho", "label": 1},
+           {"question": "Hi", "answer": "Ho", "label": 0}),
+    marked("a column of the user's", {**TEXT, "verdict": "yes"}, {**TEXT, "verdict": "no"},
+           flags={"label_column": "verdict"}),
+    Form(
+        "marks: earlier turns of a bad conversation are not learnt, and no mark is no pair",
+        [BAD_LATER, {"messages": [HI, HO], "label": None}],
+        ([f"{ASKS}« Ho$»", "- marked_bad"], ["- no_rejected", "- unpaired"],
+         ["Human: Hi Assistant: a Human: So Assistant:", ASKS]),
+        (["<user>Hi<assistant>«Ho$»", "- marked_bad"], ["- no_rejected", "- unpaired"],
+         ["<user>Hi<assistant>a$<user>So<assistant>", "<user>Hi<assistant>"]),
+    ),
+    Form(
+        "marks: a label that is no mark is refused",
+        [{**TEXT, "label": "sports"}],
+        ("! rows.jsonl, line 1: column 'label': expected a mark of the response, such as true or false, 1 or 0, "
+         "desirable or undesirable, got 'sports'; name the column of marks with --label_column, which none turns off",
+         ) * 3,
+    ),
+    Form(
+        "marks: none is a column of marks",
+        [{**TEXT, "label": "sports"}],
+        ([f"{ASKS}« Ho$»"], ["- no_rejected"], [ASKS]),
+        flags={"label_column": "none"},
+    ),
+    Form(
+        "marks: a column that is missing",
+        [TEXT],
+        ("! no column 'good'; the columns are 'completion', 'prompt'; name the right one with --label_column",
+         ["- no_rejected"], [ASKS]),
+        flags={"label_column": "good"},
+    ),
+    Form(
+        "marks: the label of a plain text is its class, that of a prompt alone goes to step 3",
+        [{"text": "Hi", "label": 0}],
+        (["H«i$»"], "! phase 2 needs prompts and this is plain text", "! phase 3 needs prompts and this is plain text"),
+    ),
+]  # fmt: skip
+
+# --- images, audio and video
+
+
+def media(name: str, row: dict[str, Any], sentence: str) -> Form:
+    """A row that every phase refuses in one sentence."""
+    return Form(f"media: {name}", [row], (f"! {sentence}",) * 3, (f"! {sentence}",) * 3)
+
+
+def beside(column: str, value: Any) -> dict[str, Any]:
+    return {"prompt": [user("<image>Hi")], "chosen": [HO], "rejected": [NO], column: value}
+
+
+IMAGE_URL = {"type": "image_url", "image_url": {"url": "a.png"}}
+SEE = [f"<user><image>Hi<assistant>{answer}" for answer in ("«Ho$»", "|Ho$|No$", "")]
+MEDIA = [
+    media("images (verl, TRL, LLaMA-Factory)", beside("images", [{"bytes": "x", "path": "a.png"}]),
+          "rows.jsonl, line 1: column 'images' holds images, and only text is trained on; leave such rows out"),
+    media("image", beside("image", "a.png"), "line 1: column 'image' holds images, and only text is trained on"),
+    media("videos", beside("videos", ["a.mp4"]), "line 1: column 'videos' holds video, and only text is trained on"),
+    media("audios", beside("audios", ["a.wav"]), "line 1: column 'audios' holds audio, and only text is trained on"),
+    media("audio", beside("audio", {"array": [0.5], "sampling_rate": 8}), "column 'audio' holds audio"),
+    media("a placeholder beside a column of another name", beside("image_path", "a.png"),
+          "line 1: column 'image_path' holds images"),
+    media("ShareGPT's", {**SHAREGPT, "images": ["a.png"]}, "column 'images' holds images"),
+    media("Alpaca's", {**ALPACA, "images": ["a.png"]}, "column 'images' holds images"),
+    media("OpenAI's parts", {"prompt": [user([{"type": "text", "text": "Hi"}, IMAGE_URL])], "chosen": [HO]},
+          "line 1, message 1: a content part of type 'image_url': expected text, and only text is trained on"),
+    media("a part for audio", {"prompt": [user([{"type": "input_audio"}])], "chosen": [HO], "rejected": [NO]},
+          "a content part of type 'input_audio': expected text"),
+    media("a message's own images", {"prompt": [user("Hi", images=["a"])], "chosen": [HO], "rejected": [NO]},
+          "message 1: 'images': expected text, got images; only text is trained on"),
+    Form(
+        "media: a literal <image> is text, also beside an empty column and a caption's path",
+        [beside("images", []), beside("source", "a.png")],
+        chat=([SEE[0]] * 2, [SEE[1]] * 2, [SEE[2]] * 2),
+    ),
+    Form(
+        "media: such rows are dropped on demand",
+        [beside("images", ["a.png"]), beside("images", None)],
+        chat=([SEE[0], "- bad_conversation"], [SEE[1], "- bad_conversation"], [SEE[2], "- bad_conversation"]),
+        flags={"bad_conversations": "drop"},
+    ),
+    Form(
+        "OpenAI's parts of text are joined",
+        [{"prompt": [user([{"type": "text", "text": "H"}, {"type": "text", "text": "i"}])],
+          "chosen": [assistant([{"type": "text", "text": "Ho"}])], "rejected": [assistant([{"text": "No"}])]}],
+        ([f"{ASKS}« Ho$»"], [f"{ASKS}| Ho$| No$"], [ASKS]),
+        (["<user>Hi<assistant>«Ho$»"], ["<user>Hi<assistant>|Ho$|No$"], ["<user>Hi<assistant>"]),
+    ),
+]  # fmt: skip
+
+FORMS = [*WEIGHTS, *MARKS, *MEDIA]
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from training.utils.data.sources.messages import (
 def test_what_is_in_shape_is_left_alone():
     messages = [
         {"role": "system", "content": "a"},
-        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "image"}]},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"text": " and b"}]},
         {"role": "assistant", "content": "c", "reasoning_content": "d"},
     ]
-    assert checked_messages(messages, "row") == messages
+    assert checked_messages(messages, "row") == [messages[0], {"role": "user", "content": "b and b"}, messages[2]]
 
 
 def test_what_parquet_gives():
@@ -49,6 +49,8 @@ def test_arguments_that_are_no_object_stay_text():
         ([{"content": "a"}], "row 3, message 1: expected a role among system, developer, .*, got None"),
         ([{"role": "user", "content": 5}], "expected content that is text or a list of parts.*got 5"),
         ([{"role": "user", "content": ["a"]}], "expected content that is text or a list of parts"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a content part of type 'image': expected text, and only"),
+        ([{"role": "user", "content": "a", "images": ["b.png"]}], "message 1: 'images': expected text, got images"),
         ([{"role": "assistant", "reasoning_content": ["a"]}], "expected reasoning_content to be text, got a list"),
         ([{"role": "assistant", "tool_calls": "add(1)"}], r"expected tool_calls to be a list .*'add\(1\)'"),
     ],
