@@ -265,6 +265,8 @@ REASONS = {
     "no_turn_to_train": "a weight of its own takes every turn of the assistant's out of the loss",
     "bad_conversation": "the chat template refuses it (--bad_conversations drop)",
     "prompt_no_prefix_of_the_response": "the template writes the prompt otherwise where a response follows",
+    "marked_bad": "its response is marked as bad, and is not to be learnt",
+    "unpaired": "its response is marked good or bad by itself, and a pair needs two",
     "too_long": "it is longer than --max_seq_len (--truncation drop)",
     "prompt_too_long": "its prompt is longer than --max_prompt_seq_len (--prompt_truncation drop)",
     "response_cut_to_nothing": "its prompt alone is longer than --max_seq_len",

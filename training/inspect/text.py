@@ -108,8 +108,9 @@ def findings(phase: PhaseAccount, unit: str) -> list[str]:
     if not phase.looked_at:
         return found
     sample = "" if phase.looked_at == phase.share_rows else f" {phase.looked_at:,} looked at:"
-    limit = f", {phase.cut:,} of them cut at {phase.limit_flag} {phase.limit_tokens:,}"
-    limit = limit if phase.kept and phase.limit_tokens is not None else ""
+    limit = ""
+    if phase.kept and phase.limit_tokens is not None:
+        limit = f", {phase.cut:,} of them cut at {phase.limit_flag} {phase.limit_tokens:,}"
     found.append(f"{sample} {phase.kept:,} kept{limit}, {sum(phase.dropped.values()):,} dropped".strip())
     found += [f"dropped {count:,} ({reason}): {in_words(reason)}" for reason, count in sorted(phase.dropped.items())]
     found += [f"  {row.where}: {row.reason}" for row in phase.dropped_rows]

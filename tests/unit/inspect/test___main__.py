@@ -40,7 +40,7 @@ def test_text_says_what_was_read_and_marks_what_carries_loss(run):
         "phase 1 (supervised fine-tuning): 3 of 10 training rows (--data_split 3,3,4); --data_split 1,0,0 takes" in said
     )
     assert "phase 3 (PPO): 4 of 10 training rows (--data_split 3,3,4); --data_split 0,0,1 takes all; 0 held out" in said
-    assert "no --model_name_or_path" in said and "lengths in characters, before any cut: least 34, median 34" in said
+    assert "no --model_name_or_path" in said and "lengths in characters, before any cut: least 38, median 38" in said
 
 
 def test_json_has_the_ids_of_the_model_and_the_runs_of_each_row(run, tmp_path):

@@ -17,7 +17,7 @@ from training.utils.data.build.build import build_phase
 pytestmark = pytest.mark.unit
 
 QUESTIONS = [
-    {"question": f"What is {i}?", "answer": f"It is {i}." + " Yes." * (i % 9), "rejected": f"No {i}.", "topic": "sums"}
+    {"question": f"What is {i}" + " now" * (i % 5) + "?", "answer": f"It is {i}." + " Yes." * (i % 9), "rejected": f"No {i}.", "topic": "sums"}
     for i in range(60)
 ]
 QUESTIONS[7]["answer"] = QUESTIONS[7]["rejected"]
@@ -42,7 +42,7 @@ def whole_texts(phase) -> list[str]:
 
 @pytest.mark.parametrize("phase", [1, 2, 3])
 def test_its_figures_are_those_of_a_build(look, write_rows, tmp_path, tiny_tokenizer, phase):
-    given = {"prompt_style": "human_assistant", "max_seq_len": 36, "max_prompt_seq_len": 14, "data_split": "3,3,2"}
+    given = {"prompt_style": "human_assistant", "max_seq_len": 36, "max_prompt_seq_len": 18, "data_split": "3,3,2"}
     given |= {"data_path": [write_rows(QUESTIONS)], "data_output_path": str(tmp_path / "built")}
     built = build_phase(phase, data_flags(**given), tiny_tokenizer, seed=1)
     (found,) = look(None, [phase], tiny_tokenizer, **given).phases
@@ -71,7 +71,7 @@ def test_the_text_that_carries_loss_is_the_answer_and_its_end(look):
     assert sft.targets == sum(map(len, loss_texts(sft))) - 2 * (len(END) - 1)  # the end is one token
     (pairs,) = look(rows, [2], data_split="0,1,0", eval_fraction=0.0).phases
     first = dict(pairs.rows[0].texts)
-    assert first["prompt"] == [("Human: What is 3? Assistant:", False)]
+    assert first["prompt"] == [(f"Human: {rows[0]['question']} Assistant:", False)]
     assert first["chosen"] == [(f" {rows[0]['answer']}{END}", True)] and first["rejected"] == [(f" No 3.{END}", True)]
     (prompts,) = look(rows, [3], data_split="0,0,1", eval_fraction=0.0).phases
     assert loss_texts(prompts) == [] and prompts.targets == 0 and prompts.rows[0].others["topic"] == "sums"

@@ -79,8 +79,8 @@ def test_it_holds_no_script_no_request_and_nothing_of_the_data_but_text(look):
     source = page(look(ROWS))
     parsed = Parsed(source)
     assert parsed.tags <= {
-        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "nav", "a", "main", "section",
-        "div", "table", "tr", "th", "td", "mark", "i", "b", "u", "span", "ul", "li", "footer",
+        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "nav", "a", "main",
+        "section", "div", "table", "tr", "th", "td", "mark", "i", "b", "u", "span", "ul", "li", "footer",
     }  # fmt: skip
     assert {address[1:] for address in parsed.addresses} <= parsed.anchors
     assert "<script>alert" in parsed.text and "url(" not in source and "default-src 'none'" in source
