@@ -17,7 +17,8 @@ from training.utils.data.build.build import build_phase
 pytestmark = pytest.mark.unit
 
 QUESTIONS = [
-    {"question": f"What is {i}" + " now" * (i % 5) + "?", "answer": f"It is {i}." + " Yes." * (i % 9), "rejected": f"No {i}.", "topic": "sums"}
+    {"question": f"What is {i}" + " now" * (i % 5) + "?", "answer": f"It is {i}." + " Yes." * (i % 9)}
+    | {"rejected": f"No {i}.", "topic": "sums"}
     for i in range(60)
 ]
 QUESTIONS[7]["answer"] = QUESTIONS[7]["rejected"]

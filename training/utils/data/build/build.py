@@ -89,7 +89,7 @@ def _pointing_to_inspect() -> Iterator[None]:
         raise
     except ThreestepError as refusal:
         raise ThreestepError(
-            f"{refusal}; python -m training.inspect with the same data flags shows what they are taken for"
+            f"{refusal}; python -m training.inspect with the same data flags shows how they are read"
         ) from refusal
 
 
