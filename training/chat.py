@@ -23,14 +23,13 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.run.flags import AUTO, flag, settings_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from training.asking.talk import Talk
 
-AUTO = "auto"
 LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold the longest
 
 
@@ -45,12 +44,15 @@ class TalkArguments:
     system: str = flag("", "A system prompt.")
     prompt_style: str = flag(
         AUTO,
-        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the chat template if the "
-        "tokenizer has one.",
+        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
+        "otherwise the chat template if the tokenizer has one.",
         choices=(AUTO, *PROMPT_STYLES),
     )
+    chat_template_kwargs: str | None = flag(
+        None, "Further variables for the chat template, as a JSON object; default: those saved with the model."
+    )
     end_of_conversation_token: str | None = flag(
-        None, "As in training; default: that of the chat template, or the tokenizer's eos."
+        None, "As in training; default: that saved with the model, of the chat template, or the tokenizer's eos."
     )
     seed: int = flag(RunArguments.seed, "The same seed gives the same answers.", least=0)
     web: bool = flag(False, "Serve a page on 127.0.0.1 (needs the package gradio).")
@@ -59,6 +61,7 @@ class TalkArguments:
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)
         mistakes.require(got in (1, 2), f"expected one model or two, got {got}: MODEL [MODEL2] before the flags")
+        settings_of(ChatArguments, self).validate(mistakes)
 
 
 GROUPS = (TalkArguments, SamplingArguments, VllmArguments)
@@ -90,28 +93,15 @@ def loaded(chat: TalkArguments, sampling: SamplingArguments, vllm: VllmArguments
     from training.asking.scorer import load_answer_scorer
     from training.asking.talk import Talk
 
-    rank = start_alone()
+    rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
     start_engine = engine_maker(sampling, vllm, LONGEST_VLLM_TOKENS)
     models = [
-        load_asked_model(path, sampling.dtype, data_for(chat, path), rank.device, start_engine)
-        for path in chat.model_name_or_path
+        load_asked_model(path, sampling.dtype, data, rank.device, start_engine) for path in chat.model_name_or_path
     ]
     scorer = None
     if chat.reward_model is not None:
-        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data_for(chat, chat.reward_model), rank)
+        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank)
     return lambda: Talk(models, sampling, chat.seed, scorer, chat.system)
-
-
-def data_for(chat: TalkArguments, path: str) -> DataArguments:
-    """The prompt style of the model at `path` as data flags."""
-    from training.utils.loading.tokenizers import load_tokenizer
-
-    style = chat.prompt_style
-    if style == AUTO:
-        style = "chat_template" if load_tokenizer(path, end_may_pad=True).chat_template else "human_assistant"
-    return DataArguments(
-        chat=ChatArguments(prompt_style=style, end_of_conversation_token=chat.end_of_conversation_token)
-    )
 
 
 def converse(talk: Talk) -> None:

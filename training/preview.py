@@ -1,6 +1,6 @@
 """Shows the rows of a phase as a model sees them: decoded, with the tokens that carry loss marked.
 
-    python -m training.preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR --prompt_style chat_template
+    python -m training.preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
 
 The code of training builds and lays out the rows, in the same cache; with the settings and seed of a run, these are
 its rows. `--json` prints one object per row, and nothing else, on standard output.
@@ -94,14 +94,14 @@ def main(argv: Sequence[str]) -> None:
 
 def load(preview: PreviewArguments, data: DataArguments) -> Any:
     """The tokenizer with training's chat template and added tokens."""
-    from training.utils.data.chat.chat import use_chat_template
+    from training.utils.data.chat.chat import adopt_style
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)
     if tokenizer.pad_token == tokenizer.eos_token and preview.pad_token is None:
         note(f"the pad token is the end token, {tokenizer.eos_token}; training such a tokenizer needs --pad_token")
-    tokenizer = use_chat_template(tokenizer, data.chat)
     add_tokens(tokenizer, data.chat.tokens_in_need)
+    note(adopt_style(tokenizer, data.chat).sentence)
     return tokenizer
 
 

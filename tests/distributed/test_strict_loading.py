@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import SENTENCES, train_tokenizer
@@ -17,7 +18,8 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
-# name: the words of its sentence; none if it loads. A name that begins with `reward` is loaded as a reward model.
+# name: the words of its sentence; none if it loads. A name that begins with `reward` is loaded as a reward model; one
+# that holds `adapter` is an adapter of `whole`, and one that holds `going_on` is asked for as the run's own LoRA.
 WORDS = {
     "whole": "",
     "tied_gpt2": "",
@@ -29,6 +31,11 @@ WORDS = {
     "reward": "",
     "reward_headless": "got one without score.weight",
     "reward_two_labels": "got 2 labels",
+    "adapter": "",
+    "adapter_dora": "",
+    "adapter_going_on": "",
+    "adapter_lacking": "lacks the tensor base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight",
+    "reward_adapter": "",
 }
 SCRIPT = """
     import sys, torch, deepspeed
@@ -45,6 +52,8 @@ SCRIPT = """
     def loaded(folder, stage, ranks):
         tokenizer = load_tokenizer(folder)
         settings = ModelSettings(folder)
+        if "going_on" in folder:
+            settings = ModelSettings(folder, lora_dim=2, lora_module_name="q_proj", trains_adapter_on=True)
         scores = "/reward" in folder
 
         def load(dtype):
@@ -57,9 +66,11 @@ SCRIPT = """
         except ThreestepError as mistake:
             return str(mistake)
         want = load_file(folder + "/model.safetensors")
+        names = [name for name, _ in model.named_parameters()]
+        assert set(names) == want.keys() or "tied" in folder, names
         for name, weight in model.named_parameters():
             with deepspeed.zero.GatheredParameters([weight]):
-                assert torch.equal(weight, want[name]), name
+                assert torch.allclose(weight, want[name], atol=1e-6 if "adapter" in folder else 0), name
         return ""
 
     with started_process_group() as ranks:
@@ -84,7 +95,8 @@ def make_folders(place: Path) -> list[Path]:
         "misshapen": lambda name, tensor: (name, tensor[:-1].clone() if "up_proj" in name else tensor),
         "reward_headless": lambda name, tensor: (None if name == "score.weight" else name, tensor),
     }
-    for name in WORDS:
+    adapters = [name for name in WORDS if "adapter" in name]
+    for name in WORDS.keys() - set(adapters):
         models.get(name, lambda: tiny_causal_lm("llama", **size))().save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
         file = place / name / "model.safetensors"
@@ -93,7 +105,37 @@ def make_folders(place: Path) -> list[Path]:
         if name == "tied_apart":
             changed["lm_head.weight"] = changed["model.embed_tokens.weight"] + 1
         save_file({key: tensor for key, tensor in changed.items() if key}, file, {"format": "pt"})
+    for name in adapters:
+        make_adapter(place / name, place / "whole")
     return [place / name for name in WORDS]
+
+
+def make_adapter(folder: Path, base: Path) -> None:
+    """With the weights that are wanted of it in model.safetensors."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    scores = folder.name.startswith("reward")
+    config = LoraConfig(
+        r=2,
+        lora_alpha=16,
+        target_modules=["q_proj"],
+        use_dora="dora" in folder.name,
+        init_lora_weights=False,
+        task_type="SEQ_CLS" if scores else "CAUSAL_LM",
+    )
+    labels = {"num_labels": 1} if scores else {}
+    auto_class = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    adapted = get_peft_model(auto_class.from_pretrained(base, **labels), config)
+    adapted.save_pretrained(folder)
+    if "going_on" in folder.name:
+        model = adapted.get_base_model()
+    else:
+        model = adapted.merge_and_unload()
+    save_file({name: weight.data for name, weight in model.named_parameters()}, folder / "model.safetensors")
+    if "lacking" in folder.name:
+        file = folder / "adapter_model.safetensors"
+        lacking = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
+        save_file({name: tensor for name, tensor in load_file(file).items() if name != lacking}, file)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -31,7 +31,8 @@ from training.utils.run.flags import note_mistakes
 # A message is <role>content, the assistant's ends with the end token; contents must be text, as for most models.
 TEMPLATE = (
     "{% for message in messages %}{{ '<' + message['role'] + '>' + (message['content'] or '') }}"
-    "{% for call in message.get('tool_calls', []) %}{{ '[' + call.function.name + ']' }}{% endfor %}"
+    "{% for call in message.get('tool_calls', []) %}"
+    "{{ '[' + call.function.name + ' ' + call.function.arguments | tojson + ']' }}{% endfor %}"
     "{% if message['role'] == 'assistant' %}<|endoftext|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )

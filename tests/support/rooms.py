@@ -42,11 +42,23 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "data.build",
         "data.chat",
         "data.files",
+        "data.rows",
         "layout",
         "report",
         "run",
     ),
-    "preference": ("opening", "engine", "loading", "models", "data.build", "data.files", "data.rows", "layout", "run"),
+    "preference": (
+        "opening",
+        "engine",
+        "loading",
+        "models",
+        "data.build",
+        "data.chat",
+        "data.files",
+        "data.rows",
+        "layout",
+        "run",
+    ),
 }
 # A module that loads every file of a folder above it by name, as `known_steps` loads the steps.
 LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.sources.hub"}

@@ -47,7 +47,10 @@ def test_one_question_from_standard_input(folders, monkeypatch, capsys):
     flags = [folders / "one", "--max_new_tokens", 6, "--reward_model", folders / "reward"]
     run(monkeypatch, flags, "Hi\n")
     first = capsys.readouterr()
-    assert first.out.strip() and first.err.startswith(f"score of {folders / 'one'}: ")
+    styles = [f"{folders / name}: prompt style: human_assistant, responses end with" for name in ("one", "reward")]
+    said = first.err.splitlines()
+    assert first.out.strip() and said[2].startswith(f"score of {folders / 'one'}: ")
+    assert [line[: len(style)] for line, style in zip(said, styles, strict=False)] == styles
     run(monkeypatch, flags, "Hi\n")
     assert capsys.readouterr() == first
     run(monkeypatch, [folders / "one", folders / "two", *flags[1:3]], "Hi\n")
@@ -84,17 +87,6 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
     monkeypatch.setattr(chat, "show_answer", stopped)
     run(monkeypatch, [folders / "one"], "", ["Hi", "Hi"])
     assert calls == [0, 0] and capsys.readouterr().out.count("(stopped)") == 2
-
-
-def test_the_style_follows_the_tokenizer(folders, tiny_tokenizer):
-    arguments = chat.TalkArguments()
-    assert chat.data_for(arguments, str(folders / "one")).chat.prompt_style == "human_assistant"
-    tiny_tokenizer = type(tiny_tokenizer).from_pretrained(folders / "one")
-    tiny_tokenizer.chat_template = "{{ messages[0].content }}"
-    tiny_tokenizer.save_pretrained(folders / "two")
-    assert chat.data_for(arguments, str(folders / "two")).chat.prompt_style == "chat_template"
-    arguments = chat.TalkArguments(prompt_style="human_assistant")
-    assert chat.data_for(arguments, str(folders / "two")).chat.prompt_style == "human_assistant"
 
 
 @pytest.mark.parametrize(

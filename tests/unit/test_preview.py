@@ -42,7 +42,8 @@ def arguments(tmp_path: Path, tokenizer):
         weights = {"1": "1,0,0", "2": "0,1,0", "3": "0,0,1"}.get(phase, "1,0,0")
         return [
             f"--phase={phase}", "--data_path", f"jsonl:{file}", f"--tokenizer={tmp_path / 'tokenizer'}",
-            f"--data_split={weights}", "--eval_fraction=0", f"--data_output_path={tmp_path / 'cache'}", *flags,
+            f"--data_split={weights}", "--eval_fraction=0", f"--data_output_path={tmp_path / 'cache'}",
+            "--prompt_style=human_assistant", *flags,
         ]  # fmt: skip
 
     return make

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.prompts import PromptMaker
-from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.chat.chat import adopt_style
 from training.utils.data.rows.phases import PromptRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.data.sources.messages import Message
@@ -31,6 +31,7 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
+from training.utils.models.stop_tokens import stop_tokens
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import settings_of
@@ -120,16 +121,17 @@ def load_asked_model(
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
 ) -> AskedModel:
-    """Load a causal language model and its tokenizer. ThreestepError if it cannot be asked in data's prompt style."""
-    tokenizer = use_chat_template(load_tokenizer(name_or_path, end_may_pad=True), data.chat)
-    end_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
+    """Load a causal language model and its tokenizer, and say on standard error how it is asked. ThreestepError if it
+    cannot be asked in data's prompt style."""
+    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
+    style = adopt_style(tokenizer, data.chat)
+    note(f"{name_or_path}: {style.sentence}")
+    data, end_id = replace(data, chat=style.chat), end_of_conversation_id(tokenizer, style.end_token)
     model: Any = load_causal_lm(
         ModelSettings(name_or_path), dtype_of(name_or_path, dtype), len(tokenizer), device=device
     )
     model = model.to(device).eval().requires_grad_(False)
-    own = getattr(model.generation_config, "eos_token_id", None)
-    ends = own if isinstance(own, list) else [own]
-    more = frozenset(int(end) for end in [*ends, tokenizer.eos_token_id] if end is not None)
+    more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
     return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more)
 
 

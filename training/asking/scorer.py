@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.data.rows.tokenize import Ids, TextTokenizer
 from training.utils.data.sources.messages import (
@@ -24,6 +24,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
+from training.utils.run.console import note
 from training.utils.run.errors import ThreestepError
 
 _LONGEST_TOKENS = 2**20  # of a model without a limit
@@ -83,5 +84,8 @@ def load_answer_scorer(name_or_path: str, dtype: str | None, data: DataArguments
     positions = positions_of(load_config(name_or_path))
     data = replace(data, rows=replace(data.rows, max_seq_len=positions or _LONGEST_TOKENS))
     settings = ScorerSettings(name_or_path, dtype=dtype or ScorerSettings.dtype, padded=True)
+    style = adopt_style(tokenizer, data.chat)
+    note(f"{name_or_path}: {style.sentence}")
+    data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
     return Scorer(name_or_path, tokenizer, texts, load_scorer(settings, data, tokenizer, ranks))

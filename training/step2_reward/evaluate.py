@@ -75,6 +75,7 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.pair_file import read_pairs, write_scores
     from training.step2_reward.report import report_text
     from training.utils.data.build.build import build_phase
+    from training.utils.data.chat.chat import adopt_style
     from training.utils.engine.startup import started_process_group
     from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
@@ -87,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
     settings = settings_of(ScorerSettings, flags)
     with started_process_group() as ranks:
         tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)
+        log(adopt_style(tokenizer, data.chat).sentence, ranks.is_main)
         if flags.score_file is not None:
             pairs = read_pairs(flags.score_file, data, tokenizer)
             score = load_scorer(settings, data, tokenizer, ranks)

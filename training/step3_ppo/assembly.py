@@ -35,6 +35,7 @@ from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
+from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
@@ -97,6 +98,7 @@ def make_parts(
     )
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
+    set_stop_tokens(roles.actor_model, tokenizer, [inputs.end_token_id])
     for sentence in engine.check(roles.whole_actor.lent(), own):
         log(sentence, ranks.is_main)
     evaluator = partial(

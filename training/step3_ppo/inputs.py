@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,12 +15,15 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.cache.reports import BuildReport
-from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import adopt_style, conversation_end
+from training.utils.data.chat.style import SavedStyle, saved_style
 from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 
 
@@ -29,8 +33,7 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
     roles = flags.roles
 
     def load(path: str) -> PreTrainedTokenizerBase:
-        tokenizer = load_tokenizer(path, roles.pad_token, trust_remote_code=roles.trust_remote_code)
-        return use_chat_template(tokenizer, flags.data.chat)
+        return load_tokenizer(path, roles.pad_token, trust_remote_code=roles.trust_remote_code)
 
     actor = load(roles.actor_model_name_or_path)
     if not with_critic:
@@ -44,6 +47,23 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
             "tokenizer"
         )
     return Tokenizers(actor, critic)
+
+
+def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | None, ranks: Ranks) -> dict[str, Any]:
+    """Take and log the actor's prompt style, which is saved with both models; return it as a setting. began_with: as in
+    `adopt_style`."""
+    style = adopt_style(tokenizers.actor, chat, began_with)
+    log(style.sentence, ranks.is_main)
+    if tokenizers.critic is not None:
+        read = saved_style(tokenizers.critic)
+        if read is not None and read != SavedStyle.of(style.chat):
+            log(
+                f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained on prompts in another style "
+                f"({read}); train step 2 in the actor's, or give its flags here",
+                ranks.is_main,
+            )
+        adopt_style(tokenizers.critic, style.chat)
+    return {"prompt_style": style.chat.prompt_style}
 
 
 @dataclass(frozen=True)

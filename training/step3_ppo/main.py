@@ -54,7 +54,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     )
     from training.step3_ppo.checks import check_lengths
     from training.step3_ppo.evaluation import closing_sentence
-    from training.step3_ppo.inputs import load_inputs, load_tokenizers
+    from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.roles import RolesNeeded, load_roles
     from training.step3_ppo.trainer import PpoTrainer
@@ -68,9 +68,10 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
 
     run, settings = flags.run, resolved_settings(flags)
     plan = plan_checkpoints(flags.saving, run.output_dir, "training.step3_ppo.main", settings, ranks)
-    folder = start_run(run, settings, ranks)
     check_lengths(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
+    plan = plan.decided(adopt_styles(tokenizers, flags.data.chat, plan.began_with("prompt_style"), ranks))
+    folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
     needed = RolesNeeded(

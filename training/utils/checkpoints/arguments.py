@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.run.flags import AUTO, flag
 
 LATEST = "latest"
 # Settings that may differ in a resumed run: they do not affect an optimizer step, except for the run's two lengths,
@@ -21,6 +21,8 @@ MAY_CHANGE = frozenset(
 )  # fmt: skip
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.
 PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
+# A resumed run that is given this value of a flag keeps what the run began with.
+KEPT_AS_BEGUN = {"prompt_style": AUTO}
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {
     "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training.utils.checkpoints.arguments import LATEST, MAY_CHANGE, PER_STEP, PLACEMENT, CheckpointArguments
+from training.utils.checkpoints.arguments import (
+    KEPT_AS_BEGUN,
+    LATEST,
+    MAY_CHANGE,
+    PER_STEP,
+    PLACEMENT,
+    CheckpointArguments,
+)
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
@@ -29,6 +36,19 @@ class CheckpointPlan:
     folder: CheckpointFolder
     settings: dict[str, Any]
     resume_from: Path | None
+
+    def began_with(self, name: str) -> Any:
+        """The setting of the run that is resumed; None if none is, or it has no such setting."""
+        return None if self.resume_from is None else read_manifest(self.resume_from)["settings"].get(name)
+
+    def decided(self, settings: Mapping[str, Any]) -> CheckpointPlan:
+        """The plan with settings that the flags left open."""
+        return replace(self, settings={**self.settings, **settings})
+
+    @property
+    def flags_in_use(self) -> dict[str, Any]:
+        """The settings that are flags."""
+        return {name: value for name, value in self.settings.items() if name not in ("program", "ranks")}
 
 
 def plan_checkpoints(
@@ -98,7 +118,7 @@ def check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any
     differ = [
         f"{_displayed(name)} was {saved[name]} and is {mine[name]}"
         for name in sorted(both - free)
-        if saved[name] != mine[name]
+        if mine[name] not in (saved[name], KEPT_AS_BEGUN.get(name, saved[name]))
     ]
     for what, flags in batches.items():
         was, now = (math.prod(settings[name] for name in (*flags, "ranks")) for settings in (saved, mine))

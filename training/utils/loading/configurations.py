@@ -7,31 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.utils.loading.folder_kinds import check_model_folder, saved_again
+from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
+from training.utils.loading.adapter_folders import find_adapter
+from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError, first_line
 
 
 def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
-    """Return a model's configuration; ThreestepError if there is none, or if it is untrusted code."""
+    """Return the configuration of a model, or of an adapter's base; ThreestepError if there is none, or if it is
+    untrusted code."""
     from transformers import AutoConfig
 
     check_model_folder(name_or_path)
-    with errors_explained("model", name_or_path, OSError, ValueError):
-        try:
-            return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-        except OSError:
-            _refuse_adapter_of_hub(name_or_path)
-            raise
-
-
-def _refuse_adapter_of_hub(name: str) -> None:
-    """ThreestepError if a hub name is that of a LoRA adapter."""
-    from transformers.utils import cached_file
-
-    found = cached_file(name, "adapter_config.json", _raise_exceptions_for_missing_entries=False)
-    if found is not None:
-        check_model_folder(str(Path(found).parent))
+    adapter = find_adapter(name_or_path)
+    if adapter is not None:
+        check_base(adapter)
+        if find_adapter(adapter.base) is not None:
+            raise ThreestepError(
+                f"'{adapter.name}' is an adapter of '{adapter.base}', which is an adapter itself; merge that one first "
+                "(PEFT: merge_and_unload), and write the merged model to base_model_name_or_path"
+            )
+    base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
+    with errors_explained(what, base, OSError, ValueError):
+        return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
 
 
 def positions_of(config: Any) -> int | None:
@@ -71,9 +70,13 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
 
 
 def model_files(name_or_path: str) -> list[str]:
-    """Return the files that decide what a loaded model computes: its configuration and safetensors."""
+    """Return the files that decide what a loaded model computes: its configuration and safetensors; of an adapter, its
+    own and its base's."""
     from transformers.utils import cached_file
 
+    adapter = find_adapter(name_or_path)
+    if adapter is not None:
+        return [str(adapter.folder / ADAPTER_CONFIG), str(adapter.weights), *model_files(adapter.base)]
     folder = Path(name_or_path)
     if not folder.is_dir():  # a hub name: its local snapshot
         folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent

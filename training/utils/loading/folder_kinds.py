@@ -1,8 +1,8 @@
 """What a folder that is given as a model holds, before any library is imported.
 
-A model folder has a config.json and safetensors. Everything else that people have under that name is told apart here,
-with the command that makes a model folder of it. A folder with a configuration and no weights passes: dry runs need no
-more, and what loads the weights says that they are missing.
+A model folder has a config.json and safetensors, or is an adapter whose base is one. Everything else that people have
+under that name is told apart here, with the command that makes a model folder of it. A folder with a configuration and
+no weights passes: dry runs need no more, and what loads the weights says that they are missing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training.utils.loading.adapter_folders import CONFIG as ADAPTER
+from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
 from training.utils.loading.weight_files import read_header, weight_files
 from training.utils.run.errors import ThreestepError, nearest_names
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
-_ADAPTER = "adapter_config.json"  # PEFT's name
 
 
 def check_model_folder(name_or_path: str) -> None:
@@ -27,8 +28,10 @@ def check_model_folder(name_or_path: str) -> None:
         raise ThreestepError(_of_file(path))
     if not path.is_dir():
         return _check_hub_name(name_or_path)
-    if (path / _ADAPTER).is_file():
-        raise ThreestepError(_of_adapter(path))
+    adapter = adapter_in(path)
+    if adapter is not None:
+        read_header(adapter.weights)
+        return check_base(adapter)
     if not (path / "config.json").is_file():
         raise ThreestepError(_without_config(path))
     config = _read_config(path)
@@ -38,6 +41,14 @@ def check_model_folder(name_or_path: str) -> None:
     other = None if found else _of_other_weights(path, config)
     if other is not None:
         raise ThreestepError(other)
+
+
+def check_base(adapter: AdapterFolder) -> None:
+    """See `check_model_folder`; of what an adapter names as its base."""
+    try:
+        check_model_folder(adapter.base)
+    except ThreestepError as mistake:
+        raise ThreestepError(f"of the adapter '{adapter.name}' the base: {mistake}") from mistake
 
 
 def _check_hub_name(name_or_path: str) -> None:
@@ -111,26 +122,6 @@ def _gguf(path: Path) -> str:
     )
 
 
-def _of_adapter(folder: Path) -> str:
-    try:
-        adapter = dict(json.loads((folder / _ADAPTER).read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        adapter = {}
-    base = adapter.get("base_model_name_or_path") or "unknown"
-    scores = adapter.get("task_type") == "SEQ_CLS"
-    load = f"AutoModelForSequenceClassification.from_pretrained('{base}', num_labels=1)"
-    load = load if scores else f"AutoModelForCausalLM.from_pretrained('{base}')"
-    tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
-    merge = (
-        f"import peft, transformers as t; peft.PeftModel.from_pretrained(t.{load}, '{folder}').merge_and_unload()"
-        f".save_pretrained('OUT'); t.AutoTokenizer.from_pretrained('{tokenizer}').save_pretrained('OUT')"
-    )
-    return (
-        f"'{folder}' holds a LoRA adapter of the model '{base}' (PEFT's {_ADAPTER}), not a model; merge the two: "
-        f'python -c "{merge}"'
-    )
-
-
 def _without_config(folder: Path) -> str:
     """What a folder without config.json is, in the order of how much that says."""
     if not any(folder.iterdir()):
@@ -156,7 +147,7 @@ def _without_config(folder: Path) -> str:
         return f"{why}: {weights[0].name} alone does not say of which architecture it is; add the model's config.json"
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         return f"{why}: it holds a tokenizer alone; add the model's config.json and safetensors"
-    inside = sorted(path.parent for path in folder.glob("*/config.json"))
+    inside = sorted(path.parent for name in ("config.json", ADAPTER) for path in folder.glob(f"*/{name}"))
     return f"{why}; did you mean '{inside[0]}'?" if inside else why
 
 

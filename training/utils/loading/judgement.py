@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.loading.folder_kinds import saved_again
@@ -20,8 +20,8 @@ HEAD = "score."  # transformers' name of a scalar head
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model.model",
              "pretrained_model", "base_layer")  # fmt: skip
 _WRAPPED = re.compile(rf"(?:(?<=\.)|(?<=^))((?:(?:{'|'.join(map(re.escape, _WRAPPERS))})\.)+)")
-_OUTPUT_HEADS = ("lm_head.", "embed_out.", "output_layer.", "cls.")  # a scalar model has none
-_OTHER_HEADS = (*_OUTPUT_HEADS, HEAD, "v_head.", "value_head.", "classifier.", "qa_outputs.")
+OUTPUT_HEADS = ("lm_head.", "embed_out.", "output_layer.", "cls.")  # a scalar model has none
+_OTHER_HEADS = (*OUTPUT_HEADS, HEAD, "v_head.", "value_head.", "classifier.", "qa_outputs.")
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,14 @@ class WantedModel:
     config: as transformers reads it
     is_scalar: a reward model or critic; otherwise a language model
     new_head: a scalar head that is not there is made
+    supplied: tensors that an adapter brings
     """
 
     where: str
     config: Any
     is_scalar: bool
     new_head: bool = False
+    supplied: frozenset[str] = frozenset()
 
     @property
     def architectures(self) -> list[str]:
@@ -63,6 +65,7 @@ class WantedModel:
 
 def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if `found` is not the model that is `wanted`; a log line for what is new, and what is unused."""
+    found = replace(found, missing=found.missing - wanted.supplied)
     for refused in (_unconverted, _wrapped, _no_language_model, _wrong_head, _wrong_shape, _missing):
         sentence = refused(wanted, found, stored)
         if sentence is not None:
@@ -71,16 +74,16 @@ def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTen
     if found.missing:
         names = ", ".join(sorted(found.missing))
         log(f"model: '{wanted.where}' has no scalar head: {names} is new, drawn at random", is_main)
-    dropped = _OUTPUT_HEADS if wanted.is_scalar else ()
+    dropped = OUTPUT_HEADS if wanted.is_scalar else ()
     unused = sorted(name for name in found.unexpected if not name.startswith(dropped))
     heads = [name for name in unused if name.startswith(_OTHER_HEADS)]
     others = [name for name in unused if name not in heads]
     if heads:
-        log(f"model: '{wanted.where}': not used here, of another head: {_counted(heads)}", is_main)
+        log(f"model: '{wanted.where}': not used here, of another head: {counted(heads)}", is_main)
     if others:
         log(
             f"warning: '{wanted.where}': not used, and not saved again, as {_classes(wanted)} has no place for it in "
-            f"transformers: {_counted(others)}",
+            f"transformers: {counted(others)}",
             is_main,
         )
 
@@ -92,7 +95,7 @@ def _unconverted(wanted: WantedModel, found: LoadReport, stored: Mapping[str, St
     if not found.unconverted:
         return None
     return (
-        f"'{wanted.where}': {_counted(found.unconverted)} of {_classes(wanted)} cannot be made of the tensors in the "
+        f"'{wanted.where}': {counted(found.unconverted)} of {_classes(wanted)} cannot be made of the tensors in the "
         f"files{found.why_unconverted}; are some lacking, such as those of an expert? download or save the model again"
     )
 
@@ -102,7 +105,7 @@ def _wrapped(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stored
     adapters = sorted(name for name in found.unexpected if ".lora_" in name)
     if adapters:
         return (
-            f"'{wanted.where}' holds LoRA adapters beside the weights ({_counted(adapters)}); merge them before saving "
+            f"'{wanted.where}' holds LoRA adapters beside the weights ({counted(adapters)}); merge them before saving "
             "(PEFT: merge_and_unload), and give the merged model"
         )
     bare = {name: _WRAPPED.sub("", name) for name in sorted(found.unexpected) if _WRAPPED.search(name)}
@@ -162,10 +165,10 @@ def _missing(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stored
     lacks = sorted(name for name in found.missing if not (wanted.new_head and name.startswith(HEAD)))
     if not lacks:
         return None
-    held = f"'{wanted.where}' holds {len(stored)} tensors and lacks {_counted(lacks)}, of the {len(found.names)} of "
+    held = f"'{wanted.where}' holds {len(stored)} tensors and lacks {counted(lacks)}, of the {len(found.names)} of "
     if 2 * len(lacks) > len(found.names) and found.unexpected:
         return (
-            f"{held}{_classes(wanted)}, which does not know {_counted(sorted(found.unexpected))}: config.json and "
+            f"{held}{_classes(wanted)}, which does not know {counted(sorted(found.unexpected))}: config.json and "
             "weights are of different architectures; give those of one model"
         )
     return f"{held}{_classes(wanted)}: they would be random; download or save the model again"
@@ -183,6 +186,7 @@ def _classes(wanted: WantedModel) -> str:
     return f"{kind} of type {getattr(wanted.config, 'model_type', '?')}"
 
 
-def _counted(names: Collection[str]) -> str:
+def counted(names: Collection[str]) -> str:
+    """How many tensors, and the first names."""
     first = ", ".join(list(names)[:3])
     return f"the tensor {first}" if len(names) == 1 else f"{len(names)} tensors, such as {first}"

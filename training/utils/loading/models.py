@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from training.utils.loading.adapter_folders import find_adapter
+from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config
-from training.utils.loading.judgement import WantedModel
+from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.models.attention import SDPA
 from training.utils.models.dropout import set_dropout
 from training.utils.models.lora import add_lora
@@ -40,7 +42,11 @@ def load_causal_lm(
 
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    model = _load(AutoModelForCausalLM, settings, dtype, WantedModel(settings.name_or_path, config, is_scalar=False))
+    plan = _adapter_plan(AutoModelForCausalLM, settings, config)
+    wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
+    model = _load(AutoModelForCausalLM, settings, dtype, wanted)
+    if plan is not None:
+        put_on(_on(device, model), plan, settings)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens)
     if added_tokens:
         _grow_embeddings(model, tokenizer_size)
@@ -80,24 +86,21 @@ def load_scalar_model(
     from transformers import AutoModelForSequenceClassification
 
     config = _config_of(settings)
-    if must_have_head:
-        architectures = getattr(config, "architectures", None) or []
-        if not any("SequenceClassification" in name for name in architectures):
-            raise ThreestepError(
-                f"'{settings.name_or_path}': expected a model for sequence classification, got "
-                f"{', '.join(architectures) or 'no architecture'}; train one with step 2 and give its model folder"
-            )
-        if config.num_labels != 1:
-            raise ThreestepError(
-                f"'{settings.name_or_path}': expected a reward model with one label, got {config.num_labels} labels; "
-                "train one with step 2 and give its model folder"
-            )
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     pad_token_id = tokenizer.pad_token_id if inside else None
-    wanted = WantedModel(settings.name_or_path, config, is_scalar=True, new_head=not must_have_head)
-    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted, num_labels=1, pad_token_id=pad_token_id)
+    changes = {"num_labels": 1, "pad_token_id": pad_token_id}
+    plan = _adapter_plan(AutoModelForSequenceClassification, settings, config, **changes)
+    supplied = _supplied_by(plan)
+    if must_have_head and f"{HEAD}weight" not in supplied:
+        _refuse_headless(config, settings)
+    wanted = WantedModel(
+        _model_in(settings, plan), config, is_scalar=True, new_head=not must_have_head, supplied=supplied
+    )
+    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted, **changes)
+    if plan is not None:
+        put_on(_on(device, model), plan, settings)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
@@ -108,6 +111,47 @@ def load_scalar_model(
 
 def _config_of(settings: ModelSettings) -> Any:
     return load_config(settings.name_or_path, settings.trust_remote_code)
+
+
+def _refuse_headless(config: Any, settings: ModelSettings) -> None:
+    """ThreestepError if the configuration is not that of a reward model."""
+    architectures = getattr(config, "architectures", None) or []
+    if not any("SequenceClassification" in name for name in architectures):
+        raise ThreestepError(
+            f"'{settings.name_or_path}': expected a model for sequence classification, got "
+            f"{', '.join(architectures) or 'no architecture'}; train one with step 2 and give its model folder"
+        )
+    if config.num_labels != 1:
+        raise ThreestepError(
+            f"'{settings.name_or_path}': expected a reward model with one label, got {config.num_labels} labels; "
+            "train one with step 2 and give its model folder"
+        )
+
+
+def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any, **changes: Any) -> AdapterPlan | None:
+    """What is done with the adapter that is given as a model; None for a model. changes: of its base's configuration"""
+    from training.utils.loading.rehearsal import empty_model
+
+    adapter = find_adapter(settings.name_or_path)
+    trust = {"trust_remote_code": settings.trust_remote_code}
+    if adapter is None:
+        return None
+    return plan_adapter(adapter, lambda: empty_model(auto_class, config, changes, **trust), settings)
+
+
+def _model_in(settings: ModelSettings, plan: AdapterPlan | None) -> str:
+    return settings.name_or_path if plan is None else plan.adapter.base
+
+
+def _supplied_by(plan: AdapterPlan | None) -> frozenset[str]:
+    return frozenset() if plan is None else frozenset(plan.whole)
+
+
+def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
+    """Move `model` to `device`, if there is one; a sharded model is where DeepSpeed puts it."""
+    if device is not None and not hasattr(next(model.parameters()), "ds_id"):
+        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+    return model
 
 
 def _load(
@@ -133,12 +177,12 @@ def _load(
         check_compiler()
     # Without it, transformers asks at the terminal.
     trust = {"trust_remote_code": settings.trust_remote_code}
-    with errors_explained("model", settings.name_or_path, OSError, ValueError, ImportError):
-        stored = rehearsal.stored_tensors(settings.name_or_path, wanted.config)
+    with errors_explained("model", wanted.where, OSError, ValueError, ImportError):
+        stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsal.check_weights(auto_class, wanted, changes, stored, **trust)
         with rehearsal.without_report():
             model, report = auto_class.from_pretrained(
-                settings.name_or_path,
+                wanted.where,
                 dtype=dtype,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
@@ -166,8 +210,7 @@ def _measure(
     from training.utils.models.own_forward import difference_now, read_own_forward
     from training.utils.models.sharding import send_from_first_rank
 
-    if device is not None and not hasattr(next(model.parameters()), "ds_id"):
-        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+    _on(device, model)
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])

@@ -39,10 +39,7 @@ def check_weights(
     """
     if not _can_be_rehearsed(wanted, stored):
         return
-    config = copy.deepcopy(wanted.config)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    found, model = _rehearsed(auto_class, config, stored, options)
+    found, model = _rehearsed(empty_model(auto_class, wanted.config, changes, **options), stored)
     if wanted.is_scalar:
         check_has_head(model)
     judge(wanted, found, stored)
@@ -58,11 +55,6 @@ def judge_loaded(
     """
     if wanted.is_scalar:
         check_has_head(model)
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise ThreestepError(
-            f"'{wanted.where}' is a LoRA adapter, which transformers put on its base model; merge the two first, and "
-            "give the merged model"
-        )
     parameters = {name for name, _ in model.named_parameters()}
     found = LoadReport(
         names=parameters,
@@ -105,22 +97,28 @@ def _downloaded(name: str, explicit: str | None) -> list[Path]:
     return []
 
 
-def _rehearsed(
-    auto_class: Any, config: Any, stored: Mapping[str, StoredTensor], options: Mapping[str, Any]
-) -> tuple[LoadReport, Any]:
+def empty_model(auto_class: Any, config: Any, changes: Mapping[str, Any], **options: Any) -> Any:
+    """Return the model on the meta device, whole also where those outside are born sharded. Arguments: see
+    `check_weights`."""
+    config = copy.deepcopy(config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with _unsharded(), torch.device("meta"):
+        return auto_class.from_config(config, **options)
+
+
+def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadReport, Any]:
     """Load tensors without values into a model without values; return what transformers says, and that model."""
     tensors = {
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
         for name, tensor in stored.items()
     }
     with _unsharded(), _report_kept() as said, _no_progress_bar():
-        with torch.device("meta"):
-            empty = auto_class.from_config(config, **options)
         names = empty.state_dict().keys()
         try:
             model, report = type(empty).from_pretrained(
                 None,
-                config=config,
+                config=empty.config,
                 state_dict=tensors,
                 device_map="meta",
                 ignore_mismatched_sizes=True,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.errors import ThreestepError
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
 def load_tokenizer(
     name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return a model's tokenizer. ThreestepError if it lacks an end or a pad token.
+    """Return a model's tokenizer; of an adapter without one, its base's. ThreestepError if it lacks an end or a pad
+    token.
 
     end_may_pad: pad with the end token if there is no pad token, as long as nothing is trained or saved; a folder with
     a tokenizer and no model is then enough.
     """
     from transformers import AutoTokenizer
 
-    if not (end_may_pad and (Path(name_or_path) / "tokenizer_config.json").is_file()):
+    has_own = (Path(name_or_path) / "tokenizer_config.json").is_file()
+    if not (end_may_pad and has_own):
         check_model_folder(name_or_path)
-    with errors_explained("tokenizer", name_or_path, Exception):  # transformers raises many kinds
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    source = name_or_path if has_own else model_of(name_or_path)
+    with errors_explained("tokenizer", source, Exception):  # transformers raises many kinds
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if pad_token is not None:
         unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
         if unknown and pad_token != tokenizer.unk_token:

@@ -21,13 +21,25 @@ ADAPTER = "default"
 
 
 def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
-    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it.
+    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it has already
+    are these, trained on, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or a part of the names of the layers. With
     `only_optimize_lora` all other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
         return model
+    if ADAPTER in getattr(model, "peft_config", {}):
+        _set_lora_dropout(model, settings.lora_dropout)
+    else:
+        _add_adapters(model, settings)
+    for name, parameter in model.named_parameters():
+        if not settings.only_optimize_lora or name.startswith("score."):
+            parameter.requires_grad_(True)
+    return model
+
+
+def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
     from peft import LoraConfig
 
     part = settings.lora_module_name
@@ -45,10 +57,16 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
             f"--lora_dim: PEFT makes no adapters for {type(model).__name__} here: {first_line(problem)}; name other "
             "layers with --lora_module_name, or train without LoRA"
         ) from problem
-    for name, parameter in model.named_parameters():
-        if not settings.only_optimize_lora or name.startswith("score."):
-            parameter.requires_grad_(True)
-    return model
+
+
+def _set_lora_dropout(model: PreTrainedModel, rate: float) -> None:
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    model.peft_config[ADAPTER].lora_dropout = rate  # type: ignore[attr-defined]  # PEFT's
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.lora_dropout[ADAPTER] = torch.nn.Dropout(rate) if rate else torch.nn.Identity()
 
 
 def is_adapter_tensor(name: str) -> bool:

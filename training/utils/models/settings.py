@@ -12,6 +12,8 @@ class ModelSettings:
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
     trust_remote_code: run Python code that comes with the model.
+    trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
+        other adapters are merged into their base.
     """
 
     name_or_path: str
@@ -25,6 +27,7 @@ class ModelSettings:
     lora_module_name: str = "all-linear"
     only_optimize_lora: bool = True
     trust_remote_code: bool = False
+    trains_adapter_on: bool = False
 
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""

@@ -32,6 +32,20 @@ def send_from_first_rank(modules: Iterable[nn.Module | None]) -> None:
 
 
 @contextlib.contextmanager
+def whole_to_change(weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Inside, `weights` are whole, and every rank changes them in the same way; ZeRO-3's are then sharded again. For a
+    model that no engine owns yet. A collective."""
+    sharded = [weight for weight in weights if hasattr(weight, "ds_id")]
+    if sharded:
+        sharded[0].all_gather(param_list=sharded)  # type: ignore[attr-defined]  # DeepSpeed adds it to the weight
+    try:
+        yield
+    finally:
+        if sharded:
+            sharded[0].partition(param_list=sharded, has_been_updated=True)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
 def whole_where_used(model: nn.Module) -> Iterator[None]:
     """Inside, a ZeRO-3 model that no engine owns yet can run forwards: each module's weights are gathered for its
     forward, a transformer block's together. Other models are left alone. A collective."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,9 @@ from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.build.build import build_phase
-from training.utils.data.chat.chat import conversation_end, use_chat_template
+from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
+from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.router_loss import router_loss
 from training.utils.engine.startup import Ranks, started_process_group
@@ -27,7 +28,9 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
+from training.utils.models.settings import ModelSettings
 from training.utils.models.sharding import count_elements
+from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
@@ -51,14 +54,21 @@ def run_one_model(
     run, data, faults = flags.run, flags.data, flags.faults
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
-        folder = start_run(run, flags.settings, ranks)
         check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
-        tokenizer, added_tokens = _tokenizer(flags, scores)
+        tokenizer, added_tokens, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
+        plan = plan.decided({"prompt_style": style.chat.prompt_style})
+        folder = start_run(run, plan.flags_in_use, ranks)
+        log(style.sentence, ranks.is_main)
         rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
         if check_rows is not None:
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
-        model, engine = _engine(flags, tokenizer, added_tokens, scores, steps[0], ranks)
+        # A reference that is read again, or is the model with its adapters off, is the whole start model.
+        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start)
+        model, engine = _engine(flags, start, tokenizer, added_tokens, scores, steps[0], ranks)
+        if not scores:
+            ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
+            set_stop_tokens(model, tokenizer, [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside))
         packed = may_pack(
             flags.engine.padded,
             model,
@@ -91,19 +101,25 @@ def run_one_model(
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 
 
-def _tokenizer(flags: OneModelFlags, scores: bool) -> tuple[PreTrainedTokenizerBase, int]:
-    """The start model's tokenizer, and how many tokens it gained here."""
-    model, data = flags.model, flags.data
+def _tokenizer(
+    flags: OneModelFlags, scores: bool, began_with: str | None
+) -> tuple[PreTrainedTokenizerBase, int, PromptStyle]:
+    """The start model's tokenizer, how many tokens it gained here, and the style that is saved with it.
+
+    began_with: the style of the run that is resumed
+    """
+    model, chat = flags.model, flags.data.chat
     tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code)
-    tokenizer = use_chat_template(tokenizer, data.chat)
-    added = add_tokens(tokenizer, data.chat.tokens_in_need)
+    added = add_tokens(tokenizer, chat.tokens_in_need)
+    style = adopt_style(tokenizer, chat, began_with)
     if scores:
-        tokenizer = with_pad_apart(tokenizer, conversation_end(data.chat, tokenizer))
-    return tokenizer, added
+        tokenizer = with_pad_apart(tokenizer, style.end_token)
+    return tokenizer, added, style
 
 
 def _engine(
     flags: OneModelFlags,
+    start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
     added_tokens: int,
     scores: bool,
@@ -116,8 +132,8 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(flags.model.settings(), dtype, tokenizer, False, added_tokens, **reading)
-        return load_causal_lm(flags.model.settings(), dtype, len(tokenizer), added_tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added_tokens, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added_tokens, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)

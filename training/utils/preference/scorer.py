@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from training.utils.data.build.arguments import DataArguments
+from training.utils.data.chat.chat import conversation_end
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.arguments import EngineSettings
@@ -78,7 +79,7 @@ def load_scorer(
     )
     # Plain transformers reads a score at the last token that is not the pad token, and its trainers have trained it
     # there: where pad ends a response, the end token is not seen.
-    end_token_id = end_of_conversation_id(tokenizer, data.chat.end_of_conversation_token)
+    end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
 
     def score(rows: Sequence[ResponsesRow]) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows

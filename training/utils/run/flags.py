@@ -10,6 +10,7 @@ from training.utils.run.errors import Mistakes
 
 _Settings = TypeVar("_Settings")
 
+AUTO = "auto"  # a flag's value that leaves the choice to the program
 VALUES = "values"  # key of a field's metadata; argparse must not see it (`arguments.StrictParser`)
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from training.utils.checkpoints.plan import check_settings, describe_placement, placement
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.run.errors import ThreestepError
 
 SFT = {
@@ -54,3 +56,17 @@ def test_where_a_run_keeps_its_models():
     assert (
         describe_placement({**PPO, "ranks": 1}) == "1 rank, --actor_zero_stage 0, --critic_zero_stage 3, --offload True"
     )
+
+
+def test_a_style_that_is_left_open_stays_what_the_run_began_with():
+    begun = {**SFT, "prompt_style": "human_assistant"}
+    check_settings(Path("c"), begun, {**begun, "prompt_style": "auto"})
+    assert "--prompt_style was human_assistant and is chat_template" in told(begun, prompt_style="chat_template")
+
+
+def test_what_the_flags_left_open_is_written_as_decided():
+    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder("c"), {**SFT, "program": "p"}, None)
+    decided = plan.decided({"prompt_style": "chat_template"})
+    assert decided.settings == {**SFT, "program": "p", "prompt_style": "chat_template"}
+    assert "prompt_style" in decided.flags_in_use and not {"program", "ranks"} & decided.flags_in_use.keys()
+    assert plan.began_with("prompt_style") is None

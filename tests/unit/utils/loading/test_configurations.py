@@ -29,9 +29,9 @@ def test_the_files_of_a_model(tmp_path, monkeypatch):
     wanted = [str(tmp_path / name) for name in ("config.json", "model-1.safetensors", "model-2.safetensors")]
     assert model_files(str(tmp_path)) == wanted
 
-    def cached_file(name: str, file: str, local_files_only: bool) -> str:
-        assert (name, file, local_files_only) == ("an/owner-model", "config.json", True)
-        return str(tmp_path / file)
+    def cached_file(name: str, file: str, local_files_only: bool = False, **_: bool) -> str | None:
+        assert name == "an/owner-model"
+        return str(tmp_path / file) if (file, local_files_only) == ("config.json", True) else None
 
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     assert model_files("an/owner-model") == wanted

@@ -200,32 +200,3 @@ def test_the_command_for_pickled_weights_makes_the_same_model(save_folder: Calla
     assert made.keys() == weights.keys() and all(torch.equal(made[name], weights[name]) for name in made)
     check_model_folder(str(tmp_path / "out"))
     assert load_tokenizer(str(tmp_path / "out")).get_vocab() == load_tokenizer(save_folder("other")).get_vocab()
-
-
-@pytest.mark.parametrize("beside_config", [False, True])
-def test_an_adapter_names_its_base_and_the_command_merges_them(save_folder, tmp_path, beside_config):
-    """With a configuration beside it, transformers would put the adapter on, unmerged and in silence."""
-    from peft import LoraConfig
-
-    base = save_folder()
-    model = load_causal_lm(ModelSettings(base), torch.float32, 1)
-    model.add_adapter(LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], init_lora_weights=False))
-    model.peft_config["default"].base_model_name_or_path = base
-    model.save_pretrained(tmp_path / "adapter")
-    if beside_config:
-        model.config.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(
-        ThreestepError, match=f"a LoRA adapter of the model '{base}' .* merge the two: python"
-    ) as mistake:
-        check_model_folder(str(tmp_path / "adapter"))
-    run_command_of(str(mistake.value), tmp_path / "out")
-    merged = load_causal_lm(ModelSettings(str(tmp_path / "out")), torch.float32, 1)
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(merged(ids).logits, model.eval()(ids).logits)
-        assert not torch.allclose(merged(ids).logits, load_causal_lm(ModelSettings(base), torch.float32, 1)(ids).logits)
-
-
-def test_an_adapter_of_an_unknown_base(tmp_path):
-    with pytest.raises(ThreestepError, match="a LoRA adapter of the model 'unknown'"):
-        check_model_folder(str(folder_of(tmp_path, adapter_config__json="{")))

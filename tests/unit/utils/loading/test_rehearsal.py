@@ -291,20 +291,6 @@ def test_an_expert_that_is_missing(changed_folder, tmp_path, tiny_tokenizer, par
     refused(str(tmp_path), words[part])
 
 
-def test_an_adapter_that_transformers_put_on_is_refused(save_folder, monkeypatch):
-    """A hub name may be one."""
-    folder = save_folder()
-    own = AutoModelForCausalLM.from_pretrained
-
-    def with_adapter(*arguments, **options):
-        model, report = own(*arguments, **options)
-        model._hf_peft_config_loaded = True
-        return model, report
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", with_adapter)
-    refused(folder, "is a LoRA adapter, which transformers put on its base model; merge the two")
-
-
 def test_what_went_missing_in_earnest_is_refused(save_folder, monkeypatch):
     """Were the load ever to differ from its rehearsal."""
     folder = save_folder()
@@ -359,7 +345,7 @@ def test_a_hub_name_of_an_adapter(save_folder, in_hub):
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}')
     name = in_hub(str(folder))
-    with pytest.raises(ThreestepError, match="holds a LoRA adapter of the model 'a/base' .* merge the two: python"):
+    with pytest.raises(ThreestepError, match="no base of the adapter 'an/owner' .* could be loaded from 'a/base'"):
         load_config(name)
 
 

@@ -24,6 +24,7 @@ from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.files.readers import split_reader
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
@@ -123,7 +124,7 @@ def _parts_of_phase(
         parts["end of conversation"] = str(texts.end_id)
     if phase == 1:
         parts["loss_on"] = data.rows.loss_on
-    if any(":" in source.name for source in sources):
+    if any(split_reader(source.name) for source in sources):
         parts["columns"] = json.dumps([data.source.data_format, columns_for(phase, data.source)])
     for number, source in enumerate(sources):
         label = f"[{number}] {source.name}"

@@ -19,7 +19,7 @@ from training.utils.data.build.sentences import PARTS_TAKEN, has_sentences, part
 from training.utils.data.build.strategies import ChatText, PlainText, ReadSample
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.arguments import ChatArguments
-from training.utils.data.chat.chat import ChatTokenizer, fit_conversation, joined
+from training.utils.data.chat.chat import ChatTokenizer, TextPiece, fit_conversation, joined
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
@@ -66,7 +66,7 @@ class RowMaker:
             self._drops_bad = False
             self._strategy = PlainText(phase, texts, source.raw, rows.return_raw_chat, rows.loss_on)
         self._has_sentences = has_sentences(source.raw)
-        self._end_id = texts.end_id
+        self._end_id, self._special = texts.end_id, texts.special
         self._parallel = ParallelCheck(chat, texts.parallel_tags, counts.parallel)
         makers: dict[int, Callable[[_Waiting, list[Ids]], Row]]
         makers = {1: self._sentence, 2: self._responses, 3: self._prompt}
@@ -136,6 +136,9 @@ class RowMaker:
         if was_cut and tags and not self._parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
             raise Dropped("cut_inside_a_block")
         self._counts.truncated += was_cut
+        if not was_cut:
+            learnt = zip(one.sample.pieces, ids, strict=True)
+            self._count_ends((piece, own) for piece, own in learnt if piece.carries_loss)
         loss_mask = np.array(conversation.loss, bool)
         if self._flags.loss_on == "conversation":
             loss_mask[:] = True
@@ -155,8 +158,19 @@ class RowMaker:
             raise Dropped("identical_responses")
         if tags and not self._parallel.is_whole(responses):
             raise Dropped("cut_inside_a_block")  # the end token would be in a path, and the score that path's alone
+        if not was_cut:
+            self._count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
         response_ids = tuple(np.array(own, np.int32) for own in responses)
         return ResponsesRow(one.row_id, np.array(prompt_ids, np.int32), response_ids, one.margins, tags)
+
+    def _count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
+        """Count the special tokens in what is learnt: those at the end of a response, and those before it."""
+        for piece, ids in learnt:
+            last = ids[-1] if piece.is_end and ids else None
+            before = ids if last is None else ids[:-1]
+            self._counts.inside.update(self._special[token] for token in before if token in self._special)
+            if last in self._special:
+                self._counts.ends[self._special[last]] += 1
 
     def _prompt(self, one: _Waiting, ids: list[Ids]) -> Row:
         whole = [token for own in ids for token in own]

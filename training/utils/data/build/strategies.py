@@ -62,7 +62,7 @@ class PlainText:
             messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
-        turns = [TextPiece(response, is_turn=True, carries_loss=self._phase == 1) for response in responses]
+        turns = [TextPiece(response, True, self._phase == 1, is_end=True) for response in responses]
         return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages)
 
     def _check_weights(self, sample: Any, where: str) -> None:

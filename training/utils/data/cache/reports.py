@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_KINDS = ("dropped", "noted", "parallel", "columns")
+_KINDS = ("dropped", "noted", "parallel", "columns", "ends", "inside")
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class SplitReport:
     parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
         counted as they are read, before any is dropped for another reason.
     columns: in phase 3, how many of the kept rows carry each column to rewards and samples.
+    ends: in phases 1 and 2, how many responses to learn end with each token; inside: how often special tokens stand
+        before the end of one. Responses that were cut are in neither.
     """
 
     rows: int
@@ -27,6 +29,8 @@ class SplitReport:
     noted: dict[str, int]
     parallel: dict[str, int]
     columns: dict[str, int]
+    ends: dict[str, int]
+    inside: dict[str, int]
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> SplitReport:
@@ -41,6 +45,13 @@ class BuildReport:
     train: SplitReport
     eval: SplitReport
     resumed: bool
+
+    @property
+    def stops(self) -> tuple[list[str], list[str]]:
+        """The tokens that end responses to learn, the most frequent first, and the special tokens that stand before the
+        end of one."""
+        ends = sorted(self.train.ends, key=lambda token: -self.train.ends[token])
+        return ends, sorted(self.train.inside)
 
     @property
     def sentence(self) -> str:
@@ -70,6 +81,8 @@ class Counts:
     noted: Counter[str] = field(default_factory=Counter)
     parallel: Counter[str] = field(default_factory=Counter)
     columns: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    inside: Counter[str] = field(default_factory=Counter)
 
     def add(self, entry: dict[str, Any]) -> None:
         """Add the counts of a shard, as `as_json` gave them."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.run.flags import AUTO, flag
 
-PROMPT_STYLES = ("human_assistant", "chat_template")
+HUMAN_ASSISTANT, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
 MALFORMED_PARALLEL = ("error", "drop", "causal")
@@ -31,10 +31,11 @@ class ChatArguments:
         "Step 3 expects it in the tokenizers that those steps saved.",
     )
     prompt_style: str = flag(
-        "human_assistant",
+        AUTO,
         "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... "
-        "Assistant:\", as the datasets give it) or 'chat_template'.",
-        choices=PROMPT_STYLES,
+        "Assistant:\", as the datasets give it), 'chat_template', or 'auto': the style saved with the model, "
+        "otherwise the chat template where the tokenizer has one.",
+        choices=(AUTO, *PROMPT_STYLES),
     )
     chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.")
     chat_template_kwargs: str | None = flag(None, "Further variables for the chat template, as a JSON object.")
@@ -72,6 +73,12 @@ class ChatArguments:
         return kwargs if self.enable_thinking is None else {**kwargs, "enable_thinking": self.enable_thinking}
 
     @property
+    def template_flags(self) -> list[str]:
+        """The flags of a chat template that are set."""
+        names = ("chat_template", "chat_template_kwargs", "enable_thinking")
+        return [f"--{name}" for name in names if getattr(self, name) is not None]
+
+    @property
     def tokens_in_need(self) -> list[str]:
         """Tokens that the tokenizer must have; those that it lacks are added."""
         end = [self.end_of_conversation_token] if self.add_end_of_conversation_token else []
@@ -92,12 +99,10 @@ class ChatArguments:
         self._validate_parallel(mistakes)
 
     def _validate_chat(self, mistakes: Mistakes) -> None:
-        given = {name: getattr(self, name) for name in ("chat_template", "chat_template_kwargs", "enable_thinking")}
-        set_flags = [name for name, value in given.items() if value is not None]
         mistakes.require(
-            self.prompt_style != "human_assistant" or not set_flags,
-            f"{', '.join(f'--{name}' for name in set_flags)} needs --prompt_style chat_template, got human_assistant; "
-            "set it, or leave these flags out",
+            self.prompt_style != HUMAN_ASSISTANT or not self.template_flags,
+            f"{', '.join(self.template_flags)} needs --prompt_style chat_template, got human_assistant; set it, or "
+            "leave these flags out",
         )
         if self.chat_template is not None and not os.path.isfile(self.chat_template):
             mistakes.add(f"--chat_template expects a file, got '{self.chat_template}', which does not exist")

@@ -10,30 +10,74 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
+from training.utils.data.chat.style import SavedStyle, in_words, reason_of_style, resolved_chat, save_style
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt
 from training.utils.data.sources.messages import BadConversation, Conversation
 from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
+from training.utils.run.flags import AUTO
 
 
-def use_chat_template(tokenizer: Any, chat: ChatArguments) -> Any:
-    """Return `tokenizer` with the template of `--chat_template`, so that it is saved with the model."""
+@dataclass(frozen=True)
+class PromptStyle:
+    """How a run writes prompts and ends responses.
+
+    chat: the resolved flags.
+    end_token: that ends a response.
+    reason: where the style comes from, and what differs from the model's training.
+    """
+
+    chat: ChatArguments
+    end_token: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log."""
+        style = f"{self.chat.prompt_style}{in_words(self.chat.template_kwargs)}"
+        return f"prompt style: {style}, responses end with {self.end_token} ({self.reason})"
+
+
+def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
+    """Which style and end token these flags give with this tokenizer, and why. ThreestepError where they cannot be
+    used."""
+
+    def end_of(flags: ChatArguments) -> str:
+        return conversation_end(flags, tokenizer) or tokenizer.eos_token
+
+    return PromptStyle(resolved_chat(chat, tokenizer), end_of(chat), reason_of_style(chat, tokenizer, end_of))
+
+
+def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:
+    """What `read_style` returns; `tokenizer` gets the template of `--chat_template` and the style, which are saved with
+    it.
+
+    began_with: the style of the run that is resumed, which it keeps where the flags leave that open.
+    """
+    if chat.prompt_style == AUTO and began_with is not None:
+        style = read_style(replace(chat, prompt_style=began_with), tokenizer)
+        style = replace(style, reason="as the run began")
+    else:
+        style = read_style(chat, tokenizer)
     if chat.chat_template is not None:
         tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
-    return tokenizer
+    save_style(tokenizer, SavedStyle.of(style.chat))
+    return style
 
 
 def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
     """The token that ends a response: the flag's, or the chat template's end of a turn; None: the tokenizer's eos."""
-    if chat.prompt_style != "chat_template":
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style != CHAT_TEMPLATE:
         return chat.end_of_conversation_token
     return ChatTokenizer(chat, tokenizer).end_token
 
@@ -42,15 +86,17 @@ def text_maker(
     chat: ChatArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None
 ) -> TextTokenizer | ChatTokenizer:
     """The tokenizer of texts, or under a chat template of conversations."""
-    if chat.prompt_style == "chat_template":
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style == CHAT_TEMPLATE:
         return ChatTokenizer(chat, tokenizer, parallel_tags)
     return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, str]:
     """What rows depend on besides the tokenizer, for the cache's fingerprint."""
+    chat = resolved_chat(chat, tokenizer)
     parts = {"prompt_style": chat.prompt_style}
-    if chat.prompt_style == "chat_template":
+    if chat.prompt_style == CHAT_TEMPLATE:
         own = tokenizer.chat_template
         template = own if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
         parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
@@ -63,11 +109,13 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one."""
+    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one; `is_end`: the last
+    part, behind which a model stops."""
 
     text: str
     is_turn: bool = False
     carries_loss: bool = False
+    is_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,18 +213,20 @@ class ChatTokenizer:
                 )
             if not read.text.startswith(text) or last.end <= len(text):
                 return None
-            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True))
+            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True, is_end=True))
         return pieces, answers
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []
         at = 0
-        for turn in read.turns:
+        following = [turn.message for turn in read.turns[1:]]
+        for turn, next_message in zip_longest(read.turns, following):
             end = turn.end
             if any(read.text.endswith(token, turn.begin, end) for token in self._end_takes_blanks):
                 end += len(read.text[end:]) - len(read.text[end:].lstrip())
             pieces.append(TextPiece(read.text[at : turn.begin]))
-            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained))
+            is_end = turn.ended and next_message != turn.message
+            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained, is_end))
             at = end
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]

@@ -63,7 +63,7 @@ def learn_habits(template: ChatTemplate, special_tokens: Sequence[str], end_toke
     if [whole.count(letter) for letter in (a, b, c, d)] != [1, 1, 1, 1]:
         raise ThreestepError(
             "the chat template does not write each message of a conversation of user and assistant once; it "
-            "cannot be used for training"
+            "cannot be used for training: give another (--chat_template FILE), or --prompt_style human_assistant"
         )
     before_b, before_d = _between(whole, a, b), _between(whole, c, d)
     prompt_b, prompt_d = open_a.partition(a)[2], open_c.partition(c)[2]
@@ -124,7 +124,8 @@ def _ends(habits: TemplateHabits, after_b: str, after_d: str, end_token: str | N
         raise ThreestepError(
             f"the chat template writes {after_d!r} after the assistant's last text, and that holds no special "
             "token of the tokenizer to end a turn with: a model would never learn to stop; change the template "
-            "(--chat_template FILE), or name a token of that text with --end_of_conversation_token"
+            "(--chat_template FILE), name a token of that text with --end_of_conversation_token, or do without a "
+            "template (--prompt_style human_assistant)"
         )
     return tuple(dict.fromkeys(match.group() for match in (last, earlier) if match is not None))
 

@@ -19,7 +19,8 @@ from typing import BinaryIO, cast
 from training.utils.data.files.digests import digest_file, hash_text
 from training.utils.run.errors import ThreestepError
 
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_ZSTANDARD = ".zst"
+_COMPRESSED = (".gz", ".bz2", ".xz", _ZSTANDARD)
 _EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
 _TRAINING_PART = re.compile(r"train([-_.]|$)")
 
@@ -138,8 +139,20 @@ def open_stream(name: str) -> Iterator[BinaryIO]:
         else:
             import fsspec
 
-            with fsspec.open(name, "rb", compression="infer") as file:
-                yield file
+            # fsspec needs a package of its own for .zst, pyarrow has it built in
+            with fsspec.open(name, "rb", compression=None if name.endswith(_ZSTANDARD) else "infer") as file:
+                yield _unpacked(file) if name.endswith(_ZSTANDARD) else file
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
+
+
+def without_compression(name: str) -> str:
+    """A file's name without the suffix of its compression."""
+    return next((name.removesuffix(suffix) for suffix in _COMPRESSED if name.endswith(suffix)), name)
 
 
 def open_local(name: str, spool_dir: str | None) -> BinaryIO:

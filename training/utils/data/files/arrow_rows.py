@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -32,7 +33,8 @@ class ArrowRows(JoinedRows):
         super().__init__([batch for batch in table.to_batches() if batch.num_rows])
         self.path = path
         self._lines = lines
-        self.kinds: Kinds = {field.name: _kinds_of_type(field.type, path) for field in table.schema}
+        self.kinds: Kinds = {name: _kinds_of_column(table.column(name), path) for name in table.schema.names}
+        self._decoders = {field.name: decode for field in table.schema if (decode := _json_decoder(field.type))}
         check_kinds(self.kinds, path, expected)
 
     def __getitem__(self, index: Any) -> Any:
@@ -42,8 +44,13 @@ class ArrowRows(JoinedRows):
             (values,) = batch.slice(inside, 1).to_pylist()
         except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
             raise ThreestepError(f"{self.path}: expected keys of UTF-8 text: {error.reason}") from error
-        where = f"row {index}" if self._lines is None else f"line {self._lines[index]}"
-        return FileRow({name: _without_nulls(value) for name, value in values.items()}, f"{self.path}, {where}")
+        where = f"{self.path}, " + (f"row {index}" if self._lines is None else f"line {self._lines[index]}")
+        values = {name: _without_nulls(value) for name, value in values.items()}
+        try:
+            values |= {name: decode(values[name]) for name, decode in self._decoders.items()}
+        except (ValueError, RecursionError) as error:
+            raise ThreestepError(f"{where}: a column of JSON: expected JSON text: {error}") from error
+        return FileRow(values, where)
 
 
 def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> ArrowRows:
@@ -142,6 +149,42 @@ def _spooled(schema: Any, batches: Iterator[Any], spool_dir: str | None) -> Any:
                 writer.write_batch(batch)
         file.flush()
         return pyarrow.ipc.open_file(pyarrow.py_buffer(mapped(file))).read_all()
+
+
+def _is_json(arrow_type: Any) -> bool:
+    """Whether it is Arrow's extension type for JSON text, in which `datasets` stores values of mixed types."""
+    return getattr(arrow_type, "extension_name", None) == "arrow.json"
+
+
+def _json_decoder(arrow_type: Any) -> Callable[[Any], Any] | None:
+    """What turns the JSON texts in a value of this type into values; None where it holds none."""
+    from pyarrow import types
+
+    if _is_json(arrow_type):
+        return lambda text: None if text is None else json.loads(text)
+    if types.is_struct(arrow_type):
+        inner = {field.name: decode for field in arrow_type if (decode := _json_decoder(field.type))}
+        if inner:
+            return lambda value: value and {name: inner.get(name, _as_it_is)(each) for name, each in value.items()}
+    elif types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        item = _json_decoder(arrow_type.value_type)
+        if item:
+            return lambda values: values and [item(value) for value in values]
+    return None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _kinds_of_column(column: Any, path: str) -> dict[str, str]:
+    """The kinds of a column's values: by its type, of JSON by the first sign of each text."""
+    if not _is_json(column.type):
+        return _kinds_of_type(column.type, path)
+    kinds = {"[": "a list", "{": "an object", '"': "text", "t": "a truth value", "f": "a truth value"}
+    texts = (text for chunk in column.chunks for text in chunk.storage.to_pylist() if text)
+    starts = {text.lstrip()[:1] for text in texts} - {"n", ""}
+    return {kinds.get(start, "a number"): path for start in sorted(starts)}
 
 
 def _kinds_of_type(arrow_type: Any, path: str) -> dict[str, str]:

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from training.utils.data.files.addresses import mapped, open_local, open_stream
-from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, note_kinds
+from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, column_names, note_kinds
 from training.utils.run.errors import ThreestepError
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
+_START_BYTES = 4096  # blanks before the first sign are fewer
+_ONE_CONVERSATION = {"messages", "conversations"}  # a list of messages, not of rows
 _UNREADABLE = (ValueError, RecursionError)  # JSON with a number of thousands of digits, or nested too deeply
 
 
@@ -55,8 +57,32 @@ class JsonLines(Sequence):
         return FileRow(_parse(self._line(self._begins[int(index)]), where), where)
 
 
+def read_jsonl(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
+    """A file of JSON lines; one that holds a JSON list is read as that."""
+    with open_stream(path) as file:
+        start = file.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return (JsonList if start.startswith(b"[") else JsonLines)(path, expected, spool_dir)
+
+
+def read_json(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
+    """A file with one JSON list, or an object that holds one (`{"data": [...]}`); JSON lines are read as such."""
+    with open_stream(path) as file:
+        start = file.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+        if not start.startswith(b"{"):
+            return JsonList(path, expected, spool_dir)
+    with open_stream(path) as file:
+        text = _decode(file.read(), path)
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, _after_blanks(text, 0))
+    except (json.JSONDecodeError, *_UNREADABLE):
+        return JsonLines(path, expected, spool_dir)  # which names the line
+    reads_lines = _after_blanks(text, end) < len(text)
+    return (JsonLines if reads_lines else JsonList)(path, expected, spool_dir)
+
+
 class JsonList(Sequence):
-    """The objects of a file with one JSON list, checked as in `JsonLines`; the text of the file stays in memory."""
+    """The objects of a file with one JSON list (or an object that holds one), checked as in `JsonLines`; the text of
+    the file stays in memory."""
 
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
         self.path = path
@@ -117,16 +143,36 @@ def _after_blanks(text: str, position: int) -> int:
     return position + len(_BLANKS.match(text, position)[0])  # type: ignore[index]
 
 
+def _list_begins(text: str, path: str) -> int:
+    """Where the list of rows begins: at the file's beginning, or as the only list in the object that the file holds."""
+    position = _after_blanks(text, 0)
+    if text[position : position + 1] == "[":
+        return position
+    decoder = json.JSONDecoder()
+    lists: dict[str, int] = {}
+    try:
+        whole = decoder.raw_decode(text, position)[0] if text[position : position + 1] == "{" else None
+        while isinstance(whole, dict) and text[position] not in "}" and len(whole):
+            key, end = decoder.raw_decode(text, _after_blanks(text, position + 1))
+            position = _after_blanks(text, _after_blanks(text, end) + 1)
+            lists |= {key: position} if text[position] == "[" else {}
+            position = _after_blanks(text, decoder.raw_decode(text, position)[1])
+    except _UNREADABLE:
+        whole = None
+    if len(lists) == 1 and not lists.keys() & _ONE_CONVERSATION:
+        return next(iter(lists.values()))
+    got = f"one object with {column_names(whole)}" if isinstance(whole, dict) else repr(text[position : position + 40])
+    raise ThreestepError(
+        f"{path}, line 1: expected one JSON list of objects, got {got}; write the rows as a list, as "
+        f'{{"data": [...]}}, or as one object per line and use jsonl:{path}'
+    )
+
+
 def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
     """Each item of a JSON list, the index in the text where it begins, and its line number."""
     decoder = json.JSONDecoder()
-    position = _after_blanks(text, 0)
-    if text[position : position + 1] != "[":
-        raise ThreestepError(
-            f"{path}, line 1: expected one JSON list of objects, got {text[position : position + 40]!r}; "
-            f"for one object per line use jsonl:{path}"
-        )
-    position = _after_blanks(text, position + 1)
+    begin = _list_begins(text, path)
+    position = _after_blanks(text, begin + 1)
     line_number, counted = 1, 0
     while text[position : position + 1] != "]":
         line_number += text.count("\n", counted, position)
@@ -149,3 +195,10 @@ def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
         elif text[position : position + 1] != "]":
             at_line = 1 + text.count("\n", 0, position)
             raise ThreestepError(f"{path}, line {at_line}: the JSON list breaks off or lacks a comma here")
+    rest = _after_blanks(text, position + 1)
+    if text[_after_blanks(text, 0)] == "[" and rest < len(text):
+        at_line = 1 + text.count("\n", 0, rest)
+        raise ThreestepError(
+            f"{path}, line {at_line}: expected nothing after the JSON list, got {text[rest : rest + 40]!r}; a file "
+            "holds one list of objects, or one object a line"
+        )

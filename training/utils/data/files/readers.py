@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from training.utils.data.files.addresses import find_files
+from training.utils.data.files.addresses import find_files, without_compression
 from training.utils.data.files.arrow_rows import ArrowRows, read_arrow, read_csv, read_parquet
 from training.utils.data.files.columns import Expected, JoinedRows, Kinds
-from training.utils.data.files.json_rows import JsonLines, JsonList
+from training.utils.data.files.json_rows import JsonLines, JsonList, read_json, read_jsonl
 
 
 class JoinedFiles(JoinedRows):
@@ -25,8 +25,8 @@ class JoinedFiles(JoinedRows):
 Rows = JsonLines | JsonList | ArrowRows | JoinedFiles
 
 READERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "jsonl": (JsonLines, (".jsonl", ".ndjson", ".json")),
-    "json": (JsonList, (".json",)),
+    "jsonl": (read_jsonl, (".jsonl", ".ndjson", ".json")),
+    "json": (read_json, (".json",)),
     "csv": (read_csv, (".csv", ".tsv")),
     "parquet": (read_parquet, (".parquet", ".pq")),
     "arrow": (read_arrow, (".arrow", ".feather", ".ipc")),
@@ -37,9 +37,16 @@ HUB = "hub"  # not a reader of files: `hub_rows`
 
 
 def split_reader(name: str) -> tuple[str, str] | None:
-    """The reader and the address of `jsonl:PATH`, `hub:OWNER/NAME` and the like; None for any other name."""
+    """The reader and the address of `jsonl:PATH`, `hub:OWNER/NAME` and the like, and of a file's name alone, such as
+    `pairs.csv` or `rows.jsonl.gz`; None for any other name."""
     reader, colon, address = name.partition(":")
-    return (reader, address) if colon and reader in (*READERS, HUB) and not address.startswith("//") else None
+    if colon and reader in (*READERS, HUB) and not address.startswith("//"):
+        return reader, address
+    bare = without_compression(name)
+    # .json is also a suffix of JSON lines; the reader of JSON lists looks into the file
+    by_suffix = (reader for reader in reversed(READERS) if bare.endswith(READERS[reader][1]))
+    found = next(by_suffix, None)
+    return None if found is None else (found, name)
 
 
 def files_of(reader: str, address: str, flag: str) -> list[str]:

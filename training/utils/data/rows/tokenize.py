@@ -26,6 +26,9 @@ class TextTokenizer:
         self._backend = _backend_that_agrees(tokenizer)
         self.prefix_ids: Ids = _ids_before_text(tokenizer)
         self.end_id: int = end_of_conversation_id(tokenizer, end_of_conversation_token)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+        self.special: dict[int, str] = {number: token.content for number, token in added if token.special}
+        self.special[self.end_id] = tokenizer.convert_ids_to_tokens(self.end_id)
         # SentencePiece tokenizers put a space of their own before any text; there a response is tokenized after its
         # prompt.
         prompt, response = "Human: a Assistant:", " a b"

@@ -4,6 +4,7 @@ A `--data_path` entry is one of
 - a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
 - `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
+- `pairs.csv`: a file whose name says how it is read;
 - `hub:OWNER/NAME`: a dataset on the hub, without a class.
 """
 
@@ -81,7 +82,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     Raises ThreestepError where the name is unknown (with suggestions) or the file does not exist.
     """
     files = split_reader(name)
-    if files is not None:
+    if files is not None and name not in _classes:
         check_stored(*files, "data_path")
         return files[0]
     names = registered_names()

@@ -131,13 +131,16 @@ def test_chat_flags():
     words = ["--prompt_style", "chat_template", "--chat_template_kwargs", '{"a": 1}', "--enable_thinking", "false"]
     (arguments,) = parse_arguments((DataArguments,), words, "")
     assert arguments.chat.template_kwargs == {"a": 1, "enable_thinking": False}
-    assert DataArguments().chat.template_kwargs == {} and DataArguments().chat.prompt_style == "human_assistant"
+    assert DataArguments().chat.template_kwargs == {} and DataArguments().chat.prompt_style == "auto"
 
 
 @pytest.mark.parametrize(
     ("given", "fragment"),
     [
-        ({"prompt_style": "chatml"}, "--prompt_style expects one of human_assistant, chat_template, got 'chatml'"),
+        (
+            {"prompt_style": "chatml"},
+            "--prompt_style expects one of auto, human_assistant, chat_template, got 'chatml'",
+        ),
         ({"train_turns": "first"}, "--train_turns expects one of all, last, got 'first'"),
         ({"bad_conversations": "skip"}, "--bad_conversations expects one of error, drop, got 'skip'"),
         ({"enable_thinking": False}, "--enable_thinking needs --prompt_style chat_template, got human_assistant"),

@@ -7,6 +7,10 @@ that refuses it.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import json
+import lzma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,7 +258,100 @@ MEDIA = [
     ),
 ]  # fmt: skip
 
-FORMS = [*WEIGHTS, *MARKS, *MEDIA]
+# --- how files hold their rows
+
+PAIR = {"prompt": ASKS, "chosen": " Ho", "rejected": " No"}
+PAIRS = ([f"{ASKS}« Ho$»"] * 2, [f"{ASKS}| Ho$| No$"] * 2, [ASKS] * 2)
+
+
+def held(name: str, file: str, write: Callable[[Path, Sequence[Any]], None], address: str = "{}") -> Form:
+    """Two pairs in a file of that kind."""
+    return Form(f"files: {name}", [PAIR, PAIR], PAIRS, file=file, write=write, address=address)
+
+
+def packed(compress: Callable[[bytes], bytes]) -> Callable[[Path, Sequence[Any]], None]:
+    """Writes compressed JSON lines."""
+
+    def write(path: Path, rows: Sequence[Any]) -> None:
+        write_jsonl(path, rows)
+        path.write_bytes(compress(path.read_bytes()))
+
+    return write
+
+
+def zstandard(content: bytes) -> bytes:
+    import pyarrow
+
+    return b"".join(pyarrow.Codec("zstd").compress(half, asbytes=True) for half in (content[:50], content[50:]))
+
+
+def as_json(around: str = "{}", indent: int | None = None) -> Callable[[Path, Sequence[Any]], None]:
+    return lambda path, rows: path.write_text(around.replace("{}", json.dumps(rows, indent=indent)))
+
+
+def write_tsv(path: Path, rows: Sequence[Any]) -> None:
+    path.write_text("\n".join("\t".join(each) for each in [list(rows[0]), *(row.values() for row in rows)]))
+
+
+def as_dataset(rows: Sequence[Any]) -> Any:
+    """By the pinned `datasets`, which stores what has no one type as JSON."""
+    import datasets
+
+    return datasets.Dataset.from_list(list(rows), on_mixed_types="use_json")
+
+
+def write_folder(path: Path, rows: Sequence[Any]) -> None:
+    path.mkdir()
+    for number, row in enumerate(rows):
+        write_jsonl(path / f"part-{number}.jsonl", [row])
+
+
+def call(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+MIXED = [
+    {"messages": [HI, says("assistant", None, tool_calls=[call({"x": 1})]), says("tool", "3"), HO]},
+    {"messages": [HI, says("assistant", None, tool_calls=[call({"x": "a", "y": None})]), says("tool", "4"), HO]},
+]
+CALLED = [("3", '[f {"x": 1}]$'), ("4", '[f {"x": "a", "y": null}]$')]
+CALLS_ANSWERED = (
+    [f"<user>Hi<assistant>«{called}»<tool>{answer}<assistant>«Ho$»" for answer, called in CALLED],
+    ["- no_rejected"] * 2,
+    [f"<user>Hi<assistant>{called}<tool>{answer}<assistant>" for answer, called in CALLED],
+)
+FILES = [
+    held("JSON lines", "rows.jsonl", write_jsonl, "jsonl:{}"),
+    held("JSON lines by their name alone", "rows.ndjson", write_jsonl),
+    held("gzip", "rows.jsonl.gz", packed(gzip.compress)),
+    held("bzip2", "rows.jsonl.bz2", packed(bz2.compress)),
+    held("xz", "rows.jsonl.xz", packed(lzma.compress), "jsonl:{}"),
+    held("Zstandard, in two frames", "rows.jsonl.zst", packed(zstandard), "jsonl:{}"),
+    held("a JSON list", "rows.json", as_json(indent=1), "json:{}"),
+    held("a JSON list by its name alone", "rows.json", as_json()),
+    held("a JSON list under jsonl:", "rows.jsonl", as_json(), "jsonl:{}"),
+    held("a list over several lines under jsonl:", "rows.jsonl", as_json(indent=2), "jsonl:{}"),
+    held('{"data": [...]}', "rows.json", as_json('{"version": "[1]", "data": {}, "more": {"a": "}"}}'), "json:{}"),
+    held("JSON lines under json:", "rows.json", write_jsonl, "json:{}"),
+    held("pairs.csv", "pairs.csv", write_csv),
+    held("CSV", "rows.csv", write_csv, "csv:{}"),
+    held("tabs", "rows.tsv", write_tsv),
+    held("a folder of parts", "folder", write_folder, "jsonl:{}"),
+    held("a pattern", "folder", write_folder, "{}/part-*.jsonl"),
+    held("Parquet", "rows.parquet", lambda path, rows: as_dataset(rows).to_parquet(str(path))),
+    held("Arrow, by save_to_disk", "saved", lambda path, rows: as_dataset(rows).save_to_disk(str(path)), "arrow:{}"),
+    Form("files: Parquet by datasets with columns of JSON", MIXED, chat=CALLS_ANSWERED, file="rows.parquet",
+         write=lambda path, rows: as_dataset(rows).to_parquet(str(path)), address="parquet:{}"),
+    Form("files: Arrow by datasets with columns of JSON", MIXED, chat=CALLS_ANSWERED, file="saved",
+         write=lambda path, rows: as_dataset(rows).save_to_disk(str(path)), address="arrow:{}"),
+    Form("files: one object is no list", [], ("! rows.json, line 1: expected one JSON list of objects, got one object "
+         "with 'messages'; write the rows as a list",) * 3, file="rows.json", write=as_json('{"messages": {}}'),
+         address="json:{}"),
+    Form("files: something behind a list", [PAIR], ("! line 2: expected nothing after the JSON list, got '[]'",) * 3,
+         write=as_json("{}\n[]")),
+]  # fmt: skip
+
+FORMS = [*WEIGHTS, *MARKS, *MEDIA, *FILES]
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import (
     ChatTokenizer,
     EncodedConversation,
+    adopt_style,
     conversation_end,
     fit_conversation,
     joined,
-    use_chat_template,
 )
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.messages import Conversation, checked_messages
@@ -370,9 +370,11 @@ def test_a_lossless_tokenizer_must_give_the_texts_back(monkeypatch):
 
 def test_the_end_of_a_conversation():
     tokenizer = chat_tokenizer(chat_template("llama3"))
-    assert conversation_end(ChatArguments(), tokenizer) is None
+    assert conversation_end(ChatArguments(prompt_style="human_assistant"), tokenizer) is None
+    assert conversation_end(ChatArguments(), tokenizer) == "<|eot_id|>"
     assert conversation_end(ChatArguments(prompt_style="chat_template"), tokenizer) == "<|eot_id|>"
-    assert conversation_end(ChatArguments(end_of_conversation_token="<|pad|>"), tokenizer) == "<|pad|>"
+    plain = ChatArguments(prompt_style="human_assistant", end_of_conversation_token="<|pad|>")
+    assert conversation_end(plain, tokenizer) == "<|pad|>"
 
 
 def test_templates_that_cannot_be_trained_on():
@@ -408,10 +410,10 @@ def test_a_template_file_is_saved_with_the_tokenizer(tmp_path):
     path = tmp_path / "mine.jinja"
     path.write_text(chat_template("chatml"))
     data = ChatArguments(prompt_style="chat_template", chat_template=str(path))
-    tokenizer = use_chat_template(chat_tokenizer("{{ raise_exception('not this one') }}"), data)
+    tokenizer = chat_tokenizer("{{ raise_exception('not this one') }}")
+    adopt_style(tokenizer, data)
     tokenizer.save_pretrained(tmp_path)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == chat_template("chatml")
-    assert use_chat_template(chat_tokenizer("own"), ChatArguments()).chat_template == "own"
     assert ChatTokenizer(data, chat_tokenizer()).end_token == "<|im_end|>"
 
 

@@ -1,0 +1,36 @@
+"""At which tokens a finished model stops, for whoever serves it: `eos_token_id` of its generation_config.json.
+
+Plain transformers and every server read it. The tokens that a model has learnt to end its turns with are often not its
+tokenizer's eos: `<|im_end|>` on a base model, a token of its own behind a tool call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def stop_tokens(model: PreTrainedModel) -> list[int]:
+    """The ids in the model's generation configuration."""
+    own: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return [int(token) for token in (own if isinstance(own, list | tuple) else [own]) if token is not None]
+
+
+def set_stop_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trained: Sequence[int], inside: Collection[int] = ()
+) -> None:
+    """Make the model stop at the ids that were `trained` to end a response, at its own stop tokens that are special
+    tokens of the tokenizer, and at the tokenizer's eos.
+
+    inside: special tokens that were trained before the end of responses too, at which a model must not stop; the first
+        of `trained` stops it all the same.
+    """
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    others = [*trained[1:], *(token for token in stop_tokens(model) if token in special), tokenizer.eos_token_id]
+    stops = list(dict.fromkeys([trained[0], *(token for token in others if token is not None and token not in inside)]))
+    generation: Any = model.generation_config
+    generation.eos_token_id = stops if len(stops) > 1 else stops[0]
+    generation._from_model_config = False  # transformers 4 would take eos_token_id from config.json again
