@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.data.build.arguments import DataArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -71,40 +72,44 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     """The account that the flags ask for."""
     from training.inspect.account import Look, account_of
     from training.inspect.characters import Characters
+    from training.utils.data.chat.chat import adopt_style
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
     asked = Look(phases, inspect.rows, inspect.look_at, inspect.seed)
     if inspect.model_name_or_path:
-        tokenizer, style = _load(inspect, data)
-        return account_of(data, asked, tokenizer, style, has_ids=True)
-    needing = {"--prompt_style chat_template": data.chat.prompt_style == "chat_template"}
-    needing |= {
-        f"--{name}": bool(getattr(data.chat, name)) for name in ("parallel_thinking", "end_of_conversation_token")
-    }
+        tokenizer = _load(inspect, data)
+        style = adopt_style(tokenizer, data.chat)
+        return account_of(replace(data, chat=style.chat), asked, tokenizer, style.sentence, has_ids=True)
     mistakes = Mistakes()
-    for name, is_set in needing.items():
-        mistakes.require(
-            not is_set, f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone"
-        )
+    for name in _flags_of_a_tokenizer(data):
+        mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")
     mistakes.raise_if_any()
-    style = (
+    sentence = (
         "no --model_name_or_path: texts as Human: ... Assistant:, lengths in characters; with a model: its chat "
         "template, where it has one, its end token, and tokens"
     )
-    data = replace(data, chat=replace(data.chat, prompt_style="human_assistant"))
-    return account_of(data, asked, Characters(), style, has_ids=False)
+    chat = replace(data.chat, prompt_style=HUMAN_ASSISTANT)
+    return account_of(replace(data, chat=chat), asked, Characters(), sentence, has_ids=False)
 
 
-def _load(inspect: InspectArguments, data: DataArguments) -> tuple[Any, str]:
-    """The tokenizer as training uses it, and the style that it gives in one sentence."""
-    from training.utils.data.chat.chat import conversation_end, use_chat_template
+def _flags_of_a_tokenizer(data: DataArguments) -> list[str]:
+    """The flags that are set and mean nothing without a tokenizer."""
+    chat = data.chat
+    own = {
+        "--prompt_style chat_template": chat.prompt_style == CHAT_TEMPLATE,
+        "--parallel_thinking": chat.parallel_thinking,
+        "--end_of_conversation_token": chat.end_of_conversation_token is not None,
+    }
+    return [*(name for name, is_set in own.items() if is_set), *chat.template_flags]
+
+
+def _load(inspect: InspectArguments, data: DataArguments) -> Any:
+    """The tokenizer with the tokens that training adds."""
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(inspect.model_name_or_path, inspect.pad_token, end_may_pad=True)
-    tokenizer = use_chat_template(tokenizer, data.chat)
     add_tokens(tokenizer, data.chat.tokens_in_need)
-    end = conversation_end(data.chat, tokenizer) or tokenizer.eos_token
-    return tokenizer, f"prompt style: {data.chat.prompt_style}, responses end with {end}"
+    return tokenizer
 
 
 def _show(inspect: InspectArguments, account: Any) -> None:

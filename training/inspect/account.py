@@ -341,19 +341,13 @@ class _PhaseLook:
         if not kept:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
             account = replace(account, refused=f"phase {self._phase} has no training rows: all are dropped ({reasons})")
-        counted = {
-            name: count
-            for kind, counter in counts.as_json().items()
-            if isinstance(counter, dict) and kind not in ("dropped", "columns")
-            for name, count in counter.items()
-        }
         return replace(
             account,
             kept=len(kept),
             cut=counts.truncated,
             dropped=dict(counts.dropped),
             dropped_rows=self._dropped_rows(portions, kept, limits),
-            counted=counted,
+            counted=_counted(counts, self._has_ids),
             limit_tokens=limit if self._has_ids else None,
             tokens=sum(taken.row.length_tokens for taken in kept),
             targets=sum(document_of(taken.row).targets for taken in kept),
@@ -422,6 +416,15 @@ def _where_loss_falls(phase: int, data: DataArguments) -> str:
         return "all but the first of a row (--loss_on conversation)"
     turns = "last response" if data.chat.train_turns == "last" else "responses"
     return f"the {turns} and the tokens that end them; prompts and what a template writes carry none"
+
+
+def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
+    """What else was counted, in words; how responses end is the model's own, and unknown without one."""
+    found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
+    if has_ids:
+        found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
+        found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
+    return found
 
 
 def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> list[tuple[str, list[Run]]]:

@@ -24,5 +24,8 @@ class Characters:
         ids = list(map(ord, text)) if isinstance(text, str) else [list(map(ord, each)) for each in text]
         return {"input_ids": ids}
 
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self.decode([token])
+
     def decode(self, ids: Sequence[int], **settings: Any) -> str:
         return "".join(END if token == _END_ID else chr(token) for token in ids)

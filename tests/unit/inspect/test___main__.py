@@ -46,11 +46,15 @@ def test_text_says_what_was_read_and_marks_what_carries_loss(run):
 def test_json_has_the_ids_of_the_model_and_the_runs_of_each_row(run, tmp_path):
     tokenizer = chat_tokenizer(chat_template("chatml"))
     tokenizer.save_pretrained(tmp_path / "model")
-    flags = ["--json", "--phase=1", "--data_split=1,0,0", "--prompt_style=chat_template"]
+    flags = ["--json", "--phase=1", "--data_split=1,0,0"]
     found = json.loads(run([CHAT], *flags, f"--model_name_or_path={tmp_path / 'model'}"))
     (phase,) = found["phases"]
     (row,) = phase["rows"]
-    assert found["unit"] == "tokens" and "responses end with <|im_end|>" in found["style"] and found["refused"] is None
+    assert (
+        found["unit"] == "tokens"
+        and found["style"].startswith("prompt style: chat_template, responses end with <|im_end|>")
+        and found["refused"] is None
+    )
     kept = [token for token, carries_loss in zip(row["input_ids"], row["loss_mask"], strict=True) if carries_loss]
     ((_, runs),) = row["texts"]
     assert tokenizer.decode(kept) == "Good day<|im_end|>" and ["Good day<|im_end|>", True] in runs
@@ -77,6 +81,7 @@ def test_refused_data_are_shown_and_end_it_as_they_would_end_a_run(run, capsys):
     ("flag", "message"),
     [
         ("--prompt_style=chat_template", "--prompt_style chat_template needs --model_name_or_path, got none; name a"),
+        ("--enable_thinking=true", "--enable_thinking needs --model_name_or_path, got none"),
         ("--parallel_thinking", "--parallel_thinking needs --model_name_or_path, got none"),
         ("--phase=4", "--phase expects one of all, 1, 2, 3, got '4'"),
         ("--look_at=0", "--look_at expects 1 or more, got 0"),

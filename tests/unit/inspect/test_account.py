@@ -85,6 +85,7 @@ def test_under_a_template_every_turn_is_marked_and_the_rest_is_not(look):
     assert loss_texts(phase) == ["Good day<|im_end|>", "    return x<|im_end|>"]
     (phase,) = look([{"messages": CHAT}], [1], tokenizer, train_turns="last", **given).phases
     assert loss_texts(phase) == ["    return x<|im_end|>"] and "last response" in phase.loss
+    assert phase.counted == {"responses end with <|im_end|>": 1}
 
 
 def test_sources_columns_and_what_is_not_read(look):
