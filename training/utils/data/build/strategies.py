@@ -138,7 +138,9 @@ class ChatText:
         if messages is None:
             # The dataset offers its response to learn from, not the turns before it.
             prompt, (response,) = read_texts(self._raw, 1, sample, where)
-            messages, train_turns = [*messages_of_text(prompt), response_message(response)], "last"
+            if not prompt:
+                return ReadSample(where, self._texts.text(response))
+            messages, train_turns = [*messages_of_text(prompt), response_message(prompt, response)], "last"
         conversation = self._conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
@@ -153,7 +155,8 @@ class ChatText:
         messages = self._raw.get_prompt_messages(sample)
         if messages is None:
             prompt, responses = read_texts(self._raw, 2, sample, where)
-            messages, answers = messages_of_text(prompt), [response_message(response) for response in responses]
+            messages = messages_of_text(prompt)
+            answers = [response_message(prompt, response) for response in responses]
         else:
             answers = self._response_messages(sample, where)
         pieces = self._texts.responses(self._conversation(list(messages), sample, where), answers)
