@@ -30,12 +30,15 @@ def load_causal_lm(
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
+    added_pad: int = 0,
 ) -> PreTrainedModel:
     """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype), whose own forward has been measured.
 
     added_tokens: what `add_tokens` returned for its tokenizer. The embeddings grow to hold them, and train, also with
     LoRA.
     longest_tokens: of the sequences that it will read; 0 if unknown.
+    added_pad: 1 if the tokenizer's pad token is new. The embeddings grow to hold it too; as nothing reads it, it is no
+    reason for them to train.
     device: where it is measured and stays; the CPU by default. A ZeRO-3 model is where DeepSpeed puts it.
     """
     from transformers import AutoModelForCausalLM
@@ -47,10 +50,10 @@ def load_causal_lm(
     model = _load(AutoModelForCausalLM, settings, dtype, wanted)
     if plan is not None:
         put_on(_on(device, model), plan, settings)
-    _check_vocabulary(model, settings, tokenizer_size - added_tokens)
-    if added_tokens:
+    _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
+    if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
-    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens > 0)
+    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
