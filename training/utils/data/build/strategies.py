@@ -43,6 +43,18 @@ class ReadSample:
     raw_chat: list[Message] | None = None
 
 
+GLUED = (
+    "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
+    "sets questions and answers apart)"
+)
+
+
+def is_glued(sample: ReadSample) -> bool:
+    """Whether a plain response begins with a letter or digit right behind the prompt's last sign."""
+    prompt, response = sample.pieces[0].text, sample.pieces[-1].text
+    return bool(prompt) and not prompt[-1].isspace() and response[0].isascii() and response[0].isalnum()
+
+
 @dataclass(frozen=True)
 class PlainText:
     """Texts as the dataset gives them (`--prompt_style human_assistant`)."""
