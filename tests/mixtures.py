@@ -2,6 +2,7 @@
 
     python -m tests.mixtures packing           32 seeds of five families: none may be refused packed rows
     python -m tests.mixtures exact [RANKS]     every case of tests/invariants/test_mixture_exact.py at each ZeRO stage
+    python -m tests.mixtures ppo [RANKS]       step 3 (tests/invariants/test_ppo_exact.py), at each ZeRO stage
 
 One line is printed for each family or case; the exit code is 1 where one is wrong.
 """
@@ -61,8 +62,33 @@ def exact(world_size: int) -> bool:
     return is_right
 
 
+def ppo(world_size: int) -> bool:
+    """Compare step 3's actor and critic with plain PyTorch in float64."""
+    from tests.distributed.launch import run_ranks
+    from tests.invariants import ppo_program, test_ppo_exact, tiny
+
+    is_right = True
+    with tempfile.TemporaryDirectory() as folder:
+        models, out = Path(folder, "models"), Path(folder, "out")
+        tiny.save_models(models)
+        out.mkdir()
+        program = Path(__file__).parent / "invariants" / "ppo_program.py"
+        reports = run_ranks(program, world_size, [models, out, "every_mixture"], timeout_seconds=7200.0)
+        for layout in ppo_program.ALL_MIXTURES:
+            try:
+                told = reports[0]["mixtures"][layout]
+                test_ppo_exact.check_iterations(told, models, out, f"mixture_{layout}", mixture=True)
+                said = "equal"
+            except AssertionError as difference:
+                said, is_right = f"DIFFERENT {str(difference).splitlines()[:3]}", False
+            sys.stdout.write(f"{layout}: {said}\n")
+    return is_right
+
+
 if __name__ == "__main__":
     what, *ranks = sys.argv[1:] or [""]
-    if what not in ("packing", "exact"):
+    if what not in ("packing", "exact", "ppo"):
         sys.exit(__doc__)
-    sys.exit(0 if (packing() if what == "packing" else exact(int(ranks[0]) if ranks else 1)) else 1)
+    if what == "packing":
+        sys.exit(0 if packing() else 1)
+    sys.exit(0 if {"exact": exact, "ppo": ppo}[what](int(ranks[0]) if ranks else 1) else 1)

@@ -31,11 +31,20 @@ MINIBATCH_LAYOUTS = {"2": (2, False), "0_packed": (0, True)}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 
-def main(models: Path, out: Path) -> None:
+# Mixtures of experts as actor and critic: stage, packed. The long form runs the others too (tests/mixtures.py).
+MIXTURE_LAYOUTS = {"0_padded": (0, False), "3_packed": (3, True)}
+ALL_MIXTURES = {
+    f"{stage}_{'packed' if packed else 'padded'}": (stage, packed) for stage in range(4) for packed in (False, True)
+}
+
+
+def main(models: Path, out: Path, every_mixture: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.startup import started_process_group
 
     with started_process_group() as ranks:
+        if every_mixture:
+            return report({"mixtures": mixtures(models, out, ranks, ALL_MIXTURES)})
         report({name: section(models, out, ranks) for name, section in SECTIONS.items()})
 
 
@@ -54,6 +63,7 @@ def make_trainer(
     with_texts: bool = True,
     dtype: str = "fp32",
     actor: str = "actor",
+    critic: str = "scalar",
     grpo: bool = False,
     minibatches: int = 1,
     changed: Callable[[Any], Any] = lambda settings: settings,
@@ -62,6 +72,7 @@ def make_trainer(
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
+    from training.step3_ppo.assembly import balanced_roles
     from training.step3_ppo.evaluation import Evaluator
     from training.step3_ppo.kl import KL_ESTIMATORS
     from training.step3_ppo.kl.control import KlControl
@@ -86,7 +97,7 @@ def make_trainer(
 
     flags = RolesArguments(
         str(models / actor),
-        str(models / "scalar"),
+        str(models / critic),
         actor_learning_rate=ACTOR_RATE,
         critic_learning_rate=CRITIC_RATE,
         actor_weight_decay=decay,
@@ -106,6 +117,7 @@ def make_trainer(
         total_steps=ITERATIONS * epochs * minibatches,
         needed=RolesNeeded(critic=not grpo),
     )
+    roles = balanced_roles(roles, None, reuses_forwards=False)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
         temperature=TEMPERATURE,
@@ -189,45 +201,59 @@ def experienced(trainer: Any, iteration: int) -> Any:
 
 
 def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
-    """Whole iterations, evaluation before and after, weights at the end."""
-    import torch
-
-    from training.utils.engine.collectives import gathered
-
+    """Whole iterations, evaluation before and after."""
     found = {}
     for layout, (stage, packed) in LAYOUTS.items():
         trainer = make_trainer(models, out, ranks, stage, packed=packed)
         before = trainer.evaluator.evaluate(0).scores
-        told = []
-        for iteration in range(1, ITERATIONS + 1):
-            experience = experienced(trainer, iteration)
-            rollout, advantages_BR = experience.rollout, experience.advantages_BR
-            inside = advantages_BR[rollout.response_mask_BR].double()
-            pairs = [
-                (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
-                for index in range(len(rollout.response_lengths_B))
-            ]
-            apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
-            everyone = gathered(
-                {
-                    "pairs": pairs,
-                    "apart": float(apart),
-                    "scores": experience.scores_B.tolist(),
-                    "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
-                    "ended": rollout.ended_B.tolist(),
-                }
-            )
-            told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
-        after = trainer.evaluator.evaluate(ITERATIONS).scores
-        for name, engine, model in (
-            ("actor", trainer.roles.actor, trainer.roles.actor_model),
-            ("critic", trainer.roles.critic, trainer.roles.critic_model),
-        ):
-            state = engine.full_state(model)
-            if ranks.is_main:
-                torch.save(state, out / f"{name}_z{layout}.pt")
-        found[layout] = {"before": before, "after": after, "iterations": told}
+        told = iterated(trainer, out, f"z{layout}")
+        found[layout] = {"before": before, "after": trainer.evaluator.evaluate(ITERATIONS).scores, "iterations": told}
     return found
+
+
+def mixtures(models: Path, out: Path, ranks: Any, layouts: Any = None) -> dict[str, Any]:
+    """The same with mixtures of experts."""
+    which: dict[str, Any] = {"actor": "mixture", "critic": "mixture_scalar"}
+    return {
+        layout: iterated(make_trainer(models, out, ranks, stage, packed=packed, **which), out, f"mixture_{layout}")
+        for layout, (stage, packed) in (layouts or MIXTURE_LAYOUTS).items()
+    }
+
+
+def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
+    """Run whole iterations; write the weights at the end to actor_NAME.pt and critic_NAME.pt."""
+    import torch
+
+    from training.utils.engine.collectives import gathered
+
+    told = []
+    for iteration in range(1, ITERATIONS + 1):
+        experience = experienced(trainer, iteration)
+        rollout, advantages_BR = experience.rollout, experience.advantages_BR
+        inside = advantages_BR[rollout.response_mask_BR].double()
+        pairs = [
+            (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
+            for index in range(len(rollout.response_lengths_B))
+        ]
+        apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
+        everyone = gathered(
+            {
+                "pairs": pairs,
+                "apart": float(apart),
+                "scores": experience.scores_B.tolist(),
+                "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
+                "ended": rollout.ended_B.tolist(),
+            }
+        )
+        told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
+    for role, engine, model in (
+        ("actor", trainer.roles.actor, trainer.roles.actor_model),
+        ("critic", trainer.roles.critic, trainer.roles.critic_model),
+    ):
+        state = engine.full_state(model)
+        if engine.ranks.is_main:
+            torch.save(state, out / f"{role}_{name}.pt")
+    return told
 
 
 def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
@@ -496,6 +522,7 @@ def _layouts(trainer: Any) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
     "iterations": iterations,
+    "mixtures": mixtures,
     "first_minibatch": first_minibatch,
     "grpo": grpo,
     "minibatches": minibatches,
@@ -507,4 +534,4 @@ SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["every_mixture"])
