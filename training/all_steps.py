@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from training.utils.data.build.arguments import WHOLE_RUN_VARIABLE
 from training.utils.report.writing import report_at_end
 from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
@@ -179,6 +180,7 @@ def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
         _run("a new model with random weights", "training.new_model", flags, 1)
     seconds = {}
+    os.environ[WHOLE_RUN_VARIABLE] = "1"
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
         title = f"step {place} of {len(plan.settings)}, {step.title}"

@@ -148,7 +148,7 @@ def print_answer(talk: Talk, place: int) -> bool:
     """Print model `place`'s answer as it grows; return False if it was cut."""
     shown, ended = "", True
     for answer in talk.answer(place):
-        text = answer.text.lstrip()
+        text = talk.models[place].said(answer)
         print(text[len(shown) :], end="", flush=True)
         shown, ended = text, answer.ended
     return ended

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from training.asking.arguments import AskedArguments
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.rewards.arguments import ScoringArguments
@@ -26,7 +26,7 @@ from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 TASKS = ("win_rate", "reward", "gsm8k", "perplexity")
-GROUPS = (RunArguments, DataArguments, AskedArguments, SamplingArguments, ScoringArguments, VllmArguments)
+GROUPS = (RunArguments, OptionalDataArguments, AskedArguments, SamplingArguments, ScoringArguments, VllmArguments)
 
 
 def main(argv: Sequence[str]) -> None:

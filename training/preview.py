@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.console import note
@@ -64,7 +64,7 @@ class PreviewArguments:
         )
 
 
-GROUPS = (PreviewArguments, DataArguments)
+GROUPS = (PreviewArguments, OptionalDataArguments)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,6 @@ def load(preview: PreviewArguments, data: DataArguments) -> Any:
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)
-    if tokenizer.pad_token == tokenizer.eos_token and preview.pad_token is None:
-        note(f"the pad token is the end token, {tokenizer.eos_token}; training such a tokenizer needs --pad_token")
     add_tokens(tokenizer, data.chat.tokens_in_need)
     note(adopt_style(tokenizer, data.chat).sentence)
     return tokenizer

@@ -52,7 +52,6 @@ MISTAKES = [
     Mistake(
         "too_few_rows", 1, [*ONE, "--per_device_train_batch_size", "4000"], ["4000", "--per_device_train_batch_size"]
     ),
-    Mistake("no_pad_token", 1, [*ONE, "--model_name_or_path", "{padless}"], ["no pad token", "--pad_token"]),
     Mistake("float16_on_a_cpu", 1, [*ONE, "--dtype", "fp16"], ["--dtype fp16", "GPU", "bf16"]),
     Mistake("no_such_loss", "dpo", [*ONE, "--loss_type", "sigmod"], ["sigmoid, ipo, hinge", "did you mean 'sigmoid'"]),
     Mistake("adapters_to_turn_off", "dpo", [*ONE, "--reference", "adapter_off"], ["adapter_off", "--lora_dim"]),
@@ -98,7 +97,6 @@ def places(place: Path, pairs_file: Path) -> dict[str, str]:
         "malformed": str(folder / "malformed.jsonl"),
         "empty": str(folder / "empty.jsonl"),
         "weightless": str(save_start(folder / "weightless", with_weights=False)),
-        "padless": str(save_start(folder / "padless", with_weights=False, pad_token=None)),
         "reward": str(reward),
         "foreign": str(foreign),
     }

@@ -23,7 +23,7 @@ def start(place: Path) -> Path:
 
     folder = place / "dpo_start"
     shape = "--vocab_size 353 --hidden_size 64 --num_hidden_layers 2 --num_attention_heads 4 --rope_theta 100".split()
-    new_model.main(["--out", str(folder), "--seed", "1", *shape])
+    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
     return folder
 
 

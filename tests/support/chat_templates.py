@@ -60,6 +60,13 @@ STRIPS_THINKING = """\
 {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}"""
 
+# With enable_thinking off, an empty thought ends the generation prompt and is written nowhere else.
+EMPTY_THOUGHT = CHATML.replace(
+    "<|im_start|>assistant\n{% endif -%}",
+    "<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif -%}",
+)
+
 # Tool calls become JSON; tool results that follow each other become one user turn.
 MERGES_TOOLS = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools:\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
@@ -97,6 +104,7 @@ _SOURCES = {
     "chatml": CHATML,
     "llama3": LLAMA3,
     "strips_thinking": STRIPS_THINKING,
+    "empty_thought": EMPTY_THOUGHT,
     "merges_tools": MERGES_TOOLS,
     "inst": INST,
 }

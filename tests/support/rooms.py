@@ -73,6 +73,7 @@ MATHS = {
     "training.step1_sft.loss": (),
     "training.step1_sft.neftune": (),
     "training.step2_reward.loss": (),
+    "training.step2_reward.first_difference": (),
     "training.step2_dpo.loss": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),

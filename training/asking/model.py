@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.chat.arguments import CHAT_TEMPLATE
 from training.utils.data.chat.chat import adopt_style
 from training.utils.data.rows.phases import PromptRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
@@ -67,6 +68,11 @@ class AskedModel:
     data: DataArguments
     end_token_id: int
     more_end_tokens: frozenset[int]
+
+    def said(self, answer: Answer) -> str:
+        """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
+        "Human: ... Assistant:"."""
+        return answer.text if self.data.chat.prompt_style == CHAT_TEMPLATE else answer.text.strip()
 
     @property
     def positions(self) -> int | None:

@@ -18,7 +18,6 @@ from training.utils.data.sources.messages import (
     Message,
     checked_messages,
     prompt_text,
-    response_message,
 )
 from training.utils.engine.startup import Ranks
 from training.utils.loading.configurations import load_config, positions_of
@@ -67,7 +66,7 @@ class Scorer:
 
 def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response: str) -> tuple[Ids, Ids]:
     found = texts.responses(
-        Conversation(checked_messages(list(messages), _WHERE), _WHERE), [response_message(response)]
+        Conversation(checked_messages(list(messages), _WHERE), _WHERE), [{"role": "assistant", "content": response}]
     )
     if found is None:
         raise ThreestepError(f"{_WHERE}: the reward model's chat template renders an answer without its prompt")

@@ -64,7 +64,8 @@ class Talk:
         for turn in self.turns:
             messages.append({"role": "user", "content": turn.question})
             if place in turn.answers and (with_last_answer or turn is not self.turns[-1]):
-                messages.append({"role": "assistant", "content": turn.answers[place].text.strip()})
+                said = self.models[place].said(turn.answers[place])
+                messages.append({"role": "assistant", "content": said})
         return messages
 
     def answer(self, place: int) -> Iterator[Answer]:
@@ -89,7 +90,7 @@ class Talk:
             prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].tolist()
             response_ids = list(answer.token_ids)
         else:
-            prompt_ids, response_ids = self.scorer.ids_of_text(messages, answer.text)
+            prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
         [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids])
         return turn.scores[place]
 

@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from training.utils.data.rows.phases import ResponsesRow
 
 
+LOSS_FROM = ("end", "first_difference")
+
+
 @dataclass
 class RewardModelArguments:
     """The reward model."""
 
     learning_rate: float = flag(
         1e-5, "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023).", above=0
+    )
+    loss_from: str = flag(
+        "end",
+        "Which scores of a pair are compared: those at the 'end' of both responses, or at all tokens from the "
+        "'first_difference' on, by the mean of their losses (DeepSpeed-Chat's). Evaluation and step 3 read the end in "
+        "both cases.",
+        choices=LOSS_FROM,
     )
     margin_scale: float = flag(
         0.0,

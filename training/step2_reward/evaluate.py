@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.engine.arguments import DTYPE_NAMES, EngineArguments
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -65,7 +65,7 @@ class RewardEvaluationArguments:
         )
 
 
-GROUPS = (RunArguments, DataArguments, RewardEvaluationArguments)
+GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
 
 
 def main(argv: Sequence[str]) -> None:

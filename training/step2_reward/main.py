@@ -17,7 +17,7 @@ def train(opened: OpenedModel, reward: RewardModelArguments) -> TrainingResult:
     from training.utils.loading.score_scale import ScoreScale, set_score_scale
 
     options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)
-    trainer = RewardTrainer(opened.training, options)
+    trainer = RewardTrainer(opened.training, options, from_first_difference=reward.loss_from == "first_difference")
     result = trainer.train()
     chosen = trainer.chosen_scores(reward.normalization_rows)
     set_score_scale(opened.model.config, ScoreScale(chosen.mean, chosen.std) if chosen else None)

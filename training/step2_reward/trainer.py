@@ -6,8 +6,13 @@ Knows neither flags nor files; what it needs comes as arguments.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+import torch
+
+from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.report import gain_sentence
 from training.utils.data.rows.phases import ResponsesRow
@@ -15,7 +20,7 @@ from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.order import ShuffledStream
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import TrainingLoop, TrainingRun
-from training.utils.preference.batches import speed_figures, train_batches
+from training.utils.preference.batches import PreferenceBatch, speed_figures, train_batches
 from training.utils.preference.evaluation import (
     RewardEvaluation,
     ScoredResponses,
@@ -37,12 +42,51 @@ def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[s
     }
 
 
-class RewardTrainer:
-    """Trains `run.engine`, a ScalarModel under DeepSpeed, on ranked responses."""
+class ReadPairs(NamedTuple):
+    """M scores to compare with M others, float32, with the margin and the weight of each comparison.
 
-    def __init__(self, run: TrainingRun[ResponsesRow], options: LossOptions) -> None:
+    end_Q: int64, for each pair the comparison of its ends
+    """
+
+    better_M: torch.Tensor
+    worse_M: torch.Tensor
+    margin_M: torch.Tensor
+    weight_M: torch.Tensor
+    end_Q: torch.Tensor
+
+
+def read_ends(model: Callable[..., torch.Tensor], batch: PreferenceBatch) -> ReadPairs:
+    """The scores of whole responses: M is Q."""
+    ranked = batch.ranked
+    scores_B = model(ranked.rows)
+    better_Q, worse_Q = scores_B.index_select(0, ranked.better_Q), scores_B.index_select(0, ranked.worse_Q)
+    all_Q = torch.arange(len(better_Q), device=better_Q.device)
+    return ReadPairs(better_Q, worse_Q, batch.margin_Q, ranked.weight_Q, all_Q)
+
+
+def read_differing_tokens(model: Callable[..., torch.Tensor], batch: PreferenceBatch) -> ReadPairs:
+    """The scores at all tokens from the first difference of a pair on, which share the pair's weight."""
+    ranked = batch.ranked
+    rows = ranked.rows
+    found = compared_tokens(rows.input_ids_NT, rows.end_B, batch.tokens_B.tolist(), ranked.better_Q, ranked.worse_Q)
+    read_at = replace(rows, predictor_M=torch.cat([found.better_M, found.worse_M]))
+    better_M, worse_M = model(read_at, at="targets").chunk(2)
+    weight_M = ranked.weight_Q[found.pair_M] * found.share_M
+    return ReadPairs(better_M, worse_M, batch.margin_Q[found.pair_M], weight_M, found.end_Q)
+
+
+class RewardTrainer:
+    """Trains `run.engine`, a ScalarModel under DeepSpeed, on ranked responses.
+
+    from_first_difference: compare all scores from the first token on in which a pair differs, not those of its ends
+    """
+
+    def __init__(
+        self, run: TrainingRun[ResponsesRow], options: LossOptions, from_first_difference: bool = False
+    ) -> None:
         self.run = run
         self.options = options
+        self.read = read_differing_tokens if from_first_difference else read_ends
 
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
@@ -71,19 +115,17 @@ class RewardTrainer:
     def _optimizer_step(self, taken: Sequence[int]) -> dict[str, float]:
         run = self.run
         started = time.monotonic()
-        sums = {"loss": 0.0, "pairs": 0.0, "right": 0.0}
+        sums, prompts = {"loss": 0.0, "pairs": 0.0, "right": 0.0}, float(len(taken))
         run.engine.train()
         batches = train_batches(run, taken, are_targets=False)
         routers = run.routers.of_step([batch.ranked.rows for batch in batches])
         for batch in batches:
-            ranked = batch.ranked
-            scores_B = run.engine(ranked.rows)
-            better_Q, worse_Q = scores_B.index_select(0, ranked.better_Q), scores_B.index_select(0, ranked.worse_Q)
-            loss = ranking_loss(better_Q, worse_Q, batch.margin_Q, ranked.weight_Q, float(len(taken)), self.options)
-            run.engine.backward(loss + routers.part(ranked.rows))
+            read = self.read(run.engine, batch)
+            loss = ranking_loss(read.better_M, read.worse_M, read.margin_M, read.weight_M, prompts, self.options)
+            run.engine.backward(loss + routers.part(batch.ranked.rows))
             sums["loss"] += float(loss.detach())
-            sums["pairs"] += better_Q.numel()
-            sums["right"] += float((better_Q > worse_Q).sum())
+            sums["pairs"] += read.end_Q.numel()
+            sums["right"] += float((read.better_M > read.worse_M)[read.end_Q].sum())
         report = run.engine.step()
         totals = summed_numbers(sums, run.ranks.device)
         seconds = time.monotonic() - started

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+NEW_PAD_TOKEN = "[PAD]"  # noqa: S105 (a token of text; DeepSpeed-Chat's)
+
+
 def load_tokenizer(
     name_or_path: str, pad_token: str | None = None, end_may_pad: bool = False, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
@@ -24,6 +27,33 @@ def load_tokenizer(
     end_may_pad: pad with the end token if there is no pad token, as long as nothing is trained or saved; a folder with
     a tokenizer and no model is then enough.
     """
+    tokenizer = _loaded(name_or_path, pad_token, end_may_pad, trust_remote_code)
+    if tokenizer.pad_token_id is None and end_may_pad:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        raise ThreestepError(
+            f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
+            f"e.g. --pad_token '{tokenizer.eos_token}'"
+        )
+    return tokenizer
+
+
+def load_padding_tokenizer(
+    name_or_path: str, pad_token: str | None, trust_remote_code: bool
+) -> tuple[PreTrainedTokenizerBase, int]:
+    """As `load_tokenizer`, but add NEW_PAD_TOKEN if there is no pad token; return how many tokens that adds, 0 or 1.
+    The model that is trained with it needs a row for it."""
+    tokenizer = _loaded(name_or_path, pad_token, False, trust_remote_code)
+    before = len(tokenizer)
+    if tokenizer.pad_token_id is None:
+        tokenizer.add_special_tokens({"pad_token": NEW_PAD_TOKEN})
+    return tokenizer, len(tokenizer) - before
+
+
+def _loaded(
+    name_or_path: str, pad_token: str | None, end_may_pad: bool, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, which has an end token, and perhaps no pad token."""
     from transformers import AutoTokenizer
 
     has_own = (Path(name_or_path) / "tokenizer_config.json").is_file()
@@ -40,13 +70,6 @@ def load_tokenizer(
     if tokenizer.eos_token_id is None:
         raise ThreestepError(
             f"the tokenizer in '{name_or_path}' has no end-of-sequence token; set eos_token in its files"
-        )
-    if tokenizer.pad_token_id is None and end_may_pad:
-        tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.pad_token_id is None:
-        raise ThreestepError(
-            f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
-            f"e.g. --pad_token '{tokenizer.eos_token}'"
         )
     tokenizer.padding_side = "right"
     return tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
-from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
+from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
@@ -38,7 +38,7 @@ from training.utils.opening.result import TrainingResult
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import report_at_end
-from training.utils.run.console import log
+from training.utils.run.console import log, started_as_main_rank
 
 
 def run_one_model(
@@ -55,7 +55,7 @@ def run_one_model(
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
         check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
-        tokenizer, added_tokens, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
+        tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
         plan = plan.decided({"prompt_style": style.chat.prompt_style})
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
@@ -65,7 +65,7 @@ def run_one_model(
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(flags.model.settings(), trains_adapter_on=not rereads_start)
-        model, engine = _engine(flags, start, tokenizer, added_tokens, scores, steps[0], ranks)
+        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks)
         if not scores:
             ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
             set_stop_tokens(model, tokenizer, [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside))
@@ -90,7 +90,7 @@ def run_one_model(
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             name = f"step {flags.step.number}, {flags.step.label}"
             training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers)
-            result = train(OpenedModel(flags, folder, rows, added_tokens, model, training), flags.own)
+            result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors = engine.full_state(model)
         if ranks.is_main:
@@ -101,27 +101,41 @@ def run_one_model(
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 
 
+class _Added(NamedTuple):
+    """How many tokens the tokenizer gained here: those that are trained, and a pad token."""
+
+    tokens: int
+    pad: int
+
+
 def _tokenizer(
     flags: OneModelFlags, scores: bool, began_with: str | None
-) -> tuple[PreTrainedTokenizerBase, int, PromptStyle]:
+) -> tuple[PreTrainedTokenizerBase, _Added, PromptStyle]:
     """The start model's tokenizer, how many tokens it gained here, and the style that is saved with it.
 
     began_with: the style of the run that is resumed
     """
     model, chat = flags.model, flags.data.chat
-    tokenizer = load_tokenizer(model.model_name_or_path, model.pad_token, trust_remote_code=model.trust_remote_code)
+    path, trust = model.model_name_or_path, model.trust_remote_code
+    tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
+    if added_pad:
+        log(
+            f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)",
+            started_as_main_rank(),
+        )
     added = add_tokens(tokenizer, chat.tokens_in_need)
     style = adopt_style(tokenizer, chat, began_with)
     if scores:
         tokenizer = with_pad_apart(tokenizer, style.end_token)
-    return tokenizer, added, style
+    return tokenizer, _Added(added, added_pad), style
 
 
 def _engine(
     flags: OneModelFlags,
     start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
-    added_tokens: int,
+    added: _Added,
     scores: bool,
     total_steps: int,
     ranks: Ranks,
@@ -132,8 +146,8 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(start, dtype, tokenizer, False, added_tokens, **reading)
-        return load_causal_lm(start, dtype, len(tokenizer), added_tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
     return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)

@@ -20,7 +20,7 @@ from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import VALUES, note_mistakes
 from training.utils.run.launcher_flags import LAUNCHER_FLAGS
-from training.utils.run.old_flags import OldFlag, translated
+from training.utils.run.old_flags import OldFlag, old_defaults, translated
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -73,13 +73,15 @@ def parse_arguments(
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
 
     argv, lines = translated(argv, {**LAUNCHER_FLAGS, **old_flags} if old_flags else {})
-    for line in lines:
-        log(line, started_as_main_rank())
     config_path = _config_path(argv)
     config_flags: list[str] = []
     if config_path is not None:
         # The path at the end separates a list in the file from the first words of the command line.
         config_flags = [*_flags_of(read_yaml(config_path), parser, config_path), f"--config={config_path}"]
+    defaults, more_lines = old_defaults([*config_flags, *argv], old_flags or {}, lines)
+    for line in (*lines, *more_lines):
+        log(line, started_as_main_rank())
+    config_flags = [*defaults, *config_flags]
     for word in (*config_flags, *argv):
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")

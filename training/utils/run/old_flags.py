@@ -82,6 +82,21 @@ def translated(argv: Sequence[str], old_flags: Mapping[str, OldFlag]) -> tuple[l
     return words, lines
 
 
+def old_defaults(
+    given: Sequence[str], old_flags: Mapping[str, OldFlag], lines: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """What DeepSpeed-Chat's steps take where a command line leaves it out, as words, and a line for each.
+
+    given: the words of the command line, by today's names
+    lines: of `translated`; where there are none, nothing says that the command line is DeepSpeed-Chat's
+    """
+    of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
+    if not of_a_step or not lines or any(word.partition("=")[0] == "--data_path" for word in given):
+        return [], []
+    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
+    return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
+
+
 def _flags_with_values(argv: Sequence[str]) -> dict[str, str]:
     """Each flag with the one word that follows it, "" where another flag follows."""
     found: dict[str, str] = {}

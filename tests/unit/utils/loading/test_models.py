@@ -225,3 +225,14 @@ def test_added_tokens_train_beside_lora(save_folder, scalar):
     head = {"score.weight"} if scalar else set()
     assert trains(0) == head
     assert trains(added) == {"model.embed_tokens.weight", "score.weight" if scalar else "lm_head.weight"}
+
+
+def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):
+    tokenizer = train_tokenizer(SENTENCES)
+    folder = save_folder(tokenizer=tokenizer, vocab_size=len(tokenizer))
+    size = len(tokenizer) + 1
+    model = load_causal_lm(ModelSettings(folder, lora_dim=2), torch.float32, size, added_pad=1)
+    assert model.config.vocab_size == size
+    assert all("lora" in name for name, part in model.named_parameters() if part.requires_grad)
+    with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
+        load_causal_lm(ModelSettings(folder), torch.float32, size + 1, added_pad=1)

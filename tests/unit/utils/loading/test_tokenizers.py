@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
-from training.utils.loading.tokenizers import add_tokens, load_tokenizer, same_tokenizer, with_pad_apart
+from training.utils.loading.tokenizers import (
+    add_tokens,
+    load_padding_tokenizer,
+    load_tokenizer,
+    same_tokenizer,
+    with_pad_apart,
+)
 from training.utils.run.errors import ThreestepError
 
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
@@ -35,6 +41,19 @@ def test_no_pad_token_names_the_flag(save_folder):
     assert load_tokenizer(save_folder(), end_may_pad=True).pad_token == "<|pad|>"
     with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
         load_tokenizer(folder, "no such")
+
+
+def test_a_pad_token_is_added_where_a_model_is_trained(save_folder):
+    """DeepSpeed-Chat's [PAD], which Llama 2 lacks."""
+    folder = save_folder()
+    given, new = load_padding_tokenizer(folder, None, False)
+    assert (given.pad_token, new) == ("<|pad|>", 0)
+    edit_json(f"{folder}/tokenizer_config.json", pad_token=None)
+    padded, new = load_padding_tokenizer(folder, None, False)
+    assert (padded.pad_token, padded.pad_token_id, new) == ("[PAD]", len(given), 1)
+    assert padded("Two.").input_ids == given("Two.").input_ids
+    named, new = load_padding_tokenizer(folder, "<|endoftext|>", False)
+    assert (named.pad_token, new) == ("<|endoftext|>", 0)
 
 
 def test_the_unknown_token_may_pad(save_folder):

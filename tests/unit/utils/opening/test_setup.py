@@ -158,6 +158,8 @@ def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
     groups = importlib.import_module(f"training.{step}.main").STEP.groups
     models = ["--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
     argv = models if step == "step3_ppo" else ["--model_name_or_path", "m"]
-    parsed = parse_arguments(groups, [*argv, "--output_dir", str(tmp_path), "--seed", "3", "--offload", "false"], "")
+    parsed = parse_arguments(
+        groups, [*argv, "--data_path", "embedded", "--output_dir", str(tmp_path), "--offload", "false"], ""
+    )
     start_run(parsed[0], resolved_settings(parsed), ranks())
     assert parse_arguments(groups, ["--config", str(tmp_path / "config.yaml")], "") == parsed

@@ -143,8 +143,9 @@ PROGRAMS = {
     "ppo": (ppo.STEP.groups, ppo.STEP.old_flags),
 }
 STARTS = {
-    "ppo": "--actor_model_name_or_path a --critic_model_name_or_path c --actor_zero_stage 1 --critic_zero_stage 1",
-    "other": "--model_name_or_path m --zero_stage 1",
+    "ppo": "--data_path embedded --actor_model_name_or_path a --critic_model_name_or_path c --actor_zero_stage 1 "
+    "--critic_zero_stage 1",
+    "other": "--data_path embedded --model_name_or_path m --zero_stage 1",
 }
 CASES = [(step, flag) for step, flags in FLAGS.items() for flag in flags]
 
@@ -190,6 +191,26 @@ def test_its_other_programs_flags(capsys):
     ]
 
 
+def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
+    """As its scripts for one GPU do. A flag of its steps tells the command line; a file of settings may name data."""
+
+    def data_of(line: str, step=sft.STEP) -> list[str]:
+        line += " --model_name_or_path m"
+        settings = resolved_settings(parse_arguments(step.groups, line.split(), "", step.old_flags))
+        return settings["data_path"]
+
+    assert data_of("--deepspeed") == ["Dahoas/rm-static"]
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("--data_path is Dahoas/rm-static, DeepSpeed-Chat's default: ")
+    assert data_of("--num_padding_at_beginning 1", reward.STEP) == ["Dahoas/rm-static"]
+    assert data_of("--deepspeed --data_path embedded") == ["embedded"]
+    (tmp_path / "run.yaml").write_text("data_path: embedded\n")
+    assert data_of(f"--deepspeed --config {tmp_path}/run.yaml") == ["embedded"]
+    assert capsys.readouterr().out.count("DeepSpeed-Chat's default") == 1
+    with pytest.raises(ThreestepError, match="^--data_path expects at least one dataset, got none; name files .jsonl:"):
+        data_of("--lora_dim 8")
+
+
 def test_numbers_that_are_none():
     with pytest.raises(ThreestepError, match="--eval_iters expects a whole number, got 'all'"):
         translated(["--eval_iters", "all"], reward.STEP.old_flags)
@@ -204,7 +225,9 @@ def test_the_evaluation_counts_every_rank(monkeypatch):
 
 def test_one_rank_says_the_lines(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    parse_arguments(sft.STEP.groups, "--model_name_or_path m --deepspeed".split(), "", sft.STEP.old_flags)
+    parse_arguments(
+        sft.STEP.groups, "--model_name_or_path m --data_path embedded --deepspeed".split(), "", sft.STEP.old_flags
+    )
     assert capsys.readouterr().out == ""
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.arguments import RowArguments
-from training.utils.data.sources.arguments import SourceArguments
+from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
 ROW_PICKS = ("random", "first")
+# In the environment of a step that a program runs together with the others on the same data.
+WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
 
 
 @dataclass
@@ -68,3 +70,10 @@ class DataArguments:
             "--parallel_thinking expects --loss_on response, got conversation: tags count only where the loss falls, "
             "because a prompt may quote them; change one of them",
         )
+
+
+@dataclass
+class OptionalDataArguments(DataArguments):
+    """The same, of programs that can do without: what reads these rows asks for --data_path when it builds them."""
+
+    source: OptionalSourceArguments = field(default_factory=OptionalSourceArguments)

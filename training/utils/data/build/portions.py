@@ -7,15 +7,17 @@ different ids.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from training.utils.data.build.arguments import SplitArguments
-from training.utils.data.build.splits import carve_eval, pick_rows, split_indices
-from training.utils.data.sources.arguments import SourceArguments
+from training.utils.data.build.arguments import WHOLE_RUN_VARIABLE, SplitArguments
+from training.utils.data.build.splits import carve_eval, parse_data_split, pick_rows, share_rows, split_indices
+from training.utils.data.rows.phases import PHASES
+from training.utils.data.sources.arguments import NO_DATA, SourceArguments
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.run.errors import ThreestepError
@@ -62,7 +64,7 @@ def open_sources(phase: int, flags: SourceArguments, data_split: str, cache_dir:
     if phase == 1:
         sources += [opened(name, _WHOLE_INTO_PHASE_1, sft_only=True) for name in flags.sft_only_data_path]
     if not sources:
-        raise ThreestepError(f"--data_path: phase {phase} has no dataset; name at least one")
+        raise ThreestepError(NO_DATA)
     return sources
 
 
@@ -97,6 +99,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
                 "training_rows": len(train),
                 "own_evaluation_rows": own_rows,
                 "evaluation_rows_carved": own_rows == 0,
+                "shared_by_data_split": not (source.sft_only or _chooses_phases(source)),
                 "recognised": None if recognition is None else recognition.as_json(),
             }
         )
@@ -105,6 +108,30 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
         _at_most(shared.train, flags.max_train_rows, seed, flags.pick_rows),
         _at_most(shared.eval, flags.max_eval_rows, seed, flags.pick_rows),
         shared.described,
+    )
+
+
+def share_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]]) -> str | None:
+    """How many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to phases are left
+    out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
+
+    A warning with the default split, which nobody may have meant, unless the run's other steps have the other rows.
+    """
+    weights = parse_data_split(flags.data_split)
+    offered = able = taken = 0
+    for source in described:
+        if not source["shared_by_data_split"]:
+            continue
+        rows, carved = source["training_rows"], source["evaluation_rows_carved"]
+        trained = len(carve_eval(rows, flags.eval_fraction, 0)[0]) if carved else rows
+        offered, able, taken = offered + rows, able + trained, taken + share_rows(trained, weights)[phase - 1]
+    if taken in (0, able):
+        return None
+    alone = ",".join("1" if phase == other else "0" for other in PHASES)
+    nobody_chose = flags.data_split == SplitArguments.data_split and WHOLE_RUN_VARIABLE not in os.environ
+    return (
+        f"{'warning' if nobody_chose else 'data'}: {taken:,} of {offered:,} rows are step {phase}'s share "
+        f"(--data_split {flags.data_split}); --data_split {alone} takes all"
     )
 
 
@@ -126,6 +153,10 @@ def _at_most(portions: Sequence[Portion], most: int | None, seed: int, pick: str
 
 def _phases_of(source: DataSource, rows: Sequence[Any], indices: np.ndarray) -> list[tuple[int, ...]] | None:
     """`get_phases` of each row; None where the class does not override it: every row serves all phases."""
-    if type(source.raw).get_phases is PromptRawDataset.get_phases:
+    if not _chooses_phases(source):
         return None
     return [tuple(source.raw.get_phases(rows[int(index)])) for index in indices]
+
+
+def _chooses_phases(source: DataSource) -> bool:
+    return type(source.raw).get_phases is not PromptRawDataset.get_phases

@@ -16,7 +16,7 @@ from training.utils.data.build.parallel_thinking import ParallelCheck
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.samples import read_carried, read_margins
 from training.utils.data.build.sentences import PARTS_TAKEN, has_sentences, parts_are_taken
-from training.utils.data.build.strategies import ChatText, PlainText, ReadSample
+from training.utils.data.build.strategies import GLUED, ChatText, PlainText, ReadSample, is_glued
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece, fit_conversation, joined
@@ -93,6 +93,8 @@ class RowMaker:
         read = self._strategy.read(sample, where)
         if self._has_sentences and parts_are_taken(self._source.raw, self._phase, sample):
             self._counts.noted[PARTS_TAKEN] += 1
+        if self._phase != 3 and isinstance(self._strategy, PlainText) and is_glued(read):
+            self._counts.noted[GLUED] += 1
         if self._phase == 2:
             responses = len(read.pieces) - read.prompts
             return _Waiting(row_id, read, read_margins(self._source.raw, sample, responses, where))

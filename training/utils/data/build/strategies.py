@@ -43,6 +43,18 @@ class ReadSample:
     raw_chat: list[Message] | None = None
 
 
+GLUED = (
+    "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
+    "sets questions and answers apart)"
+)
+
+
+def is_glued(sample: ReadSample) -> bool:
+    """Whether a plain response begins with a letter or digit right behind the prompt's last sign."""
+    prompt, response = sample.pieces[0].text, sample.pieces[-1].text
+    return bool(prompt) and not prompt[-1].isspace() and response[0].isascii() and response[0].isalnum()
+
+
 @dataclass(frozen=True)
 class PlainText:
     """Texts as the dataset gives them (`--prompt_style human_assistant`)."""
@@ -138,7 +150,9 @@ class ChatText:
         if messages is None:
             # The dataset offers its response to learn from, not the turns before it.
             prompt, (response,) = read_texts(self._raw, 1, sample, where)
-            messages, train_turns = [*messages_of_text(prompt), response_message(response)], "last"
+            if not prompt:
+                return ReadSample(where, self._texts.text(response))
+            messages, train_turns = [*messages_of_text(prompt), response_message(prompt, response)], "last"
         conversation = self._conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
@@ -153,7 +167,8 @@ class ChatText:
         messages = self._raw.get_prompt_messages(sample)
         if messages is None:
             prompt, responses = read_texts(self._raw, 2, sample, where)
-            messages, answers = messages_of_text(prompt), [response_message(response) for response in responses]
+            messages = messages_of_text(prompt)
+            answers = [response_message(prompt, response) for response in responses]
         else:
             answers = self._response_messages(sample, where)
         pieces = self._texts.responses(self._conversation(list(messages), sample, where), answers)

@@ -9,6 +9,8 @@ token `<|im_end|>`), as in transformers' `apply_chat_template`. Knows nothing of
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -25,6 +27,8 @@ from training.utils.data.sources.messages import BadConversation, Conversation
 from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import AUTO
+
+_TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,13 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class EncodedConversation:
-    """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins."""
+    """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins.
+    `blank_end`: how many tokens of white space the template writes behind the last turn."""
 
     ids: Ids
     loss: list[bool]
     last_turn: int
+    blank_end: int = 0
 
 
 class ChatTokenizer:
@@ -170,11 +176,15 @@ class ChatTokenizer:
     # Conversation -> pieces.
 
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
-        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn.
-        Raises BadConversation."""
-        read = self._finder(conversation.tools, conversation.template_kwargs).read(conversation)
+        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn. A
+        turn that ends it stands behind the prompt that asks for it (see `_behind`). Raises BadConversation."""
+        finder = self._finder(conversation.tools, conversation.template_kwargs)
+        read = finder.read(conversation)
         if not read.turns:
             return None
+        *earlier, answer = conversation.messages
+        if finder.asks_more and earlier and answer["role"] == "assistant":
+            read = self._behind(_asked(finder, replace(conversation, messages=earlier)), read) or read
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
         trained -= conversation.untrained
@@ -188,19 +198,15 @@ class ChatTokenizer:
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
-        finder = self._finder(conversation.tools, conversation.template_kwargs)
-        if all(message["role"] != "assistant" for message in conversation.messages):
-            return [TextPiece(finder.prompt(conversation))]
-        return self._cut(finder.read(conversation, generation_prompt=True), set())
+        return self._cut(_asked(self._finder(conversation.tools, conversation.template_kwargs), conversation), set())
 
     def responses(
         self, prompt: Conversation, responses: Sequence[dict[str, Any]]
     ) -> tuple[list[TextPiece], list[TextPiece]] | None:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
-        end of the turn. None where that rendering does not begin with the prompt. Raises BadConversation."""
+        end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
         finder = self._finder(prompt.tools, prompt.template_kwargs)
-        pieces = self.prompt(prompt)
-        text = "".join(piece.text for piece in pieces)
+        asked = _asked(finder, prompt)
         answers = []
         for message in responses:
             whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
@@ -211,10 +217,27 @@ class ChatTokenizer:
                     f"{prompt.where}: the chat template writes no end-of-turn token after the response, the text ends "
                     f"in {read.text[-40:]!r}"
                 )
-            if not read.text.startswith(text) or last.end <= len(text):
+            behind = self._behind(asked, read)
+            if behind is None:
                 return None
-            answers.append(TextPiece(read.text[len(text) : last.end], is_turn=True, is_end=True))
-        return pieces, answers
+            answers.append(TextPiece(behind.text[len(asked.text) : behind.turns[-1].end], is_turn=True, is_end=True))
+        return self._cut(asked, set()), answers
+
+    def _behind(self, asked: ReadConversation, read: ReadConversation) -> ReadConversation | None:
+        """The last turn of `read` behind the prompt that asks for it; None where it cannot follow that prompt.
+
+        A template may end the generation prompt with what it does not write before an answer: an empty thought. Then
+        the answer as the template writes it follows the whole prompt, as it does when a model is asked.
+        """
+        prompt, last = asked.text, read.turns[-1]
+        if read.text.startswith(prompt):
+            return read if last.end > len(prompt) else None
+        begin = next(turn.begin for turn in read.turns if turn.message == last.message)
+        answer, added = read.text[begin : last.end], prompt[begin:]
+        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self._special):
+            return None
+        turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
+        return ReadConversation(prompt + read.text[begin:], (*asked.turns, turn))
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []
@@ -230,6 +253,13 @@ class ChatTokenizer:
             at = end
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]
+
+    def text(self, text: str) -> list[TextPiece]:
+        """A text that answers no prompt: without the template, to the end token, behind what the tokenizer puts before
+        any text."""
+        (before,) = self._decode([self.texts.prefix_ids])
+        whole = TextPiece(text.removesuffix(self.end_token) + self.end_token, True, True, is_end=True)
+        return [TextPiece(before), whole] if before else [whole]
 
     # Pieces -> tokens.
 
@@ -251,23 +281,47 @@ class ChatTokenizer:
         return results
 
 
+def _asked(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
+    """The conversation with the generation prompt, and its turns."""
+    if all(message["role"] != "assistant" for message in conversation.messages):
+        return ReadConversation(finder.prompt(conversation), ())
+    return finder.read(conversation, generation_prompt=True)
+
+
+def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
+    """Whether an answer may follow what the generation prompt adds to the header: every tag in it is closed, as in
+    "<think></think>", the answer has none of them, and besides there is no special token."""
+    tags = _TAG.findall(added)
+    opened = Counter(name for slash, name in tags if not slash)
+    closed = Counter(name for slash, name in tags if slash)
+    rest = _TAG.sub("", added)
+    own = {name for _, name in _TAG.findall(answer)}
+    return opened == closed and not own & opened.keys() and not any(token in rest for token in special)
+
+
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
     """The pieces of one row as one sequence of tokens."""
     loss = [piece.carries_loss for piece, own in zip(pieces, ids, strict=True) for _ in own]
     last = max((number for number, piece in enumerate(pieces) if piece.carries_loss), default=0)
-    return EncodedConversation([i for own in ids for i in own], loss, sum(len(own) for own in ids[:last]))
+    is_blank = not pieces[-1].is_turn and not pieces[-1].text.strip()
+    begin, blank_end = sum(len(own) for own in ids[:last]), len(ids[-1]) if is_blank else 0
+    return EncodedConversation([i for own in ids for i in own], loss, begin, blank_end)
 
 
 def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:
     """Make a conversation at most `most` tokens long; returns it and whether it was cut.
 
-    `right` cuts its end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries
-    loss; both leave that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries
-    loss, or none before the last turn, would be left.
+    White space behind the last turn, which no model is asked to write, goes first and is not counted. `right` cuts the
+    end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries loss; both leave
+    that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries loss, or none before
+    the last turn, would be left.
     """
     ids, loss, begin = encoded.ids, encoded.loss, encoded.last_turn
     if len(ids) <= most:
         return encoded, False
+    if encoded.blank_end:
+        end = len(ids) - encoded.blank_end
+        return fit_conversation(EncodedConversation(ids[:end], loss[:end], begin), most, truncation)
     if truncation == "error":
         raise TooLong(len(ids))
     if truncation == "drop":

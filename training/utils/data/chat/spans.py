@@ -82,6 +82,11 @@ class TurnFinder:
         """The token that ends the last turn of a conversation."""
         return self._habits.ends[0]
 
+    @property
+    def asks_more(self) -> bool:
+        """Whether the generation prompt may hold more than the header of an assistant's message."""
+        return len(self._habits.headers) > 1
+
     def prompt(self, conversation: Conversation) -> str:
         """The rendering with the generation prompt, which a model is to answer. Raises BadConversation."""
         rendered = self._render(conversation, conversation.messages, generation_prompt=True)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
+
+NO_DATA = (
+    "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
+    "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), a class of "
+    "yours (--dataset_module), or embedded, the built-in task"
+)
 
 
 @dataclass
 class SourceArguments:
     """Which data: datasets by name, files and their columns."""
 
+    needs_data: ClassVar[bool] = True  # a command line without any is a mistake
+
     data_path: list[str] = flag(
-        ["embedded"],
-        "Datasets, separated by spaces: a registered name, a path that ends in one, or files as "
+        [],
+        "Required: datasets, separated by spaces: a registered name (embedded is the built-in task), a path that ends "
+        "in one, or files as "
         "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
         "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://..., "
         "or any dataset on the hub as hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...]",
@@ -83,10 +93,7 @@ class SourceArguments:
         mistakes.note(check_format, self.data_format)
         for path in self.dataset_module:
             mistakes.note(load_dataset_module, path)
-        mistakes.require(
-            bool(self.data_path or self.sft_only_data_path),
-            "--data_path expects at least one dataset, got none; for the built-in task use --data_path embedded",
-        )
+        mistakes.require(bool(self.data_path or self.sft_only_data_path) or not self.needs_data, NO_DATA)
         for name in [*self.data_path, *self.sft_only_data_path]:
             mistakes.note(find_dataset, name)
         files = split_reader(self.unsupervised_dataset_name or "")
@@ -94,3 +101,10 @@ class SourceArguments:
             mistakes.note(check_stored, *files, "unsupervised_dataset_name")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
             mistakes.add(f"--dataset_dir expects a folder, got '{self.dataset_dir}', which does not exist")
+
+
+@dataclass
+class OptionalSourceArguments(SourceArguments):
+    """The same, of programs that can do without."""
+
+    needs_data: ClassVar[bool] = False

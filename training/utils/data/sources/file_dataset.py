@@ -7,6 +7,7 @@ with a space is stored with it; messages are also available as DeepSpeed-Chat's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from training.utils.data.sources.messages import Message, from_json, prompt_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.recognition import Recognition, recognition_of
 from training.utils.data.sources.records import Record, value_of
+from training.utils.data.sources.trees import TreeRows, holds_trees
 from training.utils.run.errors import ThreestepError
 
 _REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
@@ -52,8 +54,11 @@ class FileDataset(PromptRawDataset):
         return self._opened[1]
 
     @cached_property
-    def _opened(self) -> tuple[Rows, Rows | None]:
-        return self._stored.open()
+    def _opened(self) -> tuple[Rows | TreeRows, Rows | TreeRows | None]:
+        train, held_out = self._stored.open()
+        if not holds_trees(train.kinds) or self._named_format not in (None, "messages") or self._columns.deciding:
+            return train, held_out
+        return TreeRows(train), TreeRows(held_out) if held_out and holds_trees(held_out.kinds) else held_out
 
     def get_fingerprint(self) -> str:
         return self._stored.fingerprint()
@@ -67,7 +72,7 @@ class FileDataset(PromptRawDataset):
         found = recognise(train.kinds, self._columns, self._named_format, self._address)
         if held_out:
             recognise(held_out.kinds, self._columns, found.name, self._address)
-        return found
+        return replace(found, why=train.sentence) if isinstance(train, TreeRows) else found
 
     @cached_property
     def _recognition(self) -> Recognition:

@@ -40,9 +40,12 @@ class FileColumns:
     margin: str | None = None
     label: str | None = None
 
-
-# Columns that decide on the format; the others only name where a value is.
-_DECIDING = ("prompt", "chosen", "rejected", "responses", "messages", "text")
+    @property
+    def deciding(self) -> list[str]:
+        """The roles of named columns that decide on the format; the others only name where a value is."""
+        return [
+            role for role in ("prompt", "chosen", "rejected", "responses", "messages", "text") if getattr(self, role)
+        ]
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _match_conversation(default: str) -> Callable[[Kinds, FileColumns], Roles | 
     """ShareGPT's and OpenAI's: a column of messages, and columns of a pair's responses that are single messages."""
 
     def match(kinds: Kinds, columns: FileColumns) -> Roles | None:
-        optional = {"system": "system"}
+        optional = {"system": _first(kinds, _SYSTEM.split()) or "system"}
         for role, named in (("chosen", columns.chosen), ("rejected", columns.rejected)):
             if named or "an object" in kinds.get(role, ()):
                 optional[role] = named or role
@@ -125,7 +128,7 @@ def _match_pair(kinds: Kinds, columns: FileColumns) -> Roles | None:
     """prompt, chosen and rejected; the prompt may be the beginning that both responses share."""
     if columns.prompt or has_column(kinds, "prompt"):
         return _match({"prompt": "prompt", "chosen": "chosen"}, {"rejected": "rejected"})(kinds, columns)
-    if _first(kinds, ("instruction", "question", "conversations", "messages")):
+    if _first(kinds, ("instruction", "question", "query", "input", "conversations", "messages")):
         return None
     return _match({"chosen": "chosen", "rejected": "rejected"}, {})(kinds, columns)
 
@@ -137,15 +140,19 @@ def _match_completion(kinds: Kinds, columns: FileColumns) -> Roles | None:
     return _roles(kinds, {"prompt": columns.prompt or "prompt", "chosen": response}, {})
 
 
+_SYSTEM = "system system_prompt"
 _RESPONSE = ("text", "a list", "an object")
 _PAIR = {"prompt": ("text", "a list"), "chosen": _RESPONSE, "rejected": _RESPONSE}
 _CONVERSATION = {"messages": ("a list", "text"), "chosen": _RESPONSE, "rejected": _RESPONSE}
 
 _ALPACA = _match(
     {"prompt": "instruction", "chosen": "output response chosen"},
-    {"input": "input context", "rejected": "rejected", "system": "system", "history": "history"},
+    {"input": "input context question", "rejected": "rejected", "system": _SYSTEM, "history": "history"},
 )
-_QUESTION = _match({"prompt": "question", "chosen": "answer"}, {"rejected": "rejected"})
+_QUESTION = _match(
+    {"prompt": "question query input", "chosen": "answer response output chosen"},
+    {"rejected": "rejected", "instruction": "instruction", "system": _SYSTEM},
+)
 _RANKED = _match({"prompt": "prompt", "responses": "responses"}, {})
 
 FORMATS: dict[str, _Kind] = {
@@ -187,12 +194,13 @@ def recognise(kinds: Kinds, columns: FileColumns, data_format: str | None, where
                 f"{column_names(kinds)}; choose another format, or name its columns with flags such as "
                 "--prompt_column"
             )
-    elif named := [f"--{role}_column" for role in _DECIDING if getattr(columns, role)]:
+    elif columns.deciding:
         name, roles = _format_of_flags(kinds, columns, where)
-        why = " and ".join(named)
+        why = " and ".join(f"--{role}_column" for role in columns.deciding)
     else:
         name, roles = _only_fit(kinds, columns, where)
         why = "its columns"
+    roles = _with_system(kinds, name, roles)
     read, label = FORMATS[name].read, columns.label or _first(kinds, MARK_COLUMNS)
     if name in _MAY_BE_MARKED and "rejected" not in roles and label and has_column(kinds, label):
         roles, read = {**roles, "label": label}, reader_of_marked(read)
@@ -200,8 +208,19 @@ def recognise(kinds: Kinds, columns: FileColumns, data_format: str | None, where
     return Format(name, roles, read, why)
 
 
+def _with_system(kinds: Kinds, name: str, roles: Roles) -> Roles:
+    """The roles with a column of system messages, where the format has a place for them and the file such a column."""
+    column = _first(kinds, _SYSTEM.split())
+    has_place = "messages" in roles or "prompt" in roles or "a list" in kinds.get(roles.get("chosen", ""), ())
+    if column is None or name in ("ranked", "text") or not has_place or set(kinds[column]) - {"text"}:
+        return roles
+    return {"system": column, **roles}
+
+
 def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:
     fits = {name: roles for name, kind in FORMATS.items() if (roles := kind.match(kinds, columns)) is not None}
+    if len(fits) > 1 and not {"question", "answer"} <= kinds.keys():
+        fits.pop("question_answer", None)  # by its other names it fits where nothing else does
     fits.pop("ranked", None)  # only a flag can say that a list of responses is ordered best first
     if fits.keys() & set(_HOLD_A_PROMPT):
         fits.pop("prompt_only", None)
@@ -213,14 +232,15 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         raise ThreestepError(f"{found}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
     known = "; ".join(f"{kind.needs} ({name})" for name, kind in FORMATS.items())
     raise ThreestepError(
-        f"{found}no format; expected the columns of one of these: {known}; or name columns of your own with "
-        "--prompt_column, --chosen_column and --rejected_column, --messages_column or --text_column"
+        f"{found}no format; expected the columns of one of these: {known}; or name columns of your own: questions and "
+        "answers with --data_format question_answer --prompt_column Q --chosen_column A, texts as they are stored with "
+        "--prompt_column, --chosen_column and --rejected_column, others with --messages_column or --text_column"
     )
 
 
 def _format_of_flags(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:
     """A column named for a response may be missing: not every phase needs it (see `FileDataset.check_phase`)."""
-    named = [role for role in _DECIDING if getattr(columns, role)]
+    named = columns.deciding
     for role, (name, others) in _DECIDED_BY.items():
         if role not in named:
             continue

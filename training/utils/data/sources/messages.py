@@ -35,6 +35,7 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
+_BEFORE_SPEAKER = re.compile(r"(\n\n| )\Z")
 
 
 @dataclass(frozen=True)
@@ -246,22 +247,34 @@ def _plain(value: Any) -> Any:
 
 
 def messages_of_text(prompt: str) -> list[Message]:
-    """A plain prompt as messages: one user message, without DeepSpeed-Chat's "Human: ... Assistant:" around it.
+    """A plain prompt as messages: one user message of the text as it is, or without DeepSpeed-Chat's "Human: ...
+    Assistant:" around it.
 
     Inside that wrapping, "Human:" or "Assistant:" after an empty line begins another message, as in Anthropic's
-    hh-rlhf. White space around a text is removed.
+    hh-rlhf. The space behind a speaker, and the space or empty line before the next one, belong to the wrapping.
     """
-    text = prompt.strip()
-    if not (text.startswith(_HUMAN) and text.endswith(_ASSISTANT)):
-        return [{"role": "user", "content": text}]
-    turns = ["Human", *_TURN.split(text[len(_HUMAN) : -len(_ASSISTANT)])]
+    inside = _unwrapped(prompt)
+    if inside is None:
+        return [{"role": "user", "content": prompt}]
+    turns = ["Human", *_TURN.split(inside)]
+    turns[-1] = _BEFORE_SPEAKER.sub("", turns[-1])
     roles = {"Human": "user", "Assistant": "assistant"}
-    return [{"role": roles[name], "content": turn.strip()} for name, turn in zip(turns[::2], turns[1::2], strict=True)]
+    return [
+        {"role": roles[name], "content": turn.removeprefix(" ")}
+        for name, turn in zip(turns[::2], turns[1::2], strict=True)
+    ]
 
 
-def response_message(response: str) -> Message:
-    """A plain response as the assistant's message, without the white space around it (DeepSpeed-Chat's " ...")."""
-    return {"role": "assistant", "content": response.strip()}
+def response_message(prompt: str, response: str) -> Message:
+    """A plain response as the assistant's message; to a wrapped prompt, without the space that begins it."""
+    return {"role": "assistant", "content": response if _unwrapped(prompt) is None else response.removeprefix(" ")}
+
+
+def _unwrapped(prompt: str) -> str | None:
+    """What stands between "Human:" and "Assistant:"; None without that wrapping."""
+    text = prompt.strip()
+    is_wrapped = text.startswith(_HUMAN) and text.endswith(_ASSISTANT)
+    return text[len(_HUMAN) : -len(_ASSISTANT)] if is_wrapped else None
 
 
 # To plain text, for models and tokenizers without a chat template.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.messages import Message, read_messages
+from training.utils.data.sources.messages import Message, messages_of_text, read_messages, response_message
 from training.utils.data.sources.raw_dataset import response_begins
 from training.utils.run.errors import ThreestepError
 
@@ -54,7 +54,14 @@ def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
     prompt, chosen, rejected = (
         value_of(row, roles[role]) if role in roles else None for role in ("prompt", "chosen", "rejected")
     )
+    system = [{"role": "system", "content": said}] if (said := _text(row, roles, "system", where)) else []
     if all(value is None or isinstance(value, str) for value in (prompt, chosen, rejected)):
+        if "system" in roles and prompt is not None:
+            return Record(
+                prompt_messages=[*system, *messages_of_text(prompt)],
+                chosen_messages=None if chosen is None else [response_message(prompt, chosen)],
+                rejected_messages=None if rejected is None else [response_message(prompt, rejected)],
+            )
         if "prompt" not in roles and chosen is not None and rejected is not None:
             begin = _shared_text(chosen, rejected)
             return Record(chosen[:begin], chosen[begin:], rejected[begin:])
@@ -65,6 +72,8 @@ def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
     if given and all(answer[0]["role"] != "assistant" for answer in given):
         begin = _shared_messages(given)
         prompt_messages, better, worse = given[0][:begin], better and better[begin:], worse and worse[begin:]
+    if system and prompt_messages and prompt_messages[0]["role"] != "system":
+        prompt_messages = [*system, *prompt_messages]
     return _of_messages(prompt_messages, better, worse, where)
 
 
@@ -121,8 +130,8 @@ def read_conversation(row: Mapping[str, Any], roles: Roles, where: str) -> Recor
 
 
 def read_instruction(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
-    prompt, context, chosen, rejected, system = (
-        _text(row, roles, role, where) for role in ("prompt", "input", "chosen", "rejected", "system")
+    instruction, prompt, context, chosen, rejected, system = (
+        _text(row, roles, role, where) for role in ("instruction", "prompt", "input", "chosen", "rejected", "system")
     )
     if prompt is None:
         return Record()
@@ -131,7 +140,7 @@ def read_instruction(row: Mapping[str, Any], roles: Roles, where: str) -> Record
         if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
             raise ThreestepError(f"{where}: history: expected a list of [question, answer], got {turn!r}"[:200])
         messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-    messages.append({"role": "user", "content": "\n".join(filter(None, [prompt, context]))})
+    messages.append({"role": "user", "content": "\n".join(filter(None, [instruction, prompt, context]))})
     return _of_messages(messages, _read_response(chosen, where), _read_response(rejected, where), where)
 
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes
 
 
@@ -45,9 +45,9 @@ def test_flags_by_deepspeed_chats_names():
     ],
 )
 def test_rows_by_verls_names(tmp_path, flag, name):
-    (by_flag,) = parse_arguments((DataArguments,), [f"--{flag}", "7"], "")
+    (by_flag,) = parse_arguments((OptionalDataArguments,), [f"--{flag}", "7"], "")
     (tmp_path / "run.yaml").write_text(f"{flag}: 7\n")
-    (by_file,) = parse_arguments((DataArguments,), ["--config", str(tmp_path / "run.yaml")], "")
+    (by_file,) = parse_arguments((OptionalDataArguments,), ["--config", str(tmp_path / "run.yaml")], "")
     assert getattr(by_flag.split, name) == getattr(by_file.split, name) == 7
 
 
@@ -111,11 +111,11 @@ def test_an_end_token_that_the_tokenizer_gains(flags):
 
 
 def test_no_dataset_at_all(flags):
-    assert any("expects at least one dataset" in sentence for sentence in sentences_of(flags(data_path=[])))
-    with pytest.raises(ThreestepError, match="--data_path embedded"):
-        mistakes = Mistakes()
-        note_mistakes(flags(data_path=[]), mistakes)
-        mistakes.raise_if_any()
+    (sentence,) = sentences_of(DataArguments())
+    assert sentence.startswith("--data_path expects at least one dataset, got none; name files (jsonl:PATH, ")
+    assert "embedded" in sentence and "hub:" in sentence
+    assert sentences_of(OptionalDataArguments()) == []
+    assert sentences_of(flags(data_path=[], sft_only_data_path=["embedded"])) == []
 
 
 def test_importing_the_flags_is_cheap():
@@ -129,7 +129,7 @@ def test_importing_the_flags_is_cheap():
 
 def test_chat_flags():
     words = ["--prompt_style", "chat_template", "--chat_template_kwargs", '{"a": 1}', "--enable_thinking", "false"]
-    (arguments,) = parse_arguments((DataArguments,), words, "")
+    (arguments,) = parse_arguments((OptionalDataArguments,), words, "")
     assert arguments.chat.template_kwargs == {"a": 1, "enable_thinking": False}
     assert DataArguments().chat.template_kwargs == {} and DataArguments().chat.prompt_style == "auto"
 

@@ -351,7 +351,278 @@ FILES = [
          write=as_json("{}\n[]")),
 ]  # fmt: skip
 
-FORMS = [*WEIGHTS, *MARKS, *MEDIA, *FILES]
+# --- columns and formats
+
+S = "System: S "
+SAID = "<system>S<user>Hi<assistant>"
+SYSTEM_PAIR = (
+    [f"{S}{ASKS}« Ho$»"], [f"{S}{ASKS}| Ho$| No$"], [f"{S}{ASKS}"],
+), ([f"{SAID}«Ho$»"], [f"{SAID}|Ho$|No$"], [SAID])  # fmt: skip
+SYSTEM_ONE = (SYSTEM_PAIR[0][0], ["- no_rejected"], SYSTEM_PAIR[0][2]), (
+    SYSTEM_PAIR[1][0], ["- no_rejected"], SYSTEM_PAIR[1][2])  # fmt: skip
+PAIR_OF_TURNS = ([f"{ASKS}« Ho$»"], [f"{ASKS}| Ho$| No$"], [ASKS])
+ONE_TURN = ([f"{ASKS}« Ho$»"], ["- no_rejected"], [ASKS])
+CHAT_PAIR = (["<user>Hi<assistant>«Ho$»"], ["<user>Hi<assistant>|Ho$|No$"], ["<user>Hi<assistant>"])
+CHAT_TURN = (["<user>Hi<assistant>«Ho$»"], ["- no_rejected"], ["<user>Hi<assistant>"])
+JOINED = ("Human: Do\nHi Assistant:", "<user>Do\nHi<assistant>")
+TASK = ([f"{JOINED[0]}« Ho$»"], ["- no_rejected"], [JOINED[0]])
+CHAT_TASK = ([f"{JOINED[1]}«Ho$»"], ["- no_rejected"], [JOINED[1]])
+NO_RESPONSES = "! needs responses and the columns are"
+TWO_TURNS_ASKED = ("Human: Hi Assistant: a Human: So Assistant:", "<user>Hi<assistant>a$<user>So<assistant>")
+FIT = "! rows.jsonl: the columns"
+
+
+def human(said: str) -> dict[str, str]:
+    return {"from": "human", "value": said}
+
+
+COLUMNS = [
+    Form("TRL's preference", [{"prompt": [HI], "chosen": [HO], "rejected": [NO]}], PAIR_OF_TURNS, CHAT_PAIR),
+    Form(
+        "TRL's preference with an implicit prompt",
+        [{"chosen": [HI, HO], "rejected": [HI, NO]}],
+        PAIR_OF_TURNS,
+        CHAT_PAIR,
+    ),
+    Form("texts that begin alike", [{"chosen": f"{ASKS} Ho", "rejected": f"{ASKS} No"}], PAIR_OF_TURNS, CHAT_PAIR),
+    Form("texts under a template", [PAIR], PAIR_OF_TURNS, CHAT_PAIR),
+    Form("TRL's prompt and completion", [TRL_KTO], ONE_TURN, CHAT_TURN),
+    Form("prompt and response", [{"prompt": ASKS, "response": " Ho"}], ONE_TURN, CHAT_TURN),
+    Form(
+        "a row without its response",
+        [{"prompt": ASKS, "completion": None}, TEXT],
+        ([f"{ASKS}« Ho$»", "- no_chosen"], ["- no_chosen", "- no_rejected"], [ASKS] * 2),
+    ),
+    Form(
+        "a prompt alone",
+        [{"prompt": ASKS}],
+        (NO_RESPONSES, NO_RESPONSES, [ASKS]),
+        (NO_RESPONSES, NO_RESPONSES, CHAT_PAIR[2]),
+    ),
+    Form(
+        "verl's",
+        [{"data_source": "a/b", "prompt": [HI], "reward_model": {"ground_truth": "1"}, "extra_info": {"index": 0}}],
+        (NO_RESPONSES, NO_RESPONSES, [ASKS]),
+        (NO_RESPONSES, NO_RESPONSES, CHAT_PAIR[2]),
+    ),
+    Form(
+        "OpenAI's messages",
+        [{"messages": two_turns({}, {})}],
+        ([f"{TWO_TURNS_ASKED[0]}« b$»"], ["- no_rejected"], [TWO_TURNS_ASKED[0]]),
+        (["<user>Hi<assistant>«a$»<user>So<assistant>«b$»"], ["- no_rejected"], [TWO_TURNS_ASKED[1]]),
+    ),
+    Form(
+        "messages that end with the user",
+        [{"messages": [HI, HO, user("So")]}, {"messages": [HI, HO]}],
+        (
+            [f"{ASKS}« Ho$»", "- no_chosen"],
+            ["- no_chosen", "- no_rejected"],
+            ["Human: Hi Assistant: Ho Human: So Assistant:", ASKS],
+        ),
+        (
+            ["<user>Hi<assistant>«Ho$»<user>So", "<user>Hi<assistant>«Ho$»"],
+            ["- no_chosen", "- no_rejected"],
+            ["<user>Hi<assistant>Ho$<user>So<assistant>", "<user>Hi<assistant>"],
+        ),
+    ),
+    Form(
+        "messages as JSON text in CSV",
+        [{"messages": json.dumps([HI, HO])}],
+        ONE_TURN,
+        CHAT_TURN,
+        file="rows.csv",
+        write=write_csv,
+        address="{}",
+    ),
+    Form(
+        "messages with LLaMA-Factory's pair",
+        [{"messages": [HI], "chosen": HO, "rejected": NO}],
+        PAIR_OF_TURNS,
+        CHAT_PAIR,
+    ),
+    Form("ShareGPT's", [SHAREGPT], ONE_TURN, CHAT_TURN),
+    Form(
+        "ShareGPT's pair",
+        [
+            {
+                "conversations": [human("Hi")],
+                "chosen": {"from": "gpt", "value": "Ho"},
+                "rejected": {"from": "gpt", "value": "No"},
+            }
+        ],
+        PAIR_OF_TURNS,
+        CHAT_PAIR,
+    ),
+    Form(
+        "ShareGPT's calls",
+        [
+            {
+                "conversations": [
+                    human("Hi"),
+                    {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                    {"from": "observation", "value": "3"},
+                    {"from": "gpt", "value": "Ho"},
+                ],
+                "tools": "[]",
+            }
+        ],
+        chat=tuple(lines[:1] for lines in CALLS_ANSWERED),
+    ),
+    Form("Alpaca's", [{"instruction": "Do", "input": "Hi", "output": "Ho"}], TASK, CHAT_TASK),
+    Form(
+        "Alpaca's pair",
+        [{"instruction": "Hi", "input": "", "chosen": "Ho", "rejected": "No"}],
+        PAIR_OF_TURNS,
+        CHAT_PAIR,
+    ),
+    Form(
+        "Alpaca's history",
+        [{"instruction": "So", "input": "", "output": "b", "history": [["Hi", "a"]]}],
+        ([f"{TWO_TURNS_ASKED[0]}« b$»"], ["- no_rejected"], [TWO_TURNS_ASKED[0]]),
+    ),
+    Form("Dolly's", [{"instruction": "Do", "context": "Hi", "response": "Ho", "category": "x"}], TASK, CHAT_TASK),
+    Form("GSM8K's", [{"question": "Hi", "answer": "Ho"}], ONE_TURN, CHAT_TURN),
+    Form(
+        "ranked responses",
+        [{"prompt": ASKS, "responses": [" a", " b", " c"]}],
+        ([f"{ASKS}« a$»"], [f"{ASKS}| a$| b$| c$"], [ASKS]),
+        flags={"responses_column": "responses"},
+    ),
+    Form("plain text", [{"text": "So"}], (["S«o$»"], "! phase 2 needs prompts", "! phase 3 needs prompts")),
+    Form(
+        "columns of an object",
+        [{"extra_info": {"q": ASKS, "a": " Ho"}}],
+        ONE_TURN,
+        flags={"prompt_column": "extra_info.q", "chosen_column": "extra_info.a"},
+    ),
+    # columns that vanished
+    Form("system beside a pair of texts", [{**PAIR, "system": "S"}], *SYSTEM_PAIR),
+    Form(
+        "system beside a completion",
+        [{**TEXT, "system": "S"}, {**TEXT, "system": None}],
+        ([f"{S}{ASKS}« Ho$»", f"{ASKS}« Ho$»"], ["- no_rejected"] * 2, [f"{S}{ASKS}", ASKS]),
+    ),
+    Form("system_prompt beside messages", [{"messages": [HI, HO], "system_prompt": "S"}], *SYSTEM_ONE),
+    Form(
+        "system beside a pair of messages",
+        [{"prompt": [HI], "chosen": [HO], "rejected": [NO], "system": "S"}],
+        *SYSTEM_PAIR,
+    ),
+    Form(
+        "system beside pairs with an implicit prompt",
+        [{"chosen": [HI, HO], "rejected": [HI, NO], "system": "S"}],
+        *SYSTEM_PAIR,
+    ),
+    Form(
+        "system beside a conversation with its own",
+        [{"messages": [says("system", "S"), HI, HO], "system": "T"}],
+        *SYSTEM_ONE,
+    ),
+    Form("Alpaca's system_prompt", [{**ALPACA, "system_prompt": "S"}], *SYSTEM_ONE),
+    Form("OpenOrca's", [{"id": "1", "system_prompt": "S", "question": "Hi", "response": "Ho"}], *SYSTEM_ONE),
+    Form("orca_dpo_pairs'", [{"system": "S", "question": "Hi", "chosen": "Ho", "rejected": "No"}], *SYSTEM_PAIR),
+    Form("distilabel's", [{"system": "S", "input": "Hi", "chosen": "Ho", "rejected": "No"}], *SYSTEM_PAIR),
+    Form("system beside a question", [{"system": "S", "question": "Hi", "answer": "Ho"}], *SYSTEM_ONE),
+    Form("instruction beside a question", [{"instruction": "Do", "question": "Hi", "answer": "Ho"}], TASK, CHAT_TASK),
+    Form(
+        "instruction beside a question and its response",
+        [{"instruction": "Do", "question": "Hi", "response": "Ho"}],
+        TASK,
+        CHAT_TASK,
+    ),
+    Form("MetaMathQA's", [{"query": "Hi", "response": "Ho", "type": "x"}], ONE_TURN, CHAT_TURN),
+    Form("input and output", [{"input": "Hi", "output": "Ho"}], ONE_TURN, CHAT_TURN),
+    Form(
+        "the hint followed",
+        [{"q": "Hi", "a": "Ho"}],
+        ONE_TURN,
+        CHAT_TURN,
+        flags={"data_format": "question_answer", "prompt_column": "q", "chosen_column": "a"},
+    ),
+    Form(
+        "no format",
+        [{"q": "Hi", "a": "Ho"}],
+        (f"{FIT} 'a', 'q' fit no format; expected the columns of one of these",) * 3,
+    ),
+    Form(
+        "two formats",
+        [{"instruction": "Hi", "output": "Ho", "text": "Hi Ho"}],
+        (f"{FIT} 'instruction', 'output', 'text' fit 2 formats, alpaca and text; decide with --data_format alpaca or",)
+        * 3,
+    ),
+]
+
+
+def node(name: str, parent: str | None, role: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"message_id": name, "parent_id": parent, "role": role, "text": text, "lang": "en", **more}
+
+
+TREE = [
+    node("1", None, "prompter", "Hi"),
+    node("2", "1", "assistant", "a"),
+    node("3", "1", "assistant", "Ho", rank=1),
+    node("4", "2", "prompter", "So"),
+    node("5", "4", "assistant", "b"),
+    node("6", "4", "assistant", "c", deleted=True),
+    node("7", "6", "prompter", "Why"),
+    node("8", "7", "assistant", "d"),
+    node("9", None, "prompter", "Unanswered"),
+]
+TREES = [
+    Form(
+        "OASST's trees: each answer is learnt once",
+        TREE,
+        (
+            [f"{ASKS}« a$»", f"{ASKS}« Ho$»", f"{TWO_TURNS_ASKED[0]}« b$»"],
+            ["- no_rejected"] * 3,
+            [ASKS, ASKS, TWO_TURNS_ASKED[0]],
+        ),
+        (
+            ["<user>Hi<assistant>«a$»", "<user>Hi<assistant>«Ho$»", f"{TWO_TURNS_ASKED[1]}«b$»"],
+            ["- no_rejected"] * 3,
+            ["<user>Hi<assistant>"] * 2 + [TWO_TURNS_ASKED[1]],
+        ),
+    ),
+    Form(
+        "OASST's trees in Parquet",
+        TREE[:3],
+        ([f"{ASKS}« a$»", f"{ASKS}« Ho$»"], ["- no_rejected"] * 2, [ASKS] * 2),
+        file="rows.parquet",
+        write=lambda path, rows: as_dataset(rows).to_parquet(str(path)),
+        address="{}",
+    ),
+    Form(
+        "a tree without its root",
+        TREE[1:3],
+        (
+            "! rows.jsonl, line 1: column 'parent_id': expected the id of a message in the "
+            "same files, got '1'; give all messages of a tree, or none",
+        )
+        * 3,
+    ),
+    Form(
+        "a tree with an id twice",
+        [*TREE[:2], TREE[1]],
+        ("! line 3: column 'message_id': expected an id of its own, got '2' a second time",) * 3,
+    ),
+    Form(
+        "a tree that bites its tail",
+        [node("1", "2", "prompter", "Hi"), node("2", "1", "assistant", "Ho")],
+        ("! line 2: the message follows from itself by 'parent_id'",) * 3,
+    ),
+    Form(
+        "a tree with another's role",
+        [node("1", None, "moderator", "Hi"), node("2", "1", "assistant", "Ho")],
+        ("! a message's role: expected one of system, user, assistant, tool, got 'moderator'",) * 3,
+        (
+            "! expected a role among system, developer, user, assistant, tool, got 'moderator'",
+            ["- no_rejected"],
+            "! expected a role among system, developer, user, assistant, tool, got 'moderator'",
+        ),
+    ),
+]
+
+FORMS = [*WEIGHTS, *MARKS, *MEDIA, *FILES, *COLUMNS, *TREES]
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,8 @@ def talks(flags, own_registry, monkeypatch):
             eval_fraction=eval_fraction,
             **given,
         )
-        tokenizer = chat_tokenizer(chat_template(template) if template in ("chatml", "llama3") else template)
+        known = template in ("chatml", "llama3", "empty_thought")
+        tokenizer = chat_tokenizer(chat_template(template) if known else template)
         return build_phase(phase, data, tokenizer, seed=1), tokenizer
 
     return make
@@ -114,6 +115,65 @@ def test_plain_texts_become_messages(flags):
     assert tokenizer.decode(rows[0].input_ids) == PREFIX + "2 + 3 is 5.<|im_end|>\n"
     assert loss_text(tokenizer, rows[0]) == loss_text(tokenizer, rows[1]) == "2 + 3 is 5.<|im_end|>"
     assert "<|im_start|>assistant\nb<|im_end|>" in tokenizer.decode(rows[1].input_ids)
+
+
+def test_texts_are_taken_as_stored(flags):
+    """In all phases: only the space of "Human: ... Assistant:" goes, and what the template itself trims."""
+    code = {"prompt": "def double(x):\n", "chosen": "    return 2 * x\n", "rejected": "\treturn x\n\n"}
+    for name, chosen, rejected in (
+        ("chatml", code["chosen"] + "<|im_end|>", code["rejected"] + "<|im_end|>"),
+        ("llama3", "return 2 * x<|eot_id|>", "return x<|eot_id|>"),
+    ):
+        tokenizer = chat_tokenizer(chat_template(name))
+        data = flags([code], eval_fraction=0.0, data_split="1,0,0")
+        (row,) = build_phase(1, data, tokenizer, seed=1).train
+        assert loss_text(tokenizer, row) == chosen
+        (pair,) = build_phase(2, with_flags(data, data_split="0,1,0"), tokenizer, seed=1).train
+        assert [tokenizer.decode(ids) for ids in pair.response_ids] == [chosen, rejected]
+        user = "user\ndef double(x):\n<|im_end|>" if name == "chatml" else "\n\ndef double(x):<|eot_id|>"
+        assert user in tokenizer.decode(row.input_ids) and user in tokenizer.decode(pair.prompt_ids)
+
+
+def test_a_text_without_a_prompt_is_no_conversation(flags):
+    """Also under a template: nobody asked for it."""
+    data = flags([{"text": " Once upon a time\n"}], eval_fraction=0.0, data_split="1,0,0")
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    built = build_phase(1, data, tokenizer, seed=1)
+    assert tokenizer.decode(built.train[0].input_ids) == " Once upon a time\n<|im_end|>"
+    assert built.train[0].loss_mask.tolist() == [False] + [True] * (built.train[0].length_tokens - 1)
+
+
+def test_a_line_break_behind_the_last_turn_does_not_decide_whether_a_row_fits(talks):
+    whole = talks(1, [{"messages": TALK}])[0].train[0].input_ids.tolist()
+    for truncation in ("drop", "error", "left", "right"):
+        built, tokenizer = talks(1, [{"messages": TALK}], truncation=truncation, max_seq_len=len(whole) - 1)
+        assert built.train[0].input_ids.tolist() == whole[:-1] and tokenizer.decode(whole[-1:]) == "\n"
+        assert (built.report.train.truncated, built.report.train.dropped) == (0, {})
+    cut, _ = talks(1, [{"messages": TALK}], truncation="left", max_seq_len=len(whole) - 2)
+    assert cut.train[0].input_ids.tolist() == whole[1:-1] and cut.report.train.truncated == 1
+
+
+def test_the_tokens_that_end_responses_are_counted(talks):
+    """Of what is learnt; a template may end a tool call otherwise, and write special tokens inside a turn."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}</s>"
+        "{% elif 'b' in m.content %}<|eot_id|>b<|im_end|>{% else %}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "a", "arguments": {}}}]}
+    user = {"role": "user", "content": "u"}
+    rows = [
+        [user, call, {"role": "tool", "content": "t"}, {"role": "assistant", "content": content}] for content in "cab"
+    ]
+    report = talks(1, [{"messages": row} for row in rows], template)[0].report
+    assert report.train.ends == {"</s>": 3, "<|im_end|>": 3} and report.train.inside == {"<|eot_id|>": 1}
+    assert report.stops == (["</s>", "<|im_end|>"], ["<|eot_id|>"])
+    said = {"prompt": [user], "chosen": [rows[0][3]], "rejected": [rows[1][3]]}
+    report = talks(2, [said], template)[0].report
+    assert report.train.ends == {"<|im_end|>": 2}
+    quoted = {"messages": [user, {"role": "assistant", "content": "c </s> c"}]}
+    report = talks(1, [quoted], template, train_turns="last")[0].report
+    assert report.stops == (["<|im_end|>"], ["</s>"])
 
 
 def test_tools_and_kwargs_of_a_row(talks):
@@ -182,14 +242,15 @@ def test_a_pair_of_messages(talks):
 
 def test_a_prompt_has_the_same_ids_in_all_phases(talks):
     row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "\n3"}], "reference": 7}
-    for template in ("chatml", "llama3"):
-        sentence, pair, prompt = (talks(phase, [row], template)[0].train[0] for phase in (1, 2, 3))
+    for template, given in (("chatml", {}), ("llama3", {}), ("empty_thought", {"enable_thinking": False})):
+        sentence, pair, prompt = (talks(phase, [row], template, **given)[0].train[0] for phase in (1, 2, 3))
         ids = prompt.flipped_prompt_ids[::-1].tolist()
         assert ids == pair.prompt_ids.tolist() == sentence.input_ids[: len(ids)].tolist()
         assert sentence.loss_mask[len(ids)] and not sentence.loss_mask[len(ids) - 1]
         assert prompt.reference == 7
         tokenizer = chat_tokenizer(chat_template(template))
-        assert prompt.prompt_text == tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
+        asked = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True, **given)
+        assert prompt.prompt_text == asked
 
 
 def test_pairs_of_plain_texts(flags):

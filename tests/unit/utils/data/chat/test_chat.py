@@ -312,6 +312,42 @@ def test_a_response_that_does_not_follow_its_prompt():
     assert own.responses(prompt, [plain, thoughtful]) is None
 
 
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_an_empty_thought_of_the_generation_prompt_alone(marks, turns):
+    """The row's prompt has the same ids when it is learnt, compared and asked; earlier turns are as the template writes
+    them."""
+    own = chat("empty_thought", marks, enable_thinking=False)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b\n"}] * turns
+    asked = Conversation(messages[:-1], "row")
+    (prompt_ids,) = own.encode([own.prompt(asked)], ["row"])
+    prompt = [token for ids in prompt_ids for token in ids]
+    assert own._decode([prompt])[0].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    row = encoded(own, messages)
+    assert row.ids[: len(prompt)] == prompt and not any(row.loss[len(prompt) - 8 : len(prompt)])
+    learnt = [text for text, loss in decoded_runs(own, row) if loss]
+    assert learnt == [" b\n<|im_end|>"] * turns
+    pieces, responses = own.responses(asked, [messages[-1], {"role": "assistant", "content": "c"}])
+    (ids,) = own.encode([[*pieces, *responses]], ["row"])
+    assert [token for piece in ids[: len(pieces)] for token in piece] == prompt
+    assert [response.text for response in responses] == [" b\n<|im_end|>", "c<|im_end|>"]
+    assert row.ids[len(prompt) :][: len(ids[-2])] == ids[-2]
+    thoughtful = {"role": "assistant", "content": "<think>\nd\n</think>\n\nc"}
+    assert own.responses(asked, [messages[-1], thoughtful]) is None  # a second thought
+
+
+def test_a_thought_that_the_generation_prompt_leaves_open():
+    """An answer without a thought cannot follow it."""
+    template = chat_template("chatml").replace("assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}")
+    assert template != chat_template("chatml")
+    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
+    asked, plain = Conversation([{"role": "user", "content": "a"}], "row"), {"role": "assistant", "content": "b"}
+    assert own.responses(asked, [plain, plain]) is None
+    thoughtful = {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"}
+    _, (first, _) = own.responses(asked, [thoughtful, thoughtful])
+    assert first.text == "c\n</think>\n\nb<|im_end|>"
+
+
 def test_kwargs_reach_the_template():
     template = "{{ greeting }}" + chat_template("chatml")
     own = ChatTokenizer(

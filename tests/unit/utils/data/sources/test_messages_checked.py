@@ -70,11 +70,13 @@ def test_tools():
 def test_plain_texts():
     assert messages_of_text("Human: a Assistant:") == [{"role": "user", "content": "a"}]
     assert messages_of_text("\n\nHuman: a\n\nAssistant:") == [{"role": "user", "content": "a"}]
-    assert messages_of_text(" What did Human: say? ") == [{"role": "user", "content": "What did Human: say?"}]
+    assert messages_of_text(" What did Human: say? ") == [{"role": "user", "content": " What did Human: say? "}]
+    assert messages_of_text("Human:   a\n Assistant: ") == [{"role": "user", "content": "  a\n"}]
     assert messages_of_text("Human: a, Human: b Assistant: c Assistant:") == [
         {"role": "user", "content": "a, Human: b Assistant: c"}
     ]
-    assert response_message(" b ") == {"role": "assistant", "content": "b"}
+    for prompt, kept in (("Human: a Assistant:", "   return x\n"), ("def a():\n", "    return x\n")):
+        assert response_message(prompt, "    return x\n") == {"role": "assistant", "content": kept}
 
 
 def test_turns_inside_a_plain_text():

@@ -6,6 +6,7 @@ import json
 
 from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.data.build.build import build_phase
+from training.utils.data.build.strategies import GLUED
 from training.utils.data.sources.recognition import Recognition
 
 ROW = {"question": "Hi", "answer": "Ho", "topic": "greetings", "tags": ["a"], "score": 3, "hard": True}
@@ -45,3 +46,25 @@ def test_the_log_names_it_for_a_build_and_for_a_cached_one(flags, tiny_tokenizer
 def test_a_class_decides_itself(flags):
     data = flags(data_path=["embedded"])
     assert raw_dataset_of("embedded", data, 1).get_recognition() is None
+
+
+def test_texts_that_meet_without_a_blank_are_counted(flags, tiny_tokenizer):
+    """What `--prompt_column question --chosen_column answer` makes of questions and answers."""
+    rows = [{"prompt": "What?", "completion": "5"}, {"prompt": "What? ", "completion": "5"}]
+    rows += [{"prompt": "What?", "completion": " 5"}, {"prompt": "What?", "completion": "\n5"}]
+    data = flags(rows, eval_fraction=0.0, data_split="1,0,0")
+    report = build_phase(1, data, tiny_tokenizer, 1).report
+    assert report.train.noted == {GLUED: 1} and f"1 {GLUED}" in report.sentence
+    asked = with_flags(data, data_format="question_answer", prompt_column="prompt", chosen_column="completion")
+    assert build_phase(1, asked, tiny_tokenizer, 1).report.train.noted == {}
+
+
+def test_trees_are_named(flags):
+    rows = [{"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi", "lang": "en"}]
+    rows += [{"message_id": "2", "parent_id": "1", "role": "assistant", "text": "Ho", "lang": "en"}]
+    data = flags(rows)
+    found = raw_dataset_of(data.source.data_path[0], data, 1).get_recognition()
+    assert found.format == "messages" and found.texts_not_read == ("message_id", "parent_id", "lang")
+    assert found.why == "conversation trees (2 messages, 1 of them answers, each with its prompt)"
+    data = with_flags(data, text_column="text")  # a flag that names another use is followed
+    assert raw_dataset_of(data.source.data_path[0], data, 1).get_recognition().format == "text"
