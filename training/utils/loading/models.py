@@ -234,6 +234,7 @@ def _measure(
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
     from training.utils.models.document_attention import comparisons_with_sdpa, use_document_attention
+    from training.utils.models.flex_attention import use_flex_attention
     from training.utils.models.own_forward import difference_now, read_own_forward
     from training.utils.models.sharding import send_from_first_rank
 
@@ -242,6 +243,7 @@ def _measure(
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
     own = read_own_forward(model, longest_tokens)
+    use_flex_attention(model)
     # Compiled blocks would be recompiled for the runs of every row.
     if settings.attn_implementation != SDPA or settings.torch_compile or model.device.type != "cpu":
         return

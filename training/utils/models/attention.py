@@ -39,8 +39,8 @@ def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> 
 
 
 def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
-    """Return the keyword arguments of a transformers model's forward. Its hidden states are [N, T] or one row of N x T;
-    flattened, each token has the same index."""
+    """Return the keyword arguments of a transformers model's forward. Its hidden states are [N, T], or one row of N x T
+    and what fills its last block; flattened, each token has the same index."""
     inputs: dict[str, Any] = {
         "input_ids": rows.input_ids_NT,
         "position_ids": rows.position_ids_NT,
@@ -53,7 +53,16 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         inputs["position_ids"] = rows.position_ids_NT.view(1, -1)
         inputs.update(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=longest, max_length_k=longest)
     elif implementation == FLEX:
-        inputs["attention_mask"] = _block_mask(rows)
+        from torch.nn import functional
+
+        from training.utils.layout.blocks import width_in_blocks
+        from training.utils.models.flex_attention import block_mask
+
+        tokens = rows.input_ids_NT.numel()
+        extra = width_in_blocks(tokens) - tokens
+        for name in ("input_ids", "position_ids"):
+            inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
+        inputs["attention_mask"] = block_mask(rows)
     elif implementation == BY_DOCUMENT:
         import torch
 
@@ -68,20 +77,3 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
     else:
         inputs["attention_mask"] = rows.dense_mask()
     return inputs
-
-
-def _block_mask(rows: TokenRows) -> Any:
-    """Return a BlockMask [N, 1, T, T], by the rule of `TokenRows.dense_mask`."""
-    import torch
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    count, width = rows.input_ids_NT.shape
-    seen_NSS = rows.visible_NSS
-    if seen_NSS is None:  # one document a row, and its padding
-        seen_NSS = torch.eye(2, dtype=torch.bool, device=rows.input_ids_NT.device).expand(count, 2, 2)
-    segment_NT = rows.segment_ids_NT % seen_NSS.shape[1]  # -1, padding, is the last segment
-
-    def may_look(n: Any, head: Any, q: Any, k: Any) -> Any:
-        return (q >= k) & seen_NSS[n, segment_NT[n, q], segment_NT[n, k]]
-
-    return create_block_mask(may_look, count, None, width, width, device=rows.input_ids_NT.device)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from training.utils.layout.rows import TokenRows
@@ -83,7 +84,9 @@ def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | N
     inputs = model_inputs(rows, model.config._attn_implementation)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
-        inputs["inputs_embeds"] = embeddings + noise_NTE.view_as(embeddings).to(embeddings.dtype)
+        noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])
+        filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks
+        inputs["inputs_embeds"] = embeddings + functional.pad(noise, (0, 0, 0, filling))
     return inputs
 
 
