@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface
 
 from tests.support.random_rows import parallel_row, random_rows
@@ -69,6 +70,15 @@ def test_forty_layouts_and_two_models_compile_once_a_model(capsys):
                 torch.testing.assert_close(flex, by_mask(rows, parts), rtol=1e-5, atol=1e-5)
     assert compilations.count == 2
     assert capsys.readouterr().out == ""
+
+
+def test_the_block_mask_is_what_torch_makes_of_its_rule():
+    for rows in (parallel_row(), mixed_layouts(4)[3]):
+        mask = block_mask(rows)
+        length = mask.shape[-1]
+        expected = create_block_mask(mask.mask_mod, 1, None, length, length, device="cpu")
+        for ours, torchs in zip(mask.as_tuple(), expected.as_tuple(), strict=True):
+            assert torch.equal(ours, torchs) if isinstance(ours, torch.Tensor) else callable(ours) or ours == torchs
 
 
 def test_what_is_not_compiled_is_said_once_and_right(capsys):
