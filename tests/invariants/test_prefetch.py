@@ -1,4 +1,4 @@
-"""At shapes of 7B to 70B scaled down, ZeRO-3 gathers nearly everything ahead of its use, within what `--dry_run` says."""
+"""At shapes of 7B to 70B scaled down, ZeRO-3 gathers nearly all ahead of use: within what `--dry_run` says."""
 
 from __future__ import annotations
 

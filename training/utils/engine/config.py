@@ -107,7 +107,12 @@ def users_config(path: str) -> dict[str, Any]:
         raise ThreestepError(f"--deepspeed_config {path}: expected an object, got a {type(values).__name__}")
     zero = values.get("zero_optimization")
     if isinstance(zero, dict):  # DeepSpeed takes these by either name: under one, ours cannot stand beside theirs
-        for name in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size", "param_persistence_threshold"):
+        for name in (
+            "max_live_parameters",
+            "max_reuse_distance",
+            "prefetch_bucket_size",
+            "param_persistence_threshold",
+        ):
             if name in zero:
                 zero.setdefault(f"stage3_{name}", zero.pop(name))
     return values
