@@ -222,10 +222,10 @@ def grpo(
                 now, gain = logprobs(actor, pairs[index]), advantages[index]
                 ratio = torch.exp(now - old[index])
                 held = ratio.clamp(1 - program.CLIP_RANGE, 1 + program.CLIP_RANGE)
-                gap = ref[index] - now
+                gap = (ref[index] - now).clamp(-20, 20)  # the bounds are verl's
                 own_entropies = entropies(actor, pairs[index])
                 policy = policy - torch.minimum(ratio * gain, held * gain).mean() / len(chosen)
-                kl = kl + (torch.exp(gap) - gap - 1).mean() / len(chosen)
+                kl = kl + (torch.exp(gap) - gap - 1).clamp(max=10).mean() / len(chosen)
                 entropy = entropy + own_entropies.mean() / len(chosen)
                 entropy_sum += float(own_entropies.detach().sum())
                 # Equal scores leave a gain of 1e-10 here (1e-16 over 1e-6), where there is none: it clips nothing.
