@@ -159,6 +159,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": ["full_attention", "sliding_attention"]},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2,
+        "index_n_heads": 2, "index_head_dim": 8,
         "mlp_layer_types": ["dense", "sparse"],
     },
     "ministral": {"head_dim": 8},
@@ -200,7 +201,9 @@ _LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_posi
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{name}+decoder": {"is_decoder": True} for name in _ENCODERS},
     "falcon+alibi": {"alibi": True},
+    "doge+window": {"keep_window_size": WINDOW},
     "falcon+new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "granitemoe+router": {"output_router_logits": True},
     "phi3+longrope": {
         "rope_parameters": {**_LONG_ROPE, "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]},
         "original_max_position_embeddings": 16,
@@ -209,6 +212,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
         "layer_types": ["full_attention", "sliding_attention"],
     },
+    "rwkv+unscaled": {"rescale_every": 0},
     "xlm+causal": {"causal": True},
 }  # fmt: skip
 

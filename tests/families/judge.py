@@ -11,7 +11,7 @@ from typing import Any
 from tests.families.answers import REFUSED, TRACEBACK, WRONG, Answer, asked, placed
 from tests.families.builds import build, quiet
 from tests.families.configs import PAD
-from tests.families.learning import ask_lora, ask_ratio, ask_reward, ask_sft
+from tests.families.learning import ask_lora, ask_ratio, ask_reward, ask_routers, ask_sft
 from tests.families.reading import ask_rollout, ask_rows, ask_saving, load
 from tests.families.sharding import ask_zero
 from tests.families.subjects import LONG, Subject, alone, documents, known
@@ -22,6 +22,7 @@ from training.utils.models.token_model import PolicyModel
 Question = Callable[[Subject, Path], list[Answer]]
 QUESTIONS: dict[str, Question] = {
     "rows": ask_rows, "save": ask_saving, "rollout": ask_rollout, "lora": ask_lora, "ratio": ask_ratio,
+    "routers": ask_routers,
 }  # fmt: skip
 
 

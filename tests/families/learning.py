@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from tests.families.answers import Answer, asked, compared
+from tests.families.answers import RIGHT, WRONG, Answer, asked, compared
 from tests.families.builds import NoTokenizer, build
 from tests.families.configs import PAD
 from tests.families.reading import answers_of_lengths, load, saved
@@ -26,6 +26,7 @@ from tests.families.subjects import (
     Subject,
     alone,
     documents,
+    drawn_ids,
     plain_scalar_model,
     true_logprobs,
     true_scores,
@@ -35,8 +36,11 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.layout.rows import TokenRows, padded_rows
 from training.utils.loading.models import load_scalar_model
+from training.utils.models.layout_check import notes_on
+from training.utils.models.routers import RouterRecord, balance_of, balancing_loss, router_sums
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.errors import ThreestepError
 
 STEPS, RATE = 2, 3e-3
 # Two optimizer steps on tiny gradients: AdamW makes steps of one size from them, whatever rounding left.
@@ -52,14 +56,23 @@ def ask_lora(subject: Subject, place: Path) -> list[Answer]:
         for part in adapted:
             part.copy_(torch.randn(part.shape, generator=generator) * 0.1)
     sequences = alone(documents(LONG))
+    said = [note for note in notes_on(model) if "adapters" in note]
     truth = true_logprobs(model, sequences)
     moved = float((truth - true_logprobs(subject.model, sequences)).abs().max())
     with torch.no_grad():
         read = PolicyModel(model)(padded_rows(sequences, PAD)).logprobs_M.double()
     answers = [
-        compared("lora.read", float((read - truth).abs().max()), subject.tolerance, f"adapters move {moved:.2g}")
+        compared(
+            "lora.read",
+            float((read - truth).abs().max()),
+            subject.tolerance,
+            "; ".join([*said, f"adapters move {moved:.2g}"]),
+        )
     ]
-    folder = saved(model, {name: tensor.clone() for name, tensor in full_tensors(model, 0)}, place / "merged")
+    try:
+        folder = saved(model, {name: tensor.clone() for name, tensor in full_tensors(model, 0)}, place / "merged")
+    except ThreestepError as sentence:  # once a run has trained, it is too late for one
+        return [*answers, Answer("lora.merged", WRONG, None, str(sentence))]
     again = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.dtype).eval()
     difference = float((true_logprobs(again, sequences) - truth).abs().max())
     return [*answers, compared("lora.merged", difference, subject.tolerance * 5)]
@@ -77,6 +90,23 @@ def ask_ratio(subject: Subject, place: Path) -> list[Answer]:
             read.append(policy(rows).logprobs_M.double())
     difference = max(float((other - read[0]).abs().max()) for other in read[1:])
     return [compared("ratio", difference, subject.tolerance)]
+
+
+def ask_routers(subject: Subject, place: Path) -> list[Answer]:
+    """The balancing loss of a mixture of experts, with the model's own coefficient: it is transformers' own. Where none
+    is added, the reason that a run gives."""
+    model = load(subject.folder, subject.dtype)
+    balance = balance_of(model, None)
+    if balance is None or not balance.coefficient:
+        return [] if balance is None else [Answer("routers", RIGHT, None, balance.said)]
+    ids_1T = drawn_ids(19, seed=4).unsqueeze(0)
+    record = RouterRecord(model)
+    with torch.no_grad(), record.without_gradients():
+        model.base_model(input_ids=ids_1T, use_cache=False)
+        theirs = subject.model(input_ids=ids_1T, use_cache=False, output_router_logits=True).aux_loss
+    sums = router_sums(record.take(), torch.ones(19, dtype=torch.int64), balance.top_k)
+    difference = float((balancing_loss(sums.probability_E, sums) - theirs).abs())
+    return [compared("routers", difference, max(subject.tolerance, 1e-4), balance.said)]
 
 
 def engine_of(module: torch.nn.Module, ranks: Ranks, **settings: Any) -> TrainingEngine:

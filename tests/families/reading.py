@@ -43,11 +43,12 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 
 CPU = torch.device("cpu")
+PROMPTS, RESPONSE = (3, 11, 7), 14  # tokens of the prompts of rollouts, and the most of their responses
 
 
 def load(folder: Path, dtype: torch.dtype, **settings: Any) -> Any:
-    """Load by our code, for sequences as long as the longest that are asked."""
-    longest = longest_tokens(documents(LONG))
+    """Load by our code, for sequences as long as the longest that are asked, in rows or rollouts."""
+    longest = max(longest_tokens(documents(LONG)), max(PROMPTS) + RESPONSE)
     return load_causal_lm(ModelSettings(str(folder), **settings), dtype, VOCABULARY, longest_tokens=longest).eval()
 
 
@@ -184,13 +185,14 @@ def answers_of_rollout(subject: Subject, model: Any, lent: Any, question: str) -
 
 
 def _request(temperature: float) -> RolloutRequest:
-    """Prompts of 3, 11 and 7 tokens, two responses each of at most 14."""
-    prompts = [drawn_ids(count, seed=20 + count) for count in (3, 11, 7)]
-    ids_BP = torch.full((3, 11), PAD)
+    """Two responses to each prompt."""
+    width = max(PROMPTS)
+    prompts = [drawn_ids(count, seed=20 + count) for count in PROMPTS]
+    ids_BP = torch.full((3, width), PAD)
     for row, ids in enumerate(prompts):
-        ids_BP[row, 11 - len(ids) :] = ids
-    mask_BP = torch.arange(11) >= torch.tensor([[11 - len(ids)] for ids in prompts])
-    sampling = Sampling(14, temperature, 0, 1.0, EOS, PAD)
+        ids_BP[row, width - len(ids) :] = ids
+    mask_BP = torch.arange(width) >= torch.tensor([[width - len(ids)] for ids in prompts])
+    sampling = Sampling(RESPONSE, temperature, 0, 1.0, EOS, PAD)
     return RolloutRequest(ids_BP, mask_BP, sampling, list(range(6)), samples_per_prompt=2)
 
 

@@ -16,16 +16,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.families.answers import RIGHT, WRONG, Answer, asked, compared
-from tests.families.configs import PAD, VOCABULARY
+from tests.families.configs import PAD
 from tests.families.learning import engine_of
-from tests.families.reading import answers_of_rollout, saved
+from tests.families.reading import answers_of_rollout, load, saved
 from tests.families.subjects import LONG, Subject, alone, documents, true_logprobs
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.startup import DTYPES, Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import padded_rows
-from training.utils.loading.models import load_causal_lm
-from training.utils.models.settings import ModelSettings
+from training.utils.models.layout_check import notes_on
+from training.utils.models.one_precision import ROUNDS
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening.setup import load_under, may_pack
 
@@ -40,13 +40,21 @@ def ask_zero(subject: Subject, place: Path, ranks: Ranks) -> list[Answer]:
     return answers
 
 
-def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor) -> Subject | None:
+def _in_dtype(folder: Path, dtype: torch.dtype, is_rounded: bool) -> Any:
+    """Return the plain model. is_rounded: with all its weights in `dtype`, as a note of ours says of the run."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    for weight in model.parameters() if is_rounded else ():
+        weight.data = weight.data.to(dtype)
+    return model
+
+
+def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor, is_rounded: bool) -> Subject | None:
     """Return the subject in another precision; None where plain transformers does not run in it.
 
     One by one and without padding, the engine takes the same operations: it may differ by what the precision does to
     plain transformers, and logits of 4 in bfloat16 are 0.016 apart.
     """
-    plain = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=DTYPES[dtype]).eval()
+    plain = _in_dtype(subject.folder, DTYPES[dtype], is_rounded)
     try:
         noise = float((true_logprobs(plain, alone(documents(LONG))) - exact).abs().max())
     except RuntimeError:
@@ -59,12 +67,14 @@ def _of_case(
     of: Subject, exact: torch.Tensor, stage: int, dtype: str, place: Path, ranks: Ranks
 ) -> list[Answer]:  # fmt: skip
     question = f"zero{stage}.{dtype}"
-    subject = _plain_in(of, dtype, exact)
     model = load_under(
         EngineSettings(dtype=dtype, zero_stage=stage),
         ranks,
-        lambda torch_dtype: load_causal_lm(ModelSettings(str(of.folder), dropout=0.0), torch_dtype, VOCABULARY),
+        lambda torch_dtype: load(of.folder, torch_dtype),
     )
+    said = "; ".join(notes_on(model))
+    is_rounded = ROUNDS in said
+    subject = _plain_in(of, dtype, exact, is_rounded)
     engine = engine_of(PolicyModel(model), ranks, dtype=dtype, zero_stage=stage)
     engine.eval()
     sequences = alone(documents(LONG))
@@ -75,7 +85,7 @@ def _of_case(
         read = torch.cat([engine(padded_rows([part], PAD)).logprobs_M.double() for part in sequences])
     truth = true_logprobs(subject.model, sequences)
     answers = [
-        compared(f"{question}.read", float((read - truth).abs().max()), subject.tolerance),
+        compared(f"{question}.read", float((read - truth).abs().max()), subject.tolerance, said),
         _of_buffers(f"{question}.buffers", model, subject.model),
     ]
     if stage == 3:
@@ -86,7 +96,7 @@ def _of_case(
                 answers += answers_of_rollout(subject, model, copy, f"{question}.rollout")[:1]
         state = engine.full_state(model)
         folder = saved(model, state, place / f"saved_{question}")
-        again = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.dtype).eval()
+        again = _in_dtype(folder, subject.dtype, is_rounded)
         answers.append(
             compared(f"{question}.saved", float((true_logprobs(again, sequences) - truth).abs().max()), 1e-6)
         )

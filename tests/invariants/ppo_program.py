@@ -1,14 +1,14 @@
 """Launched on one or two ranks: runs step 3's parts at several ZeRO stages in one process group and reports.
 
-Arguments: the folder of the models, and a folder for the weights. Report: {section: {...}}, one section a function of
-SECTIONS, by stage.
+Arguments: the folder of the models, a folder for the weights, and "long" for all of EVERY, not ORDINARY alone. Report:
+{section: {...}}, one section a function of SECTIONS, by the case's name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,48 @@ LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; pac
 LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
 GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stage, packed, epochs
 MINIBATCH_LAYOUTS = {"2": (2, False), "0_packed": (0, True)}
+FIRST_MINIBATCHES = {"0_fp32": (0, "fp32"), "3_fp32": (3, "fp32"), "0_bf16": (0, "bf16")}
+# Stage, packed, GRPO, the actor's activations recomputed.
+REUSED = {
+    "0_packed": (0, True, False, False),
+    "1_recomputed": (1, False, False, True),
+    "2": (2, False, False, False),
+    "0_grpo": (0, True, True, False),
+}
+ACTORS = ("actor", "absolute")
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
+# The cases of a section, by ranks: of the long form, and of every run.
+EVERY: dict[str, dict[int, Collection[str]]] = {
+    "iterations": {1: LAYOUTS, 2: LAYOUTS},
+    "first_minibatch": {1: FIRST_MINIBATCHES, 2: FIRST_MINIBATCHES},
+    "grpo": {1: GRPO_LAYOUTS, 2: GRPO_LAYOUTS},
+    "minibatches": {1: MINIBATCH_LAYOUTS, 2: MINIBATCH_LAYOUTS},
+    "reused": {1: REUSED, 2: REUSED},
+    "nothing_to_learn": {1: ("0", "2", "3"), 2: ("0", "2", "3")},
+    "gathers": {1: (), 2: ("2", "12")},
+    "lora": {1: ("0", "3"), 2: ("0", "3")},
+    "layouts_of_prompts": {1: ACTORS, 2: ()},
+}
+ORDINARY: dict[str, dict[int, Collection[str]]] = {
+    **EVERY,
+    "iterations": {1: ("0", "3_packed"), 2: ("0", "2", "3_packed")},
+    "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
+    "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
+    "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
+    "reused": {1: ("0_packed", "0_grpo"), 2: ("1_recomputed", "2")},
+    "nothing_to_learn": {1: ("0",), 2: ("3",)},
+    "lora": {1: ("0",), 2: ("3",)},
+}
 
-def main(models: Path, out: Path) -> None:
+
+def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.startup import started_process_group
 
+    cases = EVERY if is_long else ORDINARY
     with started_process_group() as ranks:
-        report({name: section(models, out, ranks) for name, section in SECTIONS.items()})
+        report({name: section(models, out, ranks, cases[name][ranks.world_size]) for name, section in SECTIONS.items()})
 
 
 def make_trainer(
@@ -188,14 +221,15 @@ def experienced(trainer: Any, iteration: int) -> Any:
     return trainer.experience_of(trainer.score(prompts, rollout))
 
 
-def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def iterations(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Whole iterations, evaluation before and after, weights at the end."""
     import torch
 
     from training.utils.engine.collectives import gathered
 
     found = {}
-    for layout, (stage, packed) in LAYOUTS.items():
+    for layout in cases:
+        stage, packed = LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed)
         before = trainer.evaluator.evaluate(0).scores
         told = []
@@ -230,12 +264,13 @@ def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """One update an iteration: its figures are those of the first minibatch of the first epoch."""
     from training.step3_ppo.description import described
 
     found = {}
-    for stage, dtype in ((0, "fp32"), (3, "fp32"), (0, "bf16")):
+    for case in cases:
+        stage, dtype = FIRST_MINIBATCHES[case]
         trainer = make_trainer(models, out, ranks, stage, epochs=1, micro=2, with_texts=False, dtype=dtype)
         figures = []
         for iteration in range(1, ITERATIONS + 1):
@@ -246,11 +281,11 @@ def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
                     **described([experience], trainer.settings.experience, ranks.device),
                 }
             )
-        found[f"{stage}_{dtype}"] = figures
+        found[case] = figures
     return found
 
 
-def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Iterations of GRPO: no critic, samples of a prompt, KL and entropy in the loss, cut responses left out of it.
     With one epoch the old log-probabilities are left out too."""
     import torch
@@ -258,7 +293,8 @@ def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.engine.collectives import gathered
 
     found = {}
-    for layout, (stage, packed, epochs) in GRPO_LAYOUTS.items():
+    for layout in cases:
+        stage, packed, epochs = GRPO_LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, epochs=epochs, packed=packed, with_texts=False, grpo=True)
         told = []
         for iteration in range(1, ITERATIONS + 1):
@@ -287,12 +323,13 @@ def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-def minibatches(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Several minibatches a rollout: which sequences meet in one, and which rank computes them, changes nothing."""
     import torch
 
     found = {}
-    for layout, (stage, packed) in MINIBATCH_LAYOUTS.items():
+    for layout in cases:
+        stage, packed = MINIBATCH_LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed, minibatches=4)
         found[layout] = [trainer.learn([experienced(trainer, i)], i) for i in range(1, ITERATIONS + 1)]
         for name, engine, model in (
@@ -305,7 +342,7 @@ def minibatches(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def nothing_to_learn(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
 
     One sequence a forward, so that the values of the update are those of the experience to the bit: Adam would blow
@@ -314,9 +351,11 @@ def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in cases:
         for kind in ("moved", "moved_by_advantages"):
-            trainer = make_trainer(models, out, ranks, stage, decay=0.0, micro=1, max_tokens=None, with_texts=False)
+            trainer = make_trainer(
+                models, out, ranks, int(stage), decay=0.0, micro=1, max_tokens=None, with_texts=False
+            )
             experience = experienced(trainer, 1)
             if kind == "moved":
                 experience = dataclasses.replace(
@@ -327,7 +366,7 @@ def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
             starts = _weights(trainer)
             trainer.learn([experience], 1)
             ends = _weights(trainer)
-            found.setdefault(str(stage), {})[kind] = [
+            found.setdefault(stage, {})[kind] = [
                 max((float((end[name] - start[name]).abs().max()) for name in start), default=0.0)
                 for start, end in zip(starts, ends, strict=True)
             ]
@@ -339,7 +378,7 @@ def _weights(trainer: Any) -> list[dict[str, Any]]:
     return [roles.actor.full_state(roles.actor_model), roles.critic.full_state(roles.critic_model)]
 
 
-def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Weights after two iterations, by forwards that read and learn and by forwards of their own: how far apart, as a
     share of the update; and how many forwards actor and critic made."""
     import torch
@@ -350,7 +389,8 @@ def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     plain = TrainingEngine.__call__
     TrainingEngine.__call__ = lambda self, *given, **named: calls.append(self) or plain(self, *given, **named)
     found: dict[str, Any] = {}
-    for name, (stage, packed, grpo, recomputed) in REUSED.items():
+    for name in cases:
+        stage, packed, grpo, recomputed = REUSED[name]
         ends, figures = {}, {}
         for keeps in (False, True):
 
@@ -385,21 +425,14 @@ def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-# Stage, packed, GRPO, the actor's activations recomputed.
-REUSED = {
-    "0_packed": (0, True, False, False),
-    "1_recomputed": (1, False, False, True),
-    "2": (2, False, False, False),
-    "0_grpo": (0, True, True, False),
-}
-
-
-def gathers(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def gathers(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Collectives of one rollout of exactly so many tokens, under ZeRO-3."""
+    if not cases:
+        return {}
     trainer = make_trainer(models, out, ranks, 3, with_texts=False)
     prompts, seeds = trainer.next_prompts(1, batch=0)
     found = {}
-    for tokens in (2, 12):
+    for tokens in map(int, cases):
         sampling = dataclasses.replace(trainer.settings.sampling, end_token_id=-1, max_new_tokens=tokens)
         trainer.settings = dataclasses.replace(trainer.settings, sampling=sampling)
         with counted_collectives() as counts:
@@ -423,7 +456,7 @@ def counted_collectives() -> Iterator[dict[str, int]]:
             counts[event.name] = counts.get(event.name, 0) + 1
 
 
-def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
     import torch
 
@@ -433,14 +466,14 @@ def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
-    for stage in (0, 3):
+    for stage in cases:
         seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
-        trainer = make_trainer(models, out, ranks, stage, lora_dim=4)
+        trainer = make_trainer(models, out, ranks, int(stage), lora_dim=4)
         trainer.learn([experienced(trainer, 1)], 1)
         experience = experienced(trainer, 2)
         apart = experience.rollout.sampled_logprobs_BR - experience.old_logprobs_BR
         with trainer.roles.reading(), torch.no_grad():
-            found[str(stage)] = {
+            found[stage] = {
                 "reference": trainer.roles.reference(rows, TEMPERATURE).logprobs_M.tolist(),
                 "actor": trainer.roles.actor(rows, TEMPERATURE).logprobs_M.tolist(),
                 "apart": float(apart.abs().max()),
@@ -451,12 +484,9 @@ def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 LORA_PROMPT, LORA_RESPONSE = [5, 9, 100], [33, 44, 55, 0]
 
 
-def layouts_of_prompts(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def layouts_of_prompts(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """The same prompts and seeds rolled out in batches of other widths, orders, sizes and pad tokens."""
-    return {actor: _layouts(make_trainer(models, out, ranks, 0, with_texts=False, actor=actor)) for actor in ACTORS}
-
-
-ACTORS = ("actor", "absolute")
+    return {actor: _layouts(make_trainer(models, out, ranks, 0, with_texts=False, actor=actor)) for actor in cases}
 
 
 def _layouts(trainer: Any) -> dict[str, Any]:
@@ -494,7 +524,7 @@ def _layouts(trainer: Any) -> dict[str, Any]:
     }
 
 
-SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
+SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]] = {
     "iterations": iterations,
     "first_minibatch": first_minibatch,
     "grpo": grpo,
@@ -507,4 +537,4 @@ SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +11,9 @@ import pytest
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
 from tests.families.configs import OVERRIDES, VARIANTS, VOCABULARY, WINDOW, tiny_config
 from tests.families.page import page
+from tests.support.forked_programs import run_python
 from training.utils.run.errors import ThreestepError
 
-ROOT = Path(__file__).parents[3]
 # Family, and how its rows are: learned positions, with an offset, sines; an encoder as decoder; Mamba-2 beside
 # attention and experts. They become more as other families are mended.
 ASKED = {
@@ -36,8 +33,8 @@ ASKED = {
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """One sweep over the families of this file."""
     kept = tmp_path_factory.mktemp("families") / "answers.json"
-    command = [sys.executable, "-m", "tests.families", "--processes", "2", "--json", str(kept), "--only", *ASKED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ})
+    words = ["-m", "tests.families", "--processes", "2", "--json", str(kept), "--only", *ASKED]
+    done = run_python(words, timeout_seconds=280)
     assert kept.is_file(), done.stderr[-2000:]
     return {result["family"]: result for result in json.loads(kept.read_text())}
 

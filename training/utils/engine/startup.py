@@ -16,6 +16,7 @@ import torch
 
 from training.utils.engine.collectives import barrier, wait_for_main
 from training.utils.engine.host_memory import keep_freed_memory
+from training.utils.models.one_precision import ROUNDED
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import free_port
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
@@ -125,7 +126,8 @@ def _buffers_unrounded() -> Iterator[None]:
 
         def _post_init_method(self, module: torch.nn.Module) -> None:
             for weight in module.parameters(recurse=False):
-                if weight.is_floating_point() and not hasattr(weight, "ds_id"):
+                if weight.is_floating_point() and weight.dtype is not self.dtype and not hasattr(weight, "ds_id"):
+                    setattr(weight, ROUNDED, True)
                     weight.data = weight.data.to(self.dtype)  # as DeepSpeed does at the other stages
             super()._post_init_method(module)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from training.utils.layout.dealing import dealt
+
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
 
@@ -90,7 +92,7 @@ def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
 def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[MicroBatch, ...], ...]:
     """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once. [rank][m] of the result:
     the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
-    shares = _shares(lengths, settings)
+    shares = dealt(lengths, settings.ranks, equal_counts=not settings.packed)
     fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
     micro_batches = []
@@ -100,18 +102,6 @@ def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[Mic
             mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else mine
         micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
     return tuple(micro_batches)
-
-
-def _shares(lengths: Sequence[int], settings: PlanSettings) -> list[list[int]]:
-    """Return each rank's documents: equal in tokens if rows are packed, equal in number otherwise."""
-    if settings.packed:
-        return balanced(lengths, range(len(lengths)), settings.ranks)
-    longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    shares: list[list[int]] = [[] for _ in range(settings.ranks)]
-    for place, document in enumerate(longest_first):  # a snake: ranks 0..R-1, then R-1..0, and so on
-        turn, seat = divmod(place, settings.ranks)
-        shares[seat if turn % 2 == 0 else settings.ranks - 1 - seat].append(document)
-    return shares
 
 
 def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int) -> list[list[int]]:

@@ -38,6 +38,11 @@ def positions_of(config: Any) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
+def set_pad_token(config: Any, pad_token_id: int | None) -> None:
+    """Set the pad token of a configuration and of its part for text, where a model that also reads images has one."""
+    config.pad_token_id = config.get_text_config().pad_token_id = pad_token_id
+
+
 def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration."""
     positions = positions_of(load_config(settings.name_or_path, settings.trust_remote_code))

@@ -6,17 +6,21 @@ weights provides the context (`training.utils.engine.startup.born_sharded`).
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
-from training.utils.loading.configurations import errors_explained, load_config
+from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.models.attention import SDPA
 from training.utils.models.dropout import set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -92,22 +96,23 @@ def load_scalar_model(
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
-    pad_token_id = tokenizer.pad_token_id if inside else None
-    changes = {"num_labels": 1, "pad_token_id": pad_token_id}
-    plan = _adapter_plan(AutoModelForSequenceClassification, settings, config, **changes)
+    changed = copy.deepcopy(config)
+    set_pad_token(changed, tokenizer.pad_token_id if inside else None)
+    changed.num_labels = 1
+    plan = _adapter_plan(AutoModelForSequenceClassification, settings, changed)
     supplied = _supplied_by(plan)
     if must_have_head and f"{HEAD}weight" not in supplied:
         _refuse_headless(config, settings)
     wanted = WantedModel(
-        _model_in(settings, plan), config, is_scalar=True, new_head=not must_have_head, supplied=supplied
+        _model_in(settings, plan), changed, is_scalar=True, new_head=not must_have_head, supplied=supplied
     )
-    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted, **changes)
+    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted)
     if plan is not None:
         put_on(_on(device, model), plan, settings)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
-    model.config.pad_token_id = tokenizer.pad_token_id
+    set_pad_token(model.config, tokenizer.pad_token_id)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -131,15 +136,15 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
         )
 
 
-def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any, **changes: Any) -> AdapterPlan | None:
-    """What is done with the adapter that is given as a model; None for a model. changes: of its base's configuration"""
+def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> AdapterPlan | None:
+    """What is done with the adapter that is given as a model; None for a model. config: of its base"""
     from training.utils.loading.rehearsal import empty_model
 
     adapter = find_adapter(settings.name_or_path)
     trust = {"trust_remote_code": settings.trust_remote_code}
     if adapter is None:
         return None
-    return plan_adapter(adapter, lambda: empty_model(auto_class, config, changes, **trust), settings)
+    return plan_adapter(adapter, lambda: empty_model(auto_class, config, **trust), settings)
 
 
 def _model_in(settings: ModelSettings, plan: AdapterPlan | None) -> str:
@@ -157,10 +162,8 @@ def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _load(
-    auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel, **changes: Any
-) -> PreTrainedModel:
-    """Return the model, all of whose tensors are the folder's; changes: of its configuration."""
+def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel) -> PreTrainedModel:
+    """Return the model, all of whose tensors are the folder's."""
     import torch
 
     from training.utils.loading import rehearsal
@@ -182,20 +185,41 @@ def _load(
     trust = {"trust_remote_code": settings.trust_remote_code}
     with errors_explained("model", wanted.where, OSError, ValueError, ImportError):
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
-        rehearsal.check_weights(auto_class, wanted, changes, stored, **trust)
-        with rehearsal.without_report():
+        rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
+        with rehearsal.without_report(), _sharding_explained(wanted.where):
             model, report = auto_class.from_pretrained(
                 wanted.where,
+                config=wanted.config,
                 dtype=dtype,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **trust,
                 **attention,
-                **changes,
             )
-    rehearsal.judge_loaded(wanted, model, report, stored)
+    rehearsal.judge_loaded(wanted, model, report, stored, rehearsed)
     return model
+
+
+@contextlib.contextmanager
+def _sharding_explained(name_or_path: str) -> Iterator[None]:
+    """Under ZeRO-3, turn errors inside into a ThreestepError: a family fails to load if it reads a weight's shape or
+    values while it is set up, of which a rank holds a flat part, or nothing."""
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, ThreestepError):
+        raise
+    except Exception as problem:
+        import torch
+
+        if not is_deepspeed_zero3_enabled() or isinstance(problem, torch.OutOfMemoryError):
+            raise
+        raise ThreestepError(
+            f"'{name_or_path}' cannot be loaded in shards, as --zero_stage 3 does ({type(problem).__name__}: "
+            f"{first_line(problem)}); use --zero_stage 2"
+        ) from problem
 
 
 def _measure(
@@ -209,7 +233,7 @@ def _measure(
 
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
-    from training.utils.models.document_attention import use_document_attention
+    from training.utils.models.document_attention import comparisons_with_sdpa, use_document_attention
     from training.utils.models.own_forward import difference_now, read_own_forward
     from training.utils.models.sharding import send_from_first_rank
 
@@ -223,7 +247,11 @@ def _measure(
         return
     implementation = model.config._attn_implementation
     use_document_attention(model)
-    if model.config._attn_implementation != implementation and not difference_now(model, own) <= own.tolerance:
+    if model.config._attn_implementation == implementation:
+        return
+    with comparisons_with_sdpa(model) as comparing:
+        difference = difference_now(model, own)
+    if comparing or not difference <= own.tolerance:
         model.set_attn_implementation(implementation)
         own.notes.append(f"attention stays '{implementation}': the family computes something else under another name")
 
@@ -243,10 +271,29 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
         )
 
 
+def _set_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Set the rates of dropout and noise, but for those that the model computes with in eval mode too, such as PhiMoE's
+    jitter: they are no noise."""
+    from training.utils.models.own_forward import difference_now, own_forward_of
+
+    own, others = own_forward_of(model), set_dropout(model, rate)
+    if own is None or not others:
+        return
+    without = difference_now(model, own)
+    for other in others:
+        setattr(other.owner, other.name, other.rate)
+    # The same operations on the same numbers: on a CPU to the bit.
+    if math.isclose(without, difference_now(model, own), rel_tol=1e-3):
+        set_dropout(model, rate)
+        return
+    names = ", ".join(sorted({other.name for other in others}))
+    own.notes.append(f"{names} stays as it is: without it the model computes something else in eval mode too")
+
+
 def check_no_dropout(
     model: PreTrainedModel,
     where: str = "with dropout 0",
-    instead: str = "leave the dropout flag out, or set the rates in its config.json to 0",
+    instead: str = "leave the dropout flag out",
 ) -> None:
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
@@ -256,12 +303,17 @@ def check_no_dropout(
     from training.utils.models.own_forward import difference_now, own_forward_of
 
     own = own_forward_of(model)
-    difference = 0.0 if own is None else difference_now(model, own, training=True)
-    if own is not None and not difference <= own.tolerance:
+    if own is None:
+        return
+    difference = difference_now(model, own, training=True)
+    if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
             f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
+    # In half precision rounding explains much, and a CPU rounds the same numbers alike.
+    if model.device.type == "cpu" and difference_now(model, own, training=True) != difference:
+        raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
 
 
 def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:
@@ -276,7 +328,7 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
     """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, compilation."""
     if settings.dropout is not None:
-        set_dropout(model, settings.dropout)
+        _set_dropout(model, settings.dropout)
     if settings.dropout == 0:
         check_no_dropout(model)
     if settings.gradient_checkpointing:

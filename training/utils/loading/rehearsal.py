@@ -28,29 +28,32 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def check_weights(
-    auto_class: Any, wanted: WantedModel, changes: Mapping[str, Any], stored: Mapping[str, StoredTensor], **options: Any
-) -> None:
-    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold.
+def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> bool:
+    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold. Return
+    whether that could be done; otherwise the model is judged once it is loaded.
 
     auto_class: transformers' class that loads it
-    changes: of its configuration
     options: further arguments of its from_config
     """
-    if not _can_be_rehearsed(wanted, stored):
-        return
-    found, model = _rehearsed(empty_model(auto_class, wanted.config, changes, **options), stored)
+    if not stored or hasattr(wanted.config, "quantization_config"):  # a quantizer changes names
+        return False
+    try:
+        found, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
+    except NotImplementedError:  # a model that reads its own values while it is loaded, of which there are none
+        return False
     if wanted.is_scalar:
         check_has_head(model)
     judge(wanted, found, stored)
     _check_tied(wanted, model, stored)
+    return True
 
 
 def judge_loaded(
-    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], rehearsed: bool
 ) -> None:
     """Judge what from_pretrained said in earnest: ThreestepError if it did not load what the rehearsal did.
 
+    rehearsed: what `check_weights` returned
     report: transformers' loading_info, which under ZeRO-3 knows of missing tensors alone
     """
     if wanted.is_scalar:
@@ -63,10 +66,16 @@ def judge_loaded(
         wrong_shapes=_shapes(report["mismatched_keys"]),
         unconverted=tuple(report["error_msgs"]),
     )
-    if not _can_be_rehearsed(wanted, stored):
+    if not rehearsed:
         return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
     new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
-    judge(wanted, replace(found, missing=found.missing - new), stored)
+    lacking = sorted(found.missing - new)
+    if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
+        raise ThreestepError(
+            f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "
+            f"of its tensors random ({lacking[0]}), though the files hold them; use --zero_stage 2"
+        )
+    judge(wanted, replace(found, missing=frozenset(lacking)), stored)
 
 
 def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
@@ -97,14 +106,11 @@ def _downloaded(name: str, explicit: str | None) -> list[Path]:
     return []
 
 
-def empty_model(auto_class: Any, config: Any, changes: Mapping[str, Any], **options: Any) -> Any:
+def empty_model(auto_class: Any, config: Any, **options: Any) -> Any:
     """Return the model on the meta device, whole also where those outside are born sharded. Arguments: see
     `check_weights`."""
-    config = copy.deepcopy(config)
-    for name, value in changes.items():
-        setattr(config, name, value)
     with _unsharded(), torch.device("meta"):
-        return auto_class.from_config(config, **options)
+        return auto_class.from_config(copy.deepcopy(config), **options)
 
 
 def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadReport, Any]:
@@ -124,6 +130,8 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
+        except NotImplementedError:
+            raise
         except RuntimeError as problem:  # a conversion failed; the log alone says which
             table = "\n".join(said)
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
@@ -143,11 +151,6 @@ def check_has_head(model: Any) -> None:
     """ThreestepError if a scalar model's head is not where we read and train it."""
     if not hasattr(model, HEAD.removesuffix(".")):
         raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
-
-
-def _can_be_rehearsed(wanted: WantedModel, stored: Mapping[str, StoredTensor]) -> bool:
-    """Not where a quantizer changes names: such a model is judged once it is loaded."""
-    return bool(stored) and not hasattr(wanted.config, "quantization_config")
 
 
 def _shapes(mismatched: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:

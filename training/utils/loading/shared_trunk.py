@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from training.utils.loading.configurations import set_pad_token
 from training.utils.loading.models import prepared
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
@@ -34,7 +35,7 @@ def scalar_model_on_trunk(
 
     config = copy.deepcopy(model.config)
     config.num_labels = 1
-    config.pad_token_id = pad_token_id
+    set_pad_token(config, pad_token_id)
     scalar_class: Any = CLASSES.get(type(config), None)
     if scalar_class is not None:
         with torch.device("meta"):

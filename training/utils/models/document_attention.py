@@ -10,7 +10,9 @@ g heads that share keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.runs import AttentionRun
-from training.utils.models.attention import BY_DOCUMENT
+from training.utils.models.attention import BY_DOCUMENT, SDPA
 
 
 def use_document_attention(model: PreTrainedModel) -> None:
@@ -31,6 +33,50 @@ def use_document_attention(model: PreTrainedModel) -> None:
     AttentionInterface.register(BY_DOCUMENT, attention_by_document)
     AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
     model.set_attn_implementation(BY_DOCUMENT)
+
+
+@contextlib.contextmanager
+def comparisons_with_sdpa(model: PreTrainedModel) -> Iterator[list[str]]:
+    """Inside, note where a family's code compares the name of the attention function with "sdpa", which it is no longer
+    called: the files. Such a family does something else under another name, by however little its numbers show it."""
+    configs = {id(config): config for module in model.modules() for config in _configs(module)}
+    name, files = model.config._attn_implementation, list[str]()
+    for config in configs.values():
+        if config._attn_implementation == name:
+            config._attn_implementation_internal = _NotingName(name, files)
+    try:
+        yield files
+    finally:
+        for config in configs.values():
+            if isinstance(config._attn_implementation_internal, _NotingName):
+                config._attn_implementation_internal = name
+
+
+def _configs(module: torch.nn.Module) -> list[Any]:
+    from transformers import PreTrainedConfig
+
+    config = getattr(module, "config", None)
+    return [config, config.get_text_config()] if isinstance(config, PreTrainedConfig) else []
+
+
+class _NotingName(str):
+    """A name that notes which files compare it with SDPA's."""
+
+    def __new__(cls, name: str, files: list[str]) -> _NotingName:
+        made = super().__new__(cls, name)
+        made.files = files
+        return made
+
+    files: list[str]
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) and str.__eq__(other, SDPA):
+            self.files.append(sys._getframe(1).f_code.co_filename)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self.__eq__(other)
 
 
 def attention_by_document(

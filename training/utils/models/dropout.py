@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,27 +26,41 @@ _RATES_OF_CLASS = ("p", "drop_prob", "prob", "rate", "drop_rate")
 _OF_LORA = "lora_dropout"  # of adapters, which have a setting of their own
 
 
-def set_dropout(model: PreTrainedModel, rate: float) -> None:
+class SwitchedOff(NamedTuple):
+    """An attribute of a module or configuration that is noise by its name, and its rate before it became 0."""
+
+    owner: Any
+    name: str
+    rate: float
+
+
+def set_dropout(model: PreTrainedModel, rate: float) -> list[SwitchedOff]:
     """Set every dropout rate, in the configuration and in the modules.
 
-    rate: 0 also switches off layer drop, stochastic depth and the noise of routers; they stay as they are with a rate
-        above 0.
+    rate: 0 also switches off layer drop, stochastic depth and the noise of routers, which are returned; they stay as
+        they are with a rate above 0.
     """
     configs: dict[int, Any] = {}
+    others: list[SwitchedOff] = []
     for name, module in model.named_modules():
         if _OF_LORA not in name:
-            _set_rates(module, rate, _rate_names(module))
+            others += _set_rates(module, rate, _rate_names(module))
             for config in _with_nested(getattr(module, "config", None)):
                 configs[id(config)] = config
     for config in configs.values():
-        _set_rates(config, rate, _named_rates(vars(config)))
+        others += _set_rates(config, rate, _named_rates(vars(config)))
+    return others
 
 
-def _set_rates(owner: nn.Module | Any, rate: float, names: list[str]) -> None:
+def _set_rates(owner: nn.Module | Any, rate: float, names: list[str]) -> list[SwitchedOff]:
+    others = []
     for name in names:
         is_other = _OTHER_NOISE.search(name) or _OTHER_NOISE.search(type(owner).__name__)
+        if is_other and rate == 0 and getattr(owner, name) != 0:
+            others.append(SwitchedOff(owner, name, getattr(owner, name)))
         if rate == 0 or not is_other:
             setattr(owner, name, rate)
+    return others
 
 
 def _rate_names(module: nn.Module) -> list[str]:

@@ -29,6 +29,12 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     read: TokenRows -> float32 [M] (or [B]), in eval mode. A collective under ZeRO-3: every rank gets the same result.
     """
     own = _own(model)
+    kept, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
+    if kept is not None and kept < longest:
+        raise ThreestepError(
+            f"{type(model).__name__} keeps {kept} keys of a row (keep_window_size in its config.json), chosen from all "
+            f"of the row, later ones too, and the sequences have {longest} tokens; use sequences of at most {kept}"
+        )
     try:
         with torch.no_grad():
             parts = [read(packed_rows([[document] for document in batch], 0).to(device)) for batch in _padded(own)]
@@ -37,10 +43,9 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     except Exception as problem:
         raise ThreestepError(
             f"{type(model).__name__} cannot be trained: its forward of padded rows fails "
-            f"({type(problem).__name__}: {first_line(problem)}); use another family"
+            f"({type(problem).__name__}: {first_line(problem)}); use another --dtype or another family"
         ) from problem
-    short_M, long_M = parts[0], parts[-1][len(parts[-1]) - _long_numbers(own) :]
-    difference = own.difference(torch.cat([short_M, long_M]) if own.probes.long else short_M)
+    difference = _largest_difference(own, parts[0], parts[1] if own.probes.long else None, at=0)
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} cannot be trained: padded rows differ by {difference:.2g} from its own forward of "
@@ -83,8 +88,7 @@ def why_not_packed(
     moved = rms((packed_M - beside_other_M)[tail].double())
     if not moved <= own.tolerance or (gradient is not None and bool((gradient[:before] != 0).any())):
         return "its attention lets one document of a row look into another"
-    long_M = beside_long_M[len(beside_long_M) - _long_numbers(own) :]
-    difference = own.difference(torch.cat([packed_M, long_M]))
+    difference = _largest_difference(own, packed_M, beside_long_M if own.probes.long else None, at=tail.start)
     if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
     return None
@@ -103,6 +107,19 @@ def _own(model: PreTrainedModel) -> OwnForward:
     own = own_forward_of(model)
     assert own is not None, "a sharded model is read when it is loaded"
     return own
+
+
+def _largest_difference(own: OwnForward, short_M: torch.Tensor, beside_long_M: torch.Tensor | None, at: int) -> float:
+    """Return the larger of `own.difference` of the short sequences, and of those of them beside the long one.
+
+    beside_long_M: numbers of some short sequences, which begin at `at` in `short_M`, then of the long one
+    """
+    if beside_long_M is None:
+        return own.difference(short_M)
+    beside_M, long_M = beside_long_M.split([len(beside_long_M) - _long_numbers(own), _long_numbers(own)])
+    others_M = torch.cat([short_M[:at], beside_M, short_M[at + len(beside_M) :]])
+    differences = [own.difference(torch.cat([part_M, long_M])) for part_M in (short_M, others_M)]
+    return next((each for each in differences if each != each), max(differences))  # NaN if one is
 
 
 def _padded(own: OwnForward) -> list[list[Document]]:

@@ -48,7 +48,7 @@ def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
         lora_dropout=settings.lora_dropout,
         # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
-        target_modules=_linear_layers_named(model, "" if part == "all-linear" else part),
+        target_modules=_layers_named(model, "" if part == "all-linear" else part),
     )
     try:
         model.add_adapter(config, adapter_name=ADAPTER)
@@ -97,22 +97,43 @@ def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Paramet
     return [own, *adapters]
 
 
-def _linear_layers_named(model: PreTrainedModel, part: str) -> list[str]:
+def _layers_named(model: PreTrainedModel, part: str) -> list[str]:
+    """Return the names of the linear layers to adapt; what is left out is noted with the model's own forward."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
+    from training.utils.models.adaptable import why_no_adapters
+    from training.utils.models.own_forward import own_forward_of
+
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
-    found = [
-        name
+    found = {
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, (torch.nn.Linear, Conv1D)) and part in name and module not in heads
-    ]
+    }
     if not found:
         raise ThreestepError(
             f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
             f"{type(model).__name__}, such as 'layers.', got '{part}'"
         )
-    return found
+    reasons = why_no_adapters(model, found)
+    left = [name for name in found if name not in reasons]
+    notes = [_in_words(reason, [name for name in reasons if reasons[name] == reason]) for reason in {*reasons.values()}]
+    if not left:
+        raise ThreestepError(
+            f"--lora_module_name '{part}': {'; '.join(notes)}; name other layers of {type(model).__name__}, or train "
+            "without LoRA"
+        )
+    own = own_forward_of(model)
+    if own is not None:
+        own.notes.extend(sorted(notes))
+    return left
+
+
+def _in_words(reason: str, names: list[str]) -> str:
+    kinds = sorted({name.rpartition(".")[2] for name in names})
+    layers = "1 layer" if len(names) == 1 else f"{len(names)} layers"
+    return f"no adapters on {layers} ({', '.join(kinds[:6])}): {reason}"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,20 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
     longest_tokens: of the sequences of the training.
     A ZeRO-3 model that no engine owns yet is gathered module by module; every rank must call this.
     """
-    probes, of_scores = make_probes(model.config, longest_tokens), hasattr(model, "score")
+    return _measured(model, make_probes(model.config, longest_tokens))
+
+
+def read_again(model: PreTrainedModel) -> float:
+    """Measure `model`, whose weights have changed since, anew; return how far its numbers moved. Notes are kept."""
+    own = own_forward_of(model)
+    assert own is not None, "it was measured when it was loaded"
+    again = _measured(model, own.probes)
+    again.notes.extend(own.notes)
+    return own.difference(again.numbers_M)
+
+
+def _measured(model: PreTrainedModel, probes: Probes) -> OwnForward:
+    of_scores, versions = hasattr(model, "score"), _versions(model)
     with torch.no_grad(), _in_eval_mode(model), whole_where_used(model):
         try:
             read = [_read(model, document) for document in probes.alone]
@@ -91,35 +104,58 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0) -> OwnForw
                 for index, document in list(enumerate(probes.alone))[-2:]
                 for seed in _NOISE_SEEDS
             ]
-            first_half = _first_half(model, probes.alone[-1])
+            before = {document.tokens: _first_half(model, document) for document in (probes.alone[0], probes.alone[-1])}
         except (ThreestepError, torch.OutOfMemoryError):
             raise
         except Exception as problem:
             raise ThreestepError(
-                f"{type(model).__name__} cannot be read: its forward of token ids alone fails "
-                f"({type(problem).__name__}: {first_line(problem)}); use a causal language model of text"
+                f"{type(model).__name__} cannot be read: its forward of token ids alone fails in {_precision(model)} "
+                f"({type(problem).__name__}: {first_line(problem)}); use a causal language model of text, or another "
+                "--dtype"
             ) from problem
+    changed = [name for name, version in _versions(model).items() if version != versions[name]]
+    if changed:
+        raise ThreestepError(
+            f"{type(model).__name__} changes {len(changed)} of its own weights in a forward ({changed[0]}), so that "
+            "neither training nor saving would see those that were loaded; look for what turns that off in its "
+            'config.json (RWKV: "rescale_every": 0), or use another family'
+        )
     numbers_M = torch.cat([part.numbers_M for part in read])
     if not bool(numbers_M.isfinite().all()):
         raise ThreestepError(
             f"{type(model).__name__} computes {float(numbers_M[~numbers_M.isfinite()][0])} from its loaded weights in "
-            f"{str(model.dtype).removeprefix('torch.')}; check the weights' files, or train in another --dtype"
+            f"{_precision(model)}; check the weights' files, or train in another --dtype"
         )
     # Scores are read in float32, and some families compute attention in it whatever the model's precision (gpt_neo).
     eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps
     tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
-    _check_causal(model, read[-1].middle_PV, first_half, tolerance)
+    together = {document.tokens: part.middle_PV for document, part in zip(probes.alone, read, strict=True)}
+    _check_causal(model, {tokens: rms(together[tokens] - before[tokens]) for tokens in sorted(before)}, tolerance)
     is_linear = all(part.head_is_linear for part in read if part.head_is_linear is not None)
     own = OwnForward(probes, numbers_M, of_scores, tolerance, is_linear)
     setattr(model, _ATTRIBUTE, own)
     return own
 
 
-def difference_now(model: PreTrainedModel, own: OwnForward, training: bool = False) -> float:
+def difference_now(
+    model: PreTrainedModel,
+    own: OwnForward,
+    training: bool = False,
+    inside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> float:
     """Return how far the forward of `model`, called plainly, is from `own` now, as `OwnForward.difference`.
-    training: in train mode."""
-    with torch.no_grad(), _in_eval_mode(model, training), whole_where_used(model):
+    training: in train mode. inside: makes a context for it, entered once shards are gathered."""
+    with torch.no_grad(), _in_eval_mode(model, training), whole_where_used(model), inside():
         return own.difference(torch.cat([_read(model, part).numbers_M for part in own.probes.alone]))
+
+
+def _precision(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _versions(model: nn.Module) -> dict[str, int]:
+    """How often each weight was written in place. Shards are written whenever they are gathered: {}."""
+    return {name: weight._version for name, weight in model.named_parameters() if not hasattr(weight, "ds_id")}
 
 
 @dataclass(frozen=True)
@@ -201,14 +237,21 @@ def _first_half(model: PreTrainedModel, document: Document) -> torch.Tensor:
     return _logits_at(model, ids_t, middle_P)[0]
 
 
-def _check_causal(
-    model: PreTrainedModel, whole_PV: torch.Tensor, first_half_PV: torch.Tensor, tolerance: float
-) -> None:
-    moved = rms(whole_PV - first_half_PV)
-    if not moved <= tolerance:
+def _check_causal(model: PreTrainedModel, moved: dict[int, float], tolerance: float) -> None:
+    """moved: by how much the numbers of the first half differ from those of the first half alone, in sequences of so
+    many tokens, the shortest first."""
+    tokens, most = list(moved.items())[-1]
+    if moved[min(moved)] <= tolerance < most:
+        raise ThreestepError(
+            f"{type(model).__name__} reads the first half of {tokens} tokens otherwise than alone (by {most:.2g}; "
+            f"rounding explains {tolerance:.2g}), and that of {min(moved)} tokens alike: what it computes depends on "
+            "how long a row is (such as rope_type longrope or dynamic in config.json); train on shorter sequences"
+        )
+    if not all(each <= tolerance for each in moved.values()):
         raise ThreestepError(
             f"{type(model).__name__} is not causal: the second half of a sequence moves the numbers of its first by "
-            f"{moved:.2g} (rounding explains {tolerance:.2g}), as in an encoder; use a causal language model"
+            f"{max(moved.values()):.2g} (rounding explains {tolerance:.2g}), as in an encoder; use a causal language "
+            "model"
         )
 
 

@@ -15,6 +15,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
 from training.utils.layout.rows import TokenRows
 from training.utils.models.flops import ComputeMeter, model_shape
+from training.utils.models.one_precision import to_one_precision
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
@@ -104,4 +105,5 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
         log(f"filled in the keys that {settings.deepspeed_config} lacks: {', '.join(filled_in)}", ranks.is_main)
     with born_sharded(config, settings.zero_stage):
         model = load(dtype)
+    to_one_precision(model, dtype)
     return model if settings.zero_stage == 3 else model.to(ranks.device)

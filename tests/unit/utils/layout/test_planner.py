@@ -95,9 +95,10 @@ def test_the_same_plan_every_time(lengths, plan):
 
 
 def test_another_process_makes_the_same_plan():
-    """Ranks do not talk about plans: nothing in one may hang on the process, hashing say."""
-    plan = PlanSettings(3, 700, packed=True, max_row_tokens=300)
-    lengths = [17 * index % 251 + 1 for index in range(40)]
+    """Ranks do not talk about plans: nothing in one may hang on the process, hashing say. 26 documents on 8 ranks are
+    mixed and dealt anew (`dealing`)."""
+    plan = PlanSettings(8, 700, packed=True, max_row_tokens=300)
+    lengths = [97 * index % 251 + 1 for index in range(26)]
     imports = "from math import inf\nfrom training.utils.layout.planner import PlanSettings, plan_step\n"
     program = f"{imports}print(plan_step({lengths}, {plan}))"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
@@ -115,11 +116,11 @@ def test_a_step_that_fills_its_micro_batches_takes_no_more_of_them(ranks, size, 
 
 
 def test_a_plan_by_hand():
-    # Longest first: 1 3 2 4 0, dealt to ranks 0 1 1 0 0. Rank 0 has three for micro-batches of two, so two of them;
-    # rank 1 has two, and takes one at a time to keep step.
+    # One rank has three documents for micro-batches of two, so two of them; the other has two, and takes one at a time
+    # to keep step. Of 150 tokens each gets 70 or 80: 40 30 10 and 50 20.
     lengths = [10, 50, 30, 40, 20]
     planned = plan_step(lengths, PlanSettings(2, max_rows_per_micro_batch=2))
-    assert planned == ((((1,), (4,)), ((0,),)), (((3,),), ((2,),)))
+    assert planned == ((((3,), (2,)), ((0,),)), (((1,),), ((4,),)))
 
 
 def test_a_plan_under_a_token_budget_by_hand():
@@ -174,14 +175,14 @@ def test_a_rank_without_documents_keeps_step():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ranks_compute_nearly_as_many_tokens(seed):
-    """64 sequences as long as GSM8K's (median about 180 tokens, few above 350) on 8 ranks: within 5 % of the mean."""
+    """64 sequences as long as GSM8K's (median about 180 tokens, few above 350) on 8 ranks: within 2 % of the mean."""
     import random
 
     drawn = random.Random(seed)
     lengths = [min(512, max(40, round(drawn.lognormvariate(5.2, 0.35)))) for _ in range(64)]
     step = plan_step(lengths, PlanSettings(8, 8 * 512, packed=True, max_row_tokens=512))
     tokens = [sum(lengths[index] for rows in rank for row in rows for index in row) for rank in step]
-    assert max(tokens) <= 1.05 * sum(tokens) / 8
+    assert max(tokens) <= 1.02 * sum(tokens) / 8
     assert len(step[0]) == 1
     # and little of what is computed is padding
     computed = sum(len(rows) * widest(lengths, rows) for rank in step for rows in rank)
@@ -215,16 +216,7 @@ def test_dealings_that_cannot_cost_less_are_not_tried(monkeypatch):
     monkeypatch.setattr(planner, "balanced", lambda *words: tried.append(words[2]) or balanced(*words))
     plan = forward_plan(400, 64, 192, packed=True, ranks=1, long_rows_are_free=True)
     plan_step([10 + index % 20 for index in range(400)], plan)
-    assert tried == [
-        1,
-        1,
-        1,
-        2,
-        1,
-        1,
-        1,
-        1,
-    ]  # ranks, forwards, rows of one; two forwards, each in two ways
+    assert tried == [1, 1, 2, 1, 1, 1, 1]  # forwards, rows of one; two forwards, each in two ways
 
 
 def test_forwards_of_like_widths_are_weighed_against_their_own_cost():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import MixtralConfig, MixtralForCausalLM
+from torch import nn
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.documents import join
 from training.utils.layout.rows import padded_rows
 from training.utils.models.lora import adapters_off, add_lora
+from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
@@ -94,11 +98,54 @@ def test_experts_and_routers_get_no_adapter():
     torch.testing.assert_close(logits(fresh), logits(model), rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_peft_refuses_end_in_a_sentence():
+def adapted_layers(model: Any) -> set[str]:
+    return {name.split(".lora_")[0].split(".")[-1] for name, _ in model.named_parameters() if "lora_" in name}
+
+
+def test_layers_that_peft_refuses_or_that_are_not_called_get_no_adapter():
+    """Mamba's own forward multiplies by `dt_proj.weight` itself."""
+    model = add_lora(tiny_causal_lm("mamba"), LORA)
+    assert adapted_layers(model) == {"in_proj", "x_proj"}
+    [past, refused] = own_forward_of(model).notes
+    assert past == "no adapters on 2 layers (dt_proj): the family reads the weight without calling the layer"
+    assert refused == "no adapters on 2 layers (out_proj): PEFT refuses it, or takes it for a layer of experts"
     with pytest.raises(
-        ThreestepError, match=r"^--lora_dim: PEFT makes no adapters for MambaForCausalLM here: .*out_proj"
+        ThreestepError, match=r"^--lora_module_name 'out_proj': no adapters on 2 layers \(out_proj\): PEFT"
     ):
-        add_lora(tiny_causal_lm("mamba"), LORA)
+        add_lora(tiny_causal_lm("mamba"), ModelSettings("unused", lora_dim=4, lora_module_name="out_proj"))
+
+
+def test_layers_that_peft_takes_for_experts_get_no_adapter():
+    """Shared experts: PEFT would adapt the experts' tensors in their place, which no merge here knows."""
+    torch.manual_seed(0)
+    config = Glm4MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
+        first_k_dense_replace=0, head_dim=16,
+    )  # fmt: skip
+    model = add_lora(Glm4MoeForCausalLM(config).eval(), LORA)
+    assert adapted_layers(model) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert not [name for name, _ in model.named_parameters() if "experts.base_layer" in name]
+
+
+class Odd(nn.Linear):
+    """A linear layer by its class alone."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden).abs()
+
+
+def test_layers_that_are_not_linear_or_share_their_weight_get_no_adapter():
+    model = tiny_causal_lm("llama")
+    first, second = (layer.mlp for layer in model.model.layers[:2])
+    odd = Odd(first.gate_proj.in_features, first.gate_proj.out_features, bias=False)
+    odd.weight, first.gate_proj = first.gate_proj.weight, odd
+    second.up_proj.weight = first.up_proj.weight
+    model = add_lora(model, LORA)
+    assert own_forward_of(model).notes == [
+        "no adapters on 1 layer (gate_proj): it computes something else than a linear layer",
+        "no adapters on 2 layers (up_proj): the weight is shared with another layer",
+    ]
 
 
 def test_adapters_off_is_the_model_as_it_was():
