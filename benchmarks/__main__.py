@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,7 +110,12 @@ def _run(command: list[str], threads: int) -> Measured:
         error.seek(0)
         if process.returncode:
             sys.exit(f"{' '.join(command)} ended with code {process.returncode}:\n{error.read()[-3000:]}")
-        steps = [json.loads(line) for line in out if line.startswith('{"units"')]
+        return _measured(command, out, peak_bytes)
+
+
+def _measured(command: list[str], lines: Iterable[str], peak_bytes: int) -> Measured:
+    """Read the steps out of what a competitor wrote to stdout."""
+    steps = [json.loads(line) for line in lines if line.startswith('{"units"')]
     if len(steps) <= WARM_UP_STEPS:
         sys.exit(f"{' '.join(command)} reported {len(steps)} steps; {WARM_UP_STEPS} of them only warm up")
     steady = steps[WARM_UP_STEPS:]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.forked_programs import FORKS_VARIABLE
+
 # No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -28,7 +30,21 @@ SENTENCES = [
 ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="the long form: also the tests marked `long`, every case of the launched programs, and no forks",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        os.environ[FORKS_VARIABLE] = "0"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_long(config, items)
     for item in items:
         for folder, marker in FOLDER_MARKERS.items():
             if f"/tests/{folder}/" in item.path.as_posix():
@@ -37,6 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if on_gpu and not _has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))
+
+
+def _leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what belongs to the long form, unless it was asked for."""
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 def _has_cuda() -> bool:

@@ -3,9 +3,9 @@
     python -m tests.kill_and_resume                                     all programs, 1 and 2 ranks, ZeRO 0, 2, 3
     python -m tests.kill_and_resume --programs ppo --ranks 2 --stages 3 --kills 20 --steps 40 --signal SIGTERM
 
-The long form is run by hand; tests/end_to_end/test_kill_and_resume.py runs a short one. One line of a table is printed
-for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from how long that part
-of a run took where it was never stopped.
+tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
+a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
+how long that part of a run took where it was never stopped.
 """
 
 from __future__ import annotations

@@ -9,16 +9,14 @@
     ''', world_size=2)
 
 Every rank is a process with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as a launcher sets
-them, and one thread. Where one fails, or time runs out, all are ended and the test fails with what they said.
+them, and one thread, forked where that may be (tests/support/forked_programs.py). Where one fails, or time runs
+out, all are ended and the test fails with what they said.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -26,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked_programs import Program, end, start_python
 from training.utils.run.launch import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +57,7 @@ def run_ranks(
         outputs = [Path(folder, f"output_{rank}.txt") for rank in range(world_size)]
         results = [Path(folder, f"result_{rank}.json") for rank in range(world_size)]
         port = free_port()
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Program] = []
         try:
             for rank in range(world_size):
                 variables = {
@@ -73,29 +72,19 @@ def run_ranks(
                     "MASTER_PORT": str(port),
                     _RESULT_VARIABLE: str(results[rank]),
                 }
-                with open(outputs[rank], "wb") as output:
-                    command = [sys.executable, str(path), *(str(word) for word in args)]
-                    processes.append(
-                        subprocess.Popen(
-                            command,
-                            env=variables,
-                            stdin=subprocess.DEVNULL,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                            start_new_session=True,
-                        )
-                    )
+                words = [str(path), *(str(word) for word in args)]
+                processes.append(start_python(words, variables, outputs[rank], outputs[rank]))
             problem = _wait(processes, timeout_seconds)
         finally:
             for process in processes:
-                _kill(process)
+                end(process)
         if problem:
             said = [_said(rank, path) for rank, path in enumerate(outputs)]
             raise AssertionError("\n".join([problem, *said]))
         return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in results]
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) -> str | None:
+def _wait(processes: Sequence[Program], timeout_seconds: float) -> str | None:
     """Wait for all to end well; return what went wrong, if anything did."""
     deadline = time.monotonic() + timeout_seconds
     problem = None
@@ -110,20 +99,11 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) 
     return problem or _failure(processes)
 
 
-def _failure(processes: Sequence[subprocess.Popen[bytes]]) -> str | None:
+def _failure(processes: Sequence[Program]) -> str | None:
     for rank, process in enumerate(processes):
         if process.poll() not in (None, 0):
             return f"rank {rank} ended with code {process.returncode}"
     return None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the rank and whatever it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def _said(rank: int, path: Path) -> str:

@@ -1,4 +1,5 @@
-"""The same two ranks by DeepSpeed's launcher, by torchrun as two nodes, and by accelerate launch: the same losses."""
+"""The same two ranks by DeepSpeed's launcher, by torchrun as two nodes, and by accelerate launch: the losses of two
+ranks that the tests start themselves. DeepSpeed's launcher is in every run in tests/end_to_end/ too."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_programs import run_python
 from training.utils.run.launch import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +21,7 @@ FLAGS = (
     "--max_seq_len 64 --per_device_train_batch_size 16 --learning_rate 1e-3 --dtype fp32 --zero_stage 1 --seed 1 "
     "--data_output_path cache --no_report_mfu"
 ).split()
+SHAPE = "--vocab_size 300 --hidden_size 32".split()
 PYTHON = [sys.executable, "-m"]
 TORCHRUN = [*PYTHON, "torch.distributed.run"]
 # On a CPU too: with --cpu, accelerate 1.15 starts one rank (seen), and with --multi_gpu as many as asked.
@@ -28,7 +31,8 @@ ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_proce
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("launchers")
-    run(path, [*PYTHON, "training.new_model", "--out", "model", *"--vocab_size 300 --hidden_size 32".split()])
+    made = run_python(["-m", "training.new_model", "--out", "model", *SHAPE], environment(), folder=path)
+    assert made.returncode == 0, made.stderr
     return path
 
 
@@ -57,21 +61,29 @@ def losses(path):
 
 
 @pytest.fixture(scope="module")
-def of_deepspeed(folder):
-    run(folder, [*PYTHON, "training.utils.run.launch", STEP, *FLAGS, "--output_dir", "deepspeed"])
-    found = losses(folder / "deepspeed")
+def expected(folder):
+    ran = run_python(["-m", STEP, *FLAGS, "--output_dir", "ours"], environment(), ranks=2, folder=folder)
+    assert ran.returncode == 0, ran.stderr
+    found = losses(folder / "ours")
     assert len(found) == 6  # 128 rows, 32 a step; evaluated before and after
     return found
 
 
-def test_torchrun_on_two_nodes(folder, of_deepspeed):
+@pytest.mark.long
+def test_deepspeed_on_one_node(folder, expected):
+    run(folder, [*PYTHON, "training.utils.run.launch", STEP, *FLAGS, "--output_dir", "deepspeed"])
+    assert losses(folder / "deepspeed") == expected
+
+
+def test_torchrun_on_two_nodes(folder, expected):
     where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     step = ["-m", STEP, *FLAGS, "--output_dir", "torchrun"]
     run(folder, *([*TORCHRUN, *where, "--node_rank", rank, *step] for rank in "01"))
-    assert losses(folder / "torchrun") == of_deepspeed
+    assert losses(folder / "torchrun") == expected
 
 
-def test_accelerate_launch(folder, of_deepspeed):
+@pytest.mark.long
+def test_accelerate_launch(folder, expected):
     port = ["--main_process_port", str(free_port()), "--mixed_precision", "no", "--dynamo_backend", "no"]
     run(folder, [*ACCELERATE, *port, "-m", STEP, *FLAGS, "--output_dir", "accelerate"])
-    assert losses(folder / "accelerate") == of_deepspeed
+    assert losses(folder / "accelerate") == expected

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.forked_programs import may_fork, run_python
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
 MODULES: dict[int | str, str] = {
@@ -52,17 +53,26 @@ class Chain:
 
 
 def run_step(
-    step: int | str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+    step: int | str,
+    flags: Sequence[object],
+    ranks: int = 1,
+    environment: Mapping[str, str] | None = None,
+    launcher: bool = False,
 ) -> Ran:
     """What scripts/stepN_*.sh runs, on the CPU."""
-    return run_module(MODULES[step], flags, ranks, environment)
+    return run_module(MODULES[step], flags, ranks, environment, launcher)
 
 
 def run_module(
-    module: str, flags: Sequence[object], ranks: int = 1, environment: Mapping[str, str] | None = None
+    module: str,
+    flags: Sequence[object],
+    ranks: int = 1,
+    environment: Mapping[str, str] | None = None,
+    launcher: bool = False,
 ) -> Ran:
-    """A program by its command line, on the CPU."""
-    command = [sys.executable, "-m", "training.utils.run.launch", module, *(str(flag) for flag in flags)]
+    """A program by its command line, on the CPU. launcher: started by training.utils.run.launch in any case, and not by
+    forks (tests/support/forked_programs.py)."""
+    words = [str(flag) for flag in flags]
     variables = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
@@ -71,7 +81,11 @@ def run_module(
         "THREESTEP_RANKS": str(ranks),
         **(environment or {}),
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
+    if launcher or not may_fork(variables):
+        command = [sys.executable, "-m", "training.utils.run.launch", module, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
+    else:
+        done = run_python(["-m", module, *words], variables, ranks, timeout_seconds=TIMEOUT_SECONDS)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -157,8 +171,10 @@ def run_chain(
     shared: Sequence[object],
     flags: Mapping[int, Sequence[object]],
     environment: Mapping[str, str] | None = None,
+    launched: Sequence[int] = (),
 ) -> Chain:
-    """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts) each."""
+    """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts)
+    each. launched: steps whose launcher is called too."""
     folders = {step: place / name / f"step{step}" for step in (1, 2, 3)}
     models = {
         1: ["--model_name_or_path", start],
@@ -171,7 +187,7 @@ def run_chain(
     ran = {}
     for step in (1, 2, 3):
         own = [*models[step], *data_flags[step], "--output_dir", folders[step], "--max_train_steps", 2, *flags[step]]
-        ran[step] = run_step(step, own, ranks, environment)
+        ran[step] = run_step(step, own, ranks, environment, launcher=step in launched)
         assert ran[step].code == 0, f"step {step}: {ran[step].words}"
     dtypes = {step: str(list(flags[step])[list(flags[step]).index("--dtype") + 1]) for step in (1, 2, 3)}
     return Chain(folders, ran, data_flags, dtypes)
@@ -196,7 +212,7 @@ def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
         + ["--unsupervised_dataset_name", f"jsonl:{text_file}"],
     }
     shared = ["--data_path", f"jsonl:{pairs_file}", "--margin_column", "margin", *SHARED.split()]
-    return run_chain(place, "alone", start, 1, shared, flags)
+    return run_chain(place, "alone", start, 1, shared, flags, launched=[1])
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +225,8 @@ def without_compiler(place: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) -> Chain:
-    """Two ranks by DeepSpeed's launcher on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in bf16."""
+    """Two ranks, step 1's by DeepSpeed's launcher, on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in
+    bf16."""
     start = save_start(place / "start")
     trained = "--learning_rate 1e-3 --per_device_train_batch_size 2"
     flags = {
@@ -220,7 +237,7 @@ def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) ->
         "--max_answer_seq_len 8".split(),
     }
     shared = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split()]
-    return run_chain(place, "together", start, 2, shared, flags, without_compiler)
+    return run_chain(place, "together", start, 2, shared, flags, without_compiler, launched=[1])
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import TIMEOUT_SECONDS
+from tests.end_to_end.conftest import TIMEOUT_SECONDS, run_module
 from tests.support import pages
 from tests.support.pages import ROOT
 
@@ -34,8 +34,8 @@ def checkout(place: Path, files: dict[str, str]) -> Path:
     (folder / "training" / "step2_hinge").mkdir()
     for name, content in files.items():
         (folder / "training" / "step2_hinge" / name).write_text(content)
-    made = python(folder, "-m", "training.new_model", "--out", "start", "--seed", "1", *SHAPE)
-    assert made.returncode == 0, made.stderr
+    made = run_module("training.new_model", ["--out", folder / "start", "--seed", "1", *SHAPE])
+    assert made.code == 0, made.words
     return folder
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import Chain, run_chain, save_start
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from training.utils.data.chat.style import SavedStyle, saved_style
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -72,7 +73,7 @@ def chain(place: Path) -> Chain:
     chats.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
     tokenizer = chat_tokenizer(chat_template("chatml"))
     start = save_start(place / "start_chat", tokenizer=tokenizer)
-    shared = f"--data_path jsonl:{chats} --prompt_style chat_template --max_prompt_seq_len 100 --max_seq_len 120"
+    shared = f"--data_path jsonl:{chats} --max_prompt_seq_len 100 --max_seq_len 120"
     shared += " --data_split 1,1,1 --eval_fraction 0.2"
     trained = "--dtype fp32 --learning_rate 1e-3 --per_device_train_batch_size 2 --report_mfu false".split()
     own = place / "own.py"
@@ -95,6 +96,24 @@ def test_every_step_trains_on_conversations(chain):
         assert {1, 2} <= {line["step"] for line in lines}
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         assert tokenizer.chat_template == chat_template("chatml")
+
+
+def test_the_style_goes_from_step_to_step_with_the_model(chain):
+    import yaml
+    from transformers import AutoTokenizer, GenerationConfig
+
+    reasons = {1: "the tokenizer has a template", 2: f"saved with '{chain.folders[1] / 'model'}'"}
+    for step, folder in chain.folders.items():
+        said = f"prompt style: chat_template, responses end with <|im_end|> ({reasons.get(step, reasons[2])})"
+        assert said in chain.ran[step].stdout.splitlines()
+        assert yaml.safe_load((folder / "config.yaml").read_text())["prompt_style"] == "chat_template"
+        tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        assert saved_style(tokenizer) == SavedStyle("chat_template")
+        if step != 2:  # a reward model writes nothing
+            stops = GenerationConfig.from_pretrained(folder / "model").eos_token_id
+            assert tokenizer.convert_ids_to_tokens(stops) == ["<|im_end|>", "<|endoftext|>"]
+    assert saved_style(AutoTokenizer.from_pretrained(chain.folders[3] / "critic")) == SavedStyle("chat_template")
+    assert "was trained on prompts in another style" not in chain.ran[3].stdout
 
 
 def test_what_a_row_carries_arrives_in_the_samples(chain):

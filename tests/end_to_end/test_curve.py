@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import curve
 from benchmarks.curve import Curves, draw, trained_twice
+from tests.support.forked_programs import run_python
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 
-def test_packed_and_padded_curves_lie_on_each_other(tmp_path):
+def forked(command: list[str]) -> None:
+    done = run_python(["-m", *command], folder=curve.ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_packed_and_padded_curves_lie_on_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(curve, "_run", forked)
     small = "--per_device_train_batch_size 16 --num_warmup_steps 2 --max_eval_rows 50".split()
     curves = trained_twice(tmp_path, 20, small)
     assert len(curves.packed) == 20 and len(curves.eval_packed) == 2

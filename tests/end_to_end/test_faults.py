@@ -98,7 +98,7 @@ def faulty(place: Path, name: str, fault: str, start: Path, pairs_file: Path, *f
     """Step 1 on two ranks of which the second breaks; what was said, and how long it took from then on."""
     data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "faults_cache"]
     data += ["--model_name_or_path", start, "--output_dir", place / name, *BATCH.split(), *flags]
-    ran = run_module(FAULTY, [fault, 1, MODULES[1], *data], ranks=2)
+    ran = run_module(FAULTY, [fault, 1, MODULES[1], *data], ranks=2, launcher=fault != "raise")
     metrics = place / name / "metrics.jsonl"
     return ran, time.time() - metrics.stat().st_mtime
 
@@ -122,7 +122,7 @@ def ends_with_one_error(ran: Ran, fault: str) -> None:
 def test_a_rank_that_dies_ends_the_others_with_one_error(
     place: Path, start: Path, pairs_file: Path, fault: str
 ) -> None:
-    """By DeepSpeed's launcher. Other ends of a rank: long_faults.py."""
+    """A kill by DeepSpeed's launcher. Other ends of a rank: test_other_ends.py."""
     ran, seconds = faulty(place, f"faults_{fault}", fault, start, pairs_file)
     ends_with_one_error(ran, fault)
     assert seconds < 60, ran.words

@@ -1,21 +1,27 @@
-"""The short form of tests/kill_and_resume.py, whose long form is run by hand (docs/lab_book.md)."""
+"""Trials of tests/kill_and_resume.py: a few; in the long form all programs on 1 and 2 ranks, at ZeRO 0, 2 and 3."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.distributed.launch import ROOT
 from tests.kill_and_resume import SHORT
+from tests.support.forked_programs import run_python
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 
-def test_killed_and_resumed_is_as_never_stopped(tmp_path):
-    command = [sys.executable, "-m", "tests.kill_and_resume", "--short", "--place", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+@pytest.mark.parametrize(
+    "flags, trials",
+    [
+        pytest.param(["--short"], len(SHORT), id="short"),
+        pytest.param(
+            ["--kills", "8", "--steps", "20"], 24, marks=[pytest.mark.long, pytest.mark.timeout(10000)], id="all"
+        ),
+    ],
+)
+def test_killed_and_resumed_is_as_never_stopped(tmp_path, flags: list[str], trials: int):
+    limit = 800 if trials == len(SHORT) else 9000
+    done = run_python(["-m", "tests.kill_and_resume", *flags, "--place", str(tmp_path)], timeout_seconds=limit)
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(lines) == len(SHORT) and all("| identical |" in line for line in lines), lines
+    assert len(lines) == trials and all("| identical |" in line for line in lines), lines

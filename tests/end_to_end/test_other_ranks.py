@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.distributed.launch import ROOT
 from tests.end_to_end.compared import figures
+from tests.end_to_end.conftest import run_module
 from tests.end_to_end.other_ranks_program import CHAINS, STEPS
 from training.utils.checkpoints.folder import damage
 
@@ -22,9 +20,8 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine
 def runs(place: Path) -> Path:
     folder = place / "other_ranks"
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.end_to_end.other_ranks_program", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_module("tests.end_to_end.other_ranks_program", [folder])
+    assert done.code == 0, done.words
     return folder
 
 

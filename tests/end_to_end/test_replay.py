@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.end_to_end.conftest import SHARED, run_step, save_start
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 
-def test_a_replayed_run_ends_with_the_same_weights(place, pairs_file, chain_named):
-    critic = chain_named("alone").folders[2] / "model"
-    start = save_start(place / "start_of_replay", pad_is_eos=True)
+def test_a_replayed_run_ends_with_the_same_weights(place, pairs_file):
+    start, critic = (save_start(place / f"{name}_of_replay", pad_is_eos=True) for name in ("start", "critic"))
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(critic, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(critic)
     shared = [
         *("--actor_model_name_or_path", start, "--critic_model_name_or_path", critic),
         *("--data_path", f"jsonl:{pairs_file}", "--data_output_path", place / "replay_cache", *SHARED.split()),

@@ -1,7 +1,8 @@
 """Launched on one or two ranks: trains an engine with a WeightAverage in every way of keeping weights, and reports how
 far that is from an average kept aside in float64; then reads a frozen model with its weights in CPU memory.
 
-Argument: the folder of the models. Report: {case: {...}} of distances, on the first rank.
+Arguments: the folder of the models, one that is not read, and "long" for all CASES, not ORDINARY alone. Report:
+{case: {...}} of distances, on the first rank.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ CASES = {
     "z1_lora": (1, "fp32", 4),
     "z3_lora": (3, "fp32", 4),
 }
+ORDINARY = {1: ("z0", "z3_bf16", "z1_lora"), 2: ("z2", "z3", "z3_lora")}  # by ranks
 
 
-def main(models: Path) -> None:
+def main(models: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.startup import started_process_group
 
     with started_process_group() as ranks:
-        results = {name: averaged(*case, models, ranks) for name, case in CASES.items()}
+        names = CASES if is_long else ORDINARY[ranks.world_size]
+        results = {name: averaged(*CASES[name], models, ranks) for name in names}
         results["offloaded"] = offloaded(models, ranks)
         report(results if ranks.is_main else {})
 
@@ -106,4 +109,4 @@ def offloaded(models: Path, ranks: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[3:] == ["long"])

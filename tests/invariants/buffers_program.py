@@ -1,8 +1,9 @@
 """Launched on one or two ranks: loads models in bfloat16 at ZeRO stages, trains one step, saves, and reports what
 became of their buffers and of their log-probabilities, beside those of plain transformers in bfloat16.
 
-Arguments: the folder of the invariants' models, which is not read, and a folder of this launch. Report, on the first
-rank: {family: {stage: see `of_stage`}, "fp16": names of buffers that differ at stage 3}}.
+Arguments: the folder of the invariants' models, which is not read, a folder of this launch, and "long" for all
+FAMILIES, not ORDINARY alone. Report, on the first rank: {family: {stage: see `of_stage`}, "fp16": names of buffers that
+differ at stage 3}}.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 # how they are made.
 FAMILIES = ("llama", "gemma3_text", "glm4_moe", "lfm2_moe")
 STAGES = {1: (0, 3), 2: (1, 2, 3)}  # by the number of ranks
+ORDINARY = {1: ("llama", "lfm2_moe"), 2: ("gemma3_text", "glm4_moe")}
 TOKENS = (64, 2048)
 
 
-def main(place: Path) -> None:
+def main(place: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from tests.families.builds import build, quiet
     from training.utils.engine.collectives import barrier
@@ -29,7 +31,7 @@ def main(place: Path) -> None:
     quiet()
     results: dict[str, dict[str, Any]] = {}
     with started_process_group() as ranks:
-        for family in FAMILIES:
+        for family in FAMILIES if is_long else ORDINARY[ranks.world_size]:
             if ranks.is_main:
                 build(family, place / family, max_position_embeddings=max(TOKENS))
             barrier()
@@ -174,4 +176,4 @@ def tensors_that_differ(one: Any, other: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[2]))
+    main(Path(sys.argv[2]), sys.argv[3:] == ["long"])

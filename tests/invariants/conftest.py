@@ -36,16 +36,18 @@ def models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def launched(tmp_path_factory, models) -> Callable[[str, int], tuple[Path, list[dict[str, Any]]]]:
-    """launched(program, world_size) -> (its folder, the ranks' reports); each is run once a session."""
+def launched(request, tmp_path_factory, models) -> Callable[[str, int], tuple[Path, list[dict[str, Any]]]]:
+    """launched(program, world_size) -> (its folder, the ranks' reports); each is run once a session. In the long form
+    the program gets "long" as its last argument."""
     runs: dict[tuple[str, int], Any] = {}
+    form = ["long"] if request.config.getoption("--long") else []
 
     def launch(program: str, world_size: int) -> tuple[Path, list[dict[str, Any]]]:
         key = (program, world_size)
         if key not in runs:
             out = tmp_path_factory.mktemp(f"{program}_{world_size}")
             try:
-                runs[key] = out, run_ranks(HERE / f"{program}.py", world_size, [models, out], LAUNCH_SECONDS)
+                runs[key] = out, run_ranks(HERE / f"{program}.py", world_size, [models, out, *form], LAUNCH_SECONDS)
             except AssertionError as failure:  # said once; the other tests of this launch point to it
                 runs[key] = failure
                 raise

@@ -1,7 +1,7 @@
-"""Launched on one or two ranks: trains every case of steps 1 and 2 in one process group and reports what came out.
+"""Launched on one or two ranks: trains cases of steps 1 and 2 in one process group and reports what came out.
 
-Arguments: the folder of the models, and a folder for the weights. Report: {case: {"losses", "norms", "evals",
-"packed", "said"}}; for rankings "evaluations" and "chosen" beside.
+Arguments: the folder of the models, a folder for the weights, and "long" for every case instead of ORDINARY's. Report:
+{case: {"losses", "norms", "evals", "packed", "said"}}; for rankings "evaluations" and "chosen" beside.
 """
 
 from __future__ import annotations
@@ -57,6 +57,40 @@ class Case:
     adapter_off: bool = False
     router_coef: float | None = None  # --router_aux_loss_coef
     lora_part: str = "all-linear"
+
+
+# Which run unless it is the long form, by ranks: every kind, choice and shape, among which the stages are shared out.
+ORDINARY = {
+    1: """
+        sft_z0_micro6_tokensNone sft_z0_micro6_tokens30 sft_z2_micro1_tokensNone sft_z3_micro2_tokensNone
+        sft_z3_micro4_tokensNone untied_z0 checkpointing_z0 lora_z0 regularized_z0 regularized_lora_z3 offload_z3
+        bf16_z0 ranking_z0_micro3 ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0
+        dpo_z3 smoothed_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
+        packed_sft_z2_micro2 packed_sft_z3_micro2 packed_ranking_z0_micro1 packed_ranking_z3_micro6 packed_options_z0
+        packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge packed_dpo_gpt2
+        packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0 packed_mamba_z0
+        packed_regularized_z0 packed_regularized_lora_z3 packed_bf16 packed_compiled_z0 packed_pad_is_eos
+        mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
+        mixture_packed_sft_micro2_z0 mixture_packed_dpo_micro2_z0 mixture_padded_dpo_micro2_z3
+        mixture_packed_ranking_micro6_z3 mixture_padded_ranking_micro6_z0 mixture_noise_z0 mixture_given_z0
+        mixture_lora_z3 mixture_wide_z3
+    """.split(),
+    2: """
+        sft_z0_micro3_tokensNone sft_z0_micro1_tokensNone sft_z1_micro2_tokensNone sft_z2_micro1_tokensNone
+        sft_z3_micro1_tokensNone sft_z3_micro3_tokens24 untied_z3 checkpointing_z3 lora_z2 lora_z3 regularized_z3
+        regularized_lora_z0 offload_z2 bf16_z2 bf16_z3 ranking_z0_micro2 ranking_z2_micro3 ranking_z3_micro1
+        padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z2 dpo_z3 ipo_padded dpo_lora_z0
+        dpo_adapter_off_z3 one_a_step_z0 one_a_step_z3 five_a_step_z2 first_rank_alone_z0 first_rank_alone_z3
+        no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro1
+        packed_sft_z3_micro3 packed_ranking_z0_micro6 packed_ranking_z2_micro1 packed_ranking_z3_micro1
+        packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
+        packed_dpo_mamba packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3 packed_regularized_z3
+        packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
+        mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
+        mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_padded_ranking_micro1_z2
+        mixture_wide_z3 mixture_off_z3 mixture_one_a_step_z3
+    """.split(),
+}
 
 
 @dataclass(frozen=True)
@@ -158,33 +192,35 @@ def packed_cases(world_size: int) -> list[Case]:
     return found
 
 
-def mixture_cases(world_size: int, every: bool = False) -> list[Case]:
-    """What mixture_program runs: a mixture of experts with its balancing loss. One micro-batch on each rank, and
-    several; padded, packed, with shared prompts; a router that ZeRO-3 shards; and what else touches a forward.
+def wanted(of: list[Any], world_size: int, is_long: bool) -> list[Any]:
+    """The cases or spreads that are run."""
+    return [case for case in of if is_long or case.name in ORDINARY[world_size]]
 
-    every: all of them at each ZeRO stage, and compiled; otherwise each at one of the stages 0 and 3.
-    """
+
+def mixture_cases(world_size: int) -> list[Case]:
+    """What mixture_program runs: a mixture of experts with its balancing loss. One micro-batch on each rank, and
+    several; padded, packed, with shared prompts; a router that ZeRO-3 shards; and what else touches a forward. All of
+    them at each ZeRO stage, and compiled."""
     kinds = {"sft": "mixture", "dpo": "mixture", "ranking": "mixture_scalar"}
-    one, several = (6, 2) if world_size == 1 else (3, 1)
-    shapes = [(False, one, 0), (False, several, 3), (True, one, 3), (True, several, 0)]
+    shapes = [(packed, micro) for packed in (False, True) for micro in ((6, 2) if world_size == 1 else (3, 1))]
     found = [
-        Case(f"{'packed' if packed else 'padded'}_{kind}_micro{micro}", kind, model, zero_stage=stage, micro=micro,
-             packed=packed)
-        for kind, model in kinds.items() for packed, micro, stage in shapes
-    ]  # fmt: skip
+        Case(f"{'packed' if packed else 'padded'}_{kind}_micro{micro}", kind, model, micro=micro, packed=packed)
+        for kind, model in kinds.items()
+        for packed, micro in shapes
+    ]
     packed = Case("", model="mixture", packed=True, micro=2)
     found += [
-        replace(packed, name="wide", model="mixture_wide", zero_stage=3),
+        replace(packed, name="wide", model="mixture_wide"),
         replace(packed, name="noise", neftune_alpha=NEFTUNE_ALPHA),
-        replace(packed, name="lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True, zero_stage=3),
+        replace(packed, name="lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True),
         replace(packed, name="given", router_coef=0.2, checkpointing=True),
-        replace(packed, name="off", router_coef=0.0, zero_stage=3),
+        replace(packed, name="off", router_coef=0.0),
     ]
-    found += [replace(packed, name="one_a_step", per_step=1, zero_stage=3)] if world_size == 2 else []
-    if every:
-        found = [replace(case, name=f"{case.name}_z{stage}", zero_stage=stage) for case in found for stage in range(4)]
-        found += [replace(packed, name="compiled", compiled=True)] if world_size == 1 else []
-    return found
+    found += [replace(packed, name="one_a_step", per_step=1)] if world_size == 2 else []
+    found = [
+        replace(case, name=f"mixture_{case.name}_z{stage}", zero_stage=stage) for case in found for stage in range(4)
+    ]
+    return found + ([replace(packed, name="mixture_compiled", compiled=True)] if world_size == 1 else [])
 
 
 def spreads(world_size: int) -> list[Spread]:
@@ -192,15 +228,15 @@ def spreads(world_size: int) -> list[Spread]:
     return [Spread(f"{how}_z{stage}", stage, how) for how in hows for stage in (0, 2, 3)]
 
 
-def main(models: Path, out: Path) -> None:
+def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.startup import started_process_group
 
     results = {}
     with started_process_group() as ranks:
-        for case in cases(ranks.world_size):
+        for case in wanted(cases(ranks.world_size), ranks.world_size, is_long):
             results[case.name] = run_case(case, models, out, ranks)
-        for spread in spreads(ranks.world_size):
+        for spread in wanted(spreads(ranks.world_size), ranks.world_size, is_long):
             results[spread.name] = run_spread(spread, models, out, ranks)
     report(results)
 
@@ -418,4 +454,4 @@ def keep_weights(engine: Any, model: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

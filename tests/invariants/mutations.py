@@ -155,10 +155,12 @@ def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: 
 def check_counts(built: Any, reader: str, path: Path, given: dict[str, Any]) -> None:
     """Rows in = rows kept + rows dropped, and those kept can all be read."""
     from training.utils.data.files.readers import open_rows
+    from training.utils.data.sources.trees import TreeRows, holds_trees
 
-    offered = len(open_rows(reader, [str(path)], None))
+    rows = open_rows(reader, [str(path)], None)
+    offered = len(TreeRows(rows)) if holds_trees(rows.kinds) else len(rows)
     if reader == "jsonl":
-        assert offered == sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+        assert len(rows) == sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
     report = built.report.train
     dropped = sum(report.dropped.values())
     assert report.rows == len(built.train) == sum(1 for _ in built.train), "rows kept"
@@ -190,6 +192,14 @@ FORMS: dict[str, Callable[[int], dict[str, Any]]] = {
     "ranked": lambda index: {"prompt": f"{index}?", "responses": ["a", "b", f"c{index}"]},
     "text": lambda index: {"text": f"Some text {index}."},
     "tools": lambda index: {"messages": [HI, HO], "tools": json.dumps([{"name": "f", "parameters": {}}])},
+    "weights": lambda index: {"messages": [HI, {**HO, "weight": index % 2}, HI, {**HO, "train": index % 3 == 0}]},
+    "marked": lambda index: {"prompt": [HI], "completion": [HO], "label": index % 2 == 0},
+    "parts": lambda index: {"messages": [{**HI, "content": [{"type": "text", "text": f"{index}"}]}, HO], "images": []},
+    "system": lambda index: {"system": "S" * (index % 2), "question": f"{index}?", "response": "yes"},
+    "tree": lambda index: {
+        "message_id": str(index), "parent_id": str(index - 1) if index % 4 else None, "text": f"{index}",
+        "role": "assistant" if index % 2 else "prompter",
+    },
 }  # fmt: skip
 
 

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 
-def main(models: Path, out: Path) -> None:
+def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from tests.invariants.engine_program import packed_cases, run_case
+    from tests.invariants.engine_program import packed_cases, run_case, wanted
     from training.utils.engine.startup import started_process_group
 
     with started_process_group() as ranks:
-        report({case.name: run_case(case, models, out, ranks) for case in packed_cases(ranks.world_size)})
+        cases = wanted(packed_cases(ranks.world_size), ranks.world_size, is_long)
+        report({case.name: run_case(case, models, out, ranks) for case in cases})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

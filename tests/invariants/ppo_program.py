@@ -1,14 +1,14 @@
 """Launched on one or two ranks: runs step 3's parts at several ZeRO stages in one process group and reports.
 
-Arguments: the folder of the models, and a folder for the weights. Report: {section: {...}}, one section a function of
-SECTIONS, by stage.
+Arguments: the folder of the models, a folder for the weights, and "long" for all of EVERY, not ORDINARY alone. Report:
+{section: {...}}, one section a function of SECTIONS, by the case's name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,54 @@ LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; pac
 LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
 GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stage, packed, epochs
 MINIBATCH_LAYOUTS = {"2": (2, False), "0_packed": (0, True)}
+FIRST_MINIBATCHES = {"0_fp32": (0, "fp32"), "3_fp32": (3, "fp32"), "0_bf16": (0, "bf16")}
+# Stage, packed, GRPO, the actor's activations recomputed.
+REUSED = {
+    "0_packed": (0, True, False, False),
+    "1_recomputed": (1, False, False, True),
+    "2": (2, False, False, False),
+    "0_grpo": (0, True, True, False),
+}
+ACTORS = ("actor", "absolute")
+# Mixtures of experts as actor and critic: stage, packed.
+MIXTURE_LAYOUTS = {
+    f"{stage}_{'packed' if packed else 'padded'}": (stage, packed) for stage in range(4) for packed in (False, True)
+}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
+# The cases of a section, by ranks: of the long form, and of every run.
+EVERY: dict[str, dict[int, Collection[str]]] = {
+    "iterations": {1: LAYOUTS, 2: LAYOUTS},
+    "mixtures": {1: MIXTURE_LAYOUTS, 2: MIXTURE_LAYOUTS},
+    "first_minibatch": {1: FIRST_MINIBATCHES, 2: FIRST_MINIBATCHES},
+    "grpo": {1: GRPO_LAYOUTS, 2: GRPO_LAYOUTS},
+    "minibatches": {1: MINIBATCH_LAYOUTS, 2: MINIBATCH_LAYOUTS},
+    "reused": {1: REUSED, 2: REUSED},
+    "nothing_to_learn": {1: ("0", "2", "3"), 2: ("0", "2", "3")},
+    "gathers": {1: (), 2: ("2", "12")},
+    "lora": {1: ("0", "3"), 2: ("0", "3")},
+    "layouts_of_prompts": {1: ACTORS, 2: ()},
+}
+ORDINARY: dict[str, dict[int, Collection[str]]] = {
+    **EVERY,
+    "iterations": {1: ("0", "3_packed"), 2: ("0", "2", "3_packed")},
+    "mixtures": {1: ("0_padded",), 2: ("3_packed",)},
+    "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
+    "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
+    "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
+    "reused": {1: ("0_packed", "0_grpo"), 2: ("1_recomputed", "2")},
+    "nothing_to_learn": {1: ("0",), 2: ("3",)},
+    "lora": {1: ("0",), 2: ("3",)},
+}
 
-def main(models: Path, out: Path) -> None:
+
+def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.startup import started_process_group
 
+    cases = EVERY if is_long else ORDINARY
     with started_process_group() as ranks:
-        report({name: section(models, out, ranks) for name, section in SECTIONS.items()})
+        report({name: section(models, out, ranks, cases[name][ranks.world_size]) for name, section in SECTIONS.items()})
 
 
 def make_trainer(
@@ -54,6 +93,7 @@ def make_trainer(
     with_texts: bool = True,
     dtype: str = "fp32",
     actor: str = "actor",
+    critic: str = "scalar",
     grpo: bool = False,
     minibatches: int = 1,
     changed: Callable[[Any], Any] = lambda settings: settings,
@@ -62,6 +102,7 @@ def make_trainer(
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
+    from training.step3_ppo.assembly import balanced_roles
     from training.step3_ppo.evaluation import Evaluator
     from training.step3_ppo.kl import KL_ESTIMATORS
     from training.step3_ppo.kl.control import KlControl
@@ -86,7 +127,7 @@ def make_trainer(
 
     flags = RolesArguments(
         str(models / actor),
-        str(models / "scalar"),
+        str(models / critic),
         actor_learning_rate=ACTOR_RATE,
         critic_learning_rate=CRITIC_RATE,
         actor_weight_decay=decay,
@@ -106,6 +147,7 @@ def make_trainer(
         total_steps=ITERATIONS * epochs * minibatches,
         needed=RolesNeeded(critic=not grpo),
     )
+    roles = balanced_roles(roles, None, reuses_forwards=False)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
         temperature=TEMPERATURE,
@@ -188,54 +230,72 @@ def experienced(trainer: Any, iteration: int) -> Any:
     return trainer.experience_of(trainer.score(prompts, rollout))
 
 
-def iterations(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
-    """Whole iterations, evaluation before and after, weights at the end."""
+def iterations(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
+    """Whole iterations, evaluation before and after."""
+    found = {}
+    for layout in cases:
+        stage, packed = LAYOUTS[layout]
+        trainer = make_trainer(models, out, ranks, stage, packed=packed)
+        before = trainer.evaluator.evaluate(0).scores
+        told = iterated(trainer, out, f"z{layout}")
+        found[layout] = {"before": before, "after": trainer.evaluator.evaluate(ITERATIONS).scores, "iterations": told}
+    return found
+
+
+def mixtures(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
+    """The same with mixtures of experts, without evaluation."""
+    which: dict[str, Any] = {"actor": "mixture", "critic": "mixture_scalar"}
+    found = {}
+    for layout in cases:
+        stage, packed = MIXTURE_LAYOUTS[layout]
+        trainer = make_trainer(models, out, ranks, stage, packed=packed, **which)
+        found[layout] = iterated(trainer, out, f"mixture_{layout}")
+    return found
+
+
+def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
+    """Run whole iterations; write the weights at the end to actor_NAME.pt and critic_NAME.pt."""
     import torch
 
     from training.utils.engine.collectives import gathered
 
-    found = {}
-    for layout, (stage, packed) in LAYOUTS.items():
-        trainer = make_trainer(models, out, ranks, stage, packed=packed)
-        before = trainer.evaluator.evaluate(0).scores
-        told = []
-        for iteration in range(1, ITERATIONS + 1):
-            experience = experienced(trainer, iteration)
-            rollout, advantages_BR = experience.rollout, experience.advantages_BR
-            inside = advantages_BR[rollout.response_mask_BR].double()
-            pairs = [
-                (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
-                for index in range(len(rollout.response_lengths_B))
-            ]
-            apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
-            everyone = gathered(
-                {
-                    "pairs": pairs,
-                    "apart": float(apart),
-                    "scores": experience.scores_B.tolist(),
-                    "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
-                    "ended": rollout.ended_B.tolist(),
-                }
-            )
-            told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
-        after = trainer.evaluator.evaluate(ITERATIONS).scores
-        for name, engine, model in (
-            ("actor", trainer.roles.actor, trainer.roles.actor_model),
-            ("critic", trainer.roles.critic, trainer.roles.critic_model),
-        ):
-            state = engine.full_state(model)
-            if ranks.is_main:
-                torch.save(state, out / f"{name}_z{layout}.pt")
-        found[layout] = {"before": before, "after": after, "iterations": told}
-    return found
+    told = []
+    for iteration in range(1, ITERATIONS + 1):
+        experience = experienced(trainer, iteration)
+        rollout, advantages_BR = experience.rollout, experience.advantages_BR
+        inside = advantages_BR[rollout.response_mask_BR].double()
+        pairs = [
+            (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
+            for index in range(len(rollout.response_lengths_B))
+        ]
+        apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
+        everyone = gathered(
+            {
+                "pairs": pairs,
+                "apart": float(apart),
+                "scores": experience.scores_B.tolist(),
+                "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
+                "ended": rollout.ended_B.tolist(),
+            }
+        )
+        told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
+    for role, engine, model in (
+        ("actor", trainer.roles.actor, trainer.roles.actor_model),
+        ("critic", trainer.roles.critic, trainer.roles.critic_model),
+    ):
+        state = engine.full_state(model)
+        if engine.ranks.is_main:
+            torch.save(state, out / f"{role}_{name}.pt")
+    return told
 
 
-def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """One update an iteration: its figures are those of the first minibatch of the first epoch."""
     from training.step3_ppo.description import described
 
     found = {}
-    for stage, dtype in ((0, "fp32"), (3, "fp32"), (0, "bf16")):
+    for case in cases:
+        stage, dtype = FIRST_MINIBATCHES[case]
         trainer = make_trainer(models, out, ranks, stage, epochs=1, micro=2, with_texts=False, dtype=dtype)
         figures = []
         for iteration in range(1, ITERATIONS + 1):
@@ -246,11 +306,11 @@ def first_minibatch(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
                     **described([experience], trainer.settings.experience, ranks.device),
                 }
             )
-        found[f"{stage}_{dtype}"] = figures
+        found[case] = figures
     return found
 
 
-def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Iterations of GRPO: no critic, samples of a prompt, KL and entropy in the loss, cut responses left out of it.
     With one epoch the old log-probabilities are left out too."""
     import torch
@@ -258,7 +318,8 @@ def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.engine.collectives import gathered
 
     found = {}
-    for layout, (stage, packed, epochs) in GRPO_LAYOUTS.items():
+    for layout in cases:
+        stage, packed, epochs = GRPO_LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, epochs=epochs, packed=packed, with_texts=False, grpo=True)
         told = []
         for iteration in range(1, ITERATIONS + 1):
@@ -287,12 +348,13 @@ def grpo(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-def minibatches(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Several minibatches a rollout: which sequences meet in one, and which rank computes them, changes nothing."""
     import torch
 
     found = {}
-    for layout, (stage, packed) in MINIBATCH_LAYOUTS.items():
+    for layout in cases:
+        stage, packed = MINIBATCH_LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed, minibatches=4)
         found[layout] = [trainer.learn([experienced(trainer, i)], i) for i in range(1, ITERATIONS + 1)]
         for name, engine, model in (
@@ -305,7 +367,7 @@ def minibatches(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def nothing_to_learn(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
 
     One sequence a forward, so that the values of the update are those of the experience to the bit: Adam would blow
@@ -314,9 +376,11 @@ def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in cases:
         for kind in ("moved", "moved_by_advantages"):
-            trainer = make_trainer(models, out, ranks, stage, decay=0.0, micro=1, max_tokens=None, with_texts=False)
+            trainer = make_trainer(
+                models, out, ranks, int(stage), decay=0.0, micro=1, max_tokens=None, with_texts=False
+            )
             experience = experienced(trainer, 1)
             if kind == "moved":
                 experience = dataclasses.replace(
@@ -327,7 +391,7 @@ def nothing_to_learn(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
             starts = _weights(trainer)
             trainer.learn([experience], 1)
             ends = _weights(trainer)
-            found.setdefault(str(stage), {})[kind] = [
+            found.setdefault(stage, {})[kind] = [
                 max((float((end[name] - start[name]).abs().max()) for name in start), default=0.0)
                 for start, end in zip(starts, ends, strict=True)
             ]
@@ -339,7 +403,7 @@ def _weights(trainer: Any) -> list[dict[str, Any]]:
     return [roles.actor.full_state(roles.actor_model), roles.critic.full_state(roles.critic_model)]
 
 
-def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Weights after two iterations, by forwards that read and learn and by forwards of their own: how far apart, as a
     share of the update; and how many forwards actor and critic made."""
     import torch
@@ -350,7 +414,8 @@ def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     plain = TrainingEngine.__call__
     TrainingEngine.__call__ = lambda self, *given, **named: calls.append(self) or plain(self, *given, **named)
     found: dict[str, Any] = {}
-    for name, (stage, packed, grpo, recomputed) in REUSED.items():
+    for name in cases:
+        stage, packed, grpo, recomputed = REUSED[name]
         ends, figures = {}, {}
         for keeps in (False, True):
 
@@ -385,21 +450,14 @@ def reused(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     return found
 
 
-# Stage, packed, GRPO, the actor's activations recomputed.
-REUSED = {
-    "0_packed": (0, True, False, False),
-    "1_recomputed": (1, False, False, True),
-    "2": (2, False, False, False),
-    "0_grpo": (0, True, True, False),
-}
-
-
-def gathers(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def gathers(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Collectives of one rollout of exactly so many tokens, under ZeRO-3."""
+    if not cases:
+        return {}
     trainer = make_trainer(models, out, ranks, 3, with_texts=False)
     prompts, seeds = trainer.next_prompts(1, batch=0)
     found = {}
-    for tokens in (2, 12):
+    for tokens in map(int, cases):
         sampling = dataclasses.replace(trainer.settings.sampling, end_token_id=-1, max_new_tokens=tokens)
         trainer.settings = dataclasses.replace(trainer.settings, sampling=sampling)
         with counted_collectives() as counts:
@@ -423,7 +481,7 @@ def counted_collectives() -> Iterator[dict[str, int]]:
             counts[event.name] = counts.get(event.name, 0) + 1
 
 
-def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
     import torch
 
@@ -433,14 +491,14 @@ def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
-    for stage in (0, 3):
+    for stage in cases:
         seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
-        trainer = make_trainer(models, out, ranks, stage, lora_dim=4)
+        trainer = make_trainer(models, out, ranks, int(stage), lora_dim=4)
         trainer.learn([experienced(trainer, 1)], 1)
         experience = experienced(trainer, 2)
         apart = experience.rollout.sampled_logprobs_BR - experience.old_logprobs_BR
         with trainer.roles.reading(), torch.no_grad():
-            found[str(stage)] = {
+            found[stage] = {
                 "reference": trainer.roles.reference(rows, TEMPERATURE).logprobs_M.tolist(),
                 "actor": trainer.roles.actor(rows, TEMPERATURE).logprobs_M.tolist(),
                 "apart": float(apart.abs().max()),
@@ -451,12 +509,9 @@ def lora(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 LORA_PROMPT, LORA_RESPONSE = [5, 9, 100], [33, 44, 55, 0]
 
 
-def layouts_of_prompts(models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def layouts_of_prompts(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """The same prompts and seeds rolled out in batches of other widths, orders, sizes and pad tokens."""
-    return {actor: _layouts(make_trainer(models, out, ranks, 0, with_texts=False, actor=actor)) for actor in ACTORS}
-
-
-ACTORS = ("actor", "absolute")
+    return {actor: _layouts(make_trainer(models, out, ranks, 0, with_texts=False, actor=actor)) for actor in cases}
 
 
 def _layouts(trainer: Any) -> dict[str, Any]:
@@ -494,8 +549,9 @@ def _layouts(trainer: Any) -> dict[str, Any]:
     }
 
 
-SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
+SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]] = {
     "iterations": iterations,
+    "mixtures": mixtures,
     "first_minibatch": first_minibatch,
     "grpo": grpo,
     "minibatches": minibatches,
@@ -507,4 +563,4 @@ SECTIONS: dict[str, Callable[[Path, Path, Any], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

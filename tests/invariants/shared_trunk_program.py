@@ -1,6 +1,6 @@
 """Launched on one or two ranks: step 3 with --share_trunk, and with two models of the same weights beside it.
 
-Arguments: the folder of the models, a folder of its own, and the names of cases; without names, CASES. Report:
+Arguments: the folder of the models, a folder of its own, and "long" for all CASES, not ORDINARY alone. Report:
 {case: {...}}, see `compared`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,21 @@ class Case:
     offload: bool = False
 
 
-CASES = {"z0": Case(0, 0, packed=True), "z2": Case(2, 2), "z3": Case(3, 3)}
-BY_HAND = {
+CASES = {
+    "z0": Case(0, 0, packed=True),
+    "z2": Case(2, 2),
+    "z3": Case(3, 3),
     "z0_bf16": Case(0, 0, "bf16", packed=True),
     "z1_z0": Case(1, 0),
     "z2_bf16": Case(2, 2, "bf16"),
     "z2_offload": Case(2, 2, offload=True),
 }
+ORDINARY = {1: ("z0",), 2: ("z2", "z3")}  # by ranks
 KINDS = ("shared", "apart")
 ACTOR_DIM, CRITIC_DIM = 4, 3
 
 
-def main(models: Path, out: Path, names: Sequence[str]) -> None:
+def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.collectives import barrier
     from training.utils.engine.startup import started_process_group
@@ -49,7 +52,8 @@ def main(models: Path, out: Path, names: Sequence[str]) -> None:
         critic = out / "critic"
         save_critic_apart(models, critic)  # transformers saves on the first rank alone
         barrier()
-        report({name: compared((CASES | BY_HAND)[name], models, critic, out, ranks) for name in names})
+        names = CASES if is_long else ORDINARY[ranks.world_size]
+        report({name: compared(CASES[name], models, critic, out, ranks) for name in names})
 
 
 @contextlib.contextmanager
@@ -225,4 +229,4 @@ def merged_critic(roles: Any, folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

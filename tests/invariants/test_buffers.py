@@ -10,11 +10,14 @@ from tests.invariants import buffers_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 COPIES = ("loaded", "engine", "frozen", "lent", "saved", "carried")
-FAMILIES = buffers_program.FAMILIES
+EVERY = [
+    pytest.param(size, family, marks=[] if family in buffers_program.ORDINARY[size] else [pytest.mark.long])
+    for size in (1, 2)
+    for family in buffers_program.FAMILIES
+]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world_size, family", EVERY)
 def test_buffers_keep_their_precision(launched, world_size, family):
     found = launched("buffers_program", world_size)[1][0][family]
     differing = {(stage, copy): names for stage in found for copy in COPIES if (names := found[stage].get(copy))}
@@ -22,8 +25,7 @@ def test_buffers_keep_their_precision(launched, world_size, family):
     assert set(found) == {*stages, "fp16"} and not differing
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world_size, family", EVERY)
 def test_every_stage_and_copy_is_the_same_function(launched, world_size, family):
     """From 2 to 3 and back, too: a folder that one stage saves is the same at each."""
     found = launched("buffers_program", world_size)[1][0][family]
@@ -33,8 +35,7 @@ def test_every_stage_and_copy_is_the_same_function(launched, world_size, family)
                 assert logprobs == by_reader["plain"], (stage, tokens, reader)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world_size, family", EVERY)
 def test_what_is_saved_is_what_was_trained(launched, world_size, family):
     found = launched("buffers_program", world_size)[1][0][family]
     for stage in map(str, buffers_program.STAGES[world_size]):

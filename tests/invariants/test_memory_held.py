@@ -10,8 +10,14 @@ from tests.invariants import memory_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 
-@pytest.mark.parametrize("case", memory_program.CASES)
-@pytest.mark.parametrize("world_size", (1, 2))
+EVERY = [
+    pytest.param(size, case, marks=[] if case in memory_program.ORDINARY[size] else [pytest.mark.long])
+    for size in (1, 2)
+    for case in memory_program.CASES
+]
+
+
+@pytest.mark.parametrize("world_size, case", EVERY)
 def test_the_estimate_is_what_deepspeed_holds(launched, world_size, case):
     _, reports = launched("memory_program", world_size)
     for report in reports:

@@ -18,6 +18,7 @@ from tests.invariants.test_engine_exact import (
     assert_weights_equal,
     loaded,
     loss_of_kind,
+    marked,
     merged,
     noisy_sft_loss,
     rounding_of,
@@ -27,9 +28,9 @@ from tests.invariants.test_engine_exact import (
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 TOP_K = 2
-CASES = [
-    pytest.param(size, case, id=f"{size}-{case.name}") for size in (1, 2) for case in engine_program.mixture_cases(size)
-]
+CASES = [marked(size, case) for size in (1, 2) for case in engine_program.mixture_cases(size)]
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
+SEEDS = 32
 
 
 @pytest.mark.parametrize("world_size, case", CASES)
@@ -84,3 +85,23 @@ def model_of(models: Path, case: Case) -> torch.nn.Module:
     model = load_causal_lm(engine_program.model_settings(case, models), torch.float32, engine_program.PAD + 1)
     model.set_experts_implementation("eager")
     return model.double()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_weights_are_refused_packed_rows(family: str):
+    """The check at the start, of many random routers: rounding must not look like tokens that see each other."""
+    from transformers import AutoModelForCausalLM
+
+    from tests.families.builds import draw_weights
+    from tests.families.configs import tiny_config
+    from training.utils.models.layout_check import why_not_packed
+    from training.utils.models.token_model import PolicyModel
+
+    reasons = []
+    for seed in range(SEEDS):
+        model = AutoModelForCausalLM.from_config(tiny_config(family, sliding_window=None)).eval()
+        draw_weights(model, seed)
+        policy = PolicyModel(model)
+        reasons.append(why_not_packed(model, lambda rows, of=policy: of(rows).logprobs_M, 30, torch.device("cpu")))
+    assert reasons == [None] * SEEDS

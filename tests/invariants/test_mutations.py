@@ -1,7 +1,5 @@
-"""1,000 damaged dataset files and configurations: a result or a ThreestepError each, and no row lost or made up.
-
-The long form: `python -m tests.invariants.mutations --count 20000`.
-"""
+"""1,000 damaged dataset files and configurations (20,000 in the long form): a result or a ThreestepError each, and no
+row lost or made up."""
 
 from __future__ import annotations
 
@@ -11,18 +9,17 @@ from tests.conftest import SENTENCES, train_tokenizer
 from tests.invariants import mutations
 from training.utils.run.errors import ThreestepError
 
-COUNT = 1000
 
-
-def test_a_thousand_mutations() -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(20000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
+def test_damaged_files_end_in_a_result_or_a_sentence(count: int) -> None:
     tokenizer = train_tokenizer(SENTENCES)
     tokenizer.chat_template = mutations.CHAT_TEMPLATE
-    cases = mutations.run_cases(range(COUNT), tokenizer)
+    cases = mutations.run_cases(range(count), tokenizer)
     failed = [case for case in cases if case.problem is not None]
     assert not failed, "\n".join(f"case {case.number} ({case.kind}): {case.problem}" for case in failed[:3])
     ended = {how: sum(case.ended == how for case in cases) for how in ("result", "mistake")}
     # Both happen often: what is damaged is neither always refused nor never.
-    assert len(cases) == COUNT and ended["result"] > COUNT // 8 and ended["mistake"] > COUNT // 4, ended
+    assert len(cases) == count and ended["result"] > count // 8 and ended["mistake"] > count // 4, ended
 
 
 def hang() -> None:

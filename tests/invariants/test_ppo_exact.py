@@ -15,9 +15,29 @@ from tests.invariants import ppo_program as program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
-SIZES = pytest.mark.parametrize("world_size", [1, 2])
-STAGES = pytest.mark.parametrize("stage", program.STAGES)
-LAYOUTS = pytest.mark.parametrize("layout", program.LAYOUTS)
+
+def cases(section: str, name: str) -> pytest.MarkDecorator:
+    """Every case of the section on each number of ranks, as `name`; marked `long` unless every run has it."""
+    return pytest.mark.parametrize(
+        f"world_size, {name}",
+        [
+            pytest.param(size, case, marks=[] if case in program.ORDINARY[section][size] else [pytest.mark.long])
+            for size in (1, 2)
+            for case in program.EVERY[section][size]
+        ],
+    )
+
+
+def of_two_ranks(section: str, *with_sizes: int) -> pytest.MarkDecorator:
+    """The same of two ranks alone, or of what every run has on each of `with_sizes`."""
+    ordinary = set.intersection(*(set(program.ORDINARY[section][size]) for size in (2, *with_sizes)))
+    return pytest.mark.parametrize(
+        "layout",
+        [
+            pytest.param(case, marks=[] if case in ordinary else [pytest.mark.long])
+            for case in program.EVERY[section][2]
+        ],
+    )
 
 
 @pytest.fixture
@@ -32,17 +52,22 @@ def pairs_of(iteration: dict) -> list[tuple[list[int], list[int]]]:
     return [(prompt, response) for turn in zip(*parts, strict=True) for prompt, response in turn]
 
 
-def first_weights(models: Path, role: str) -> torch.nn.Module:
+def first_weights(models: Path, role: str, mixture: bool = False) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     if role == "actor":
-        return AutoModelForCausalLM.from_pretrained(models / "actor", dtype=torch.float32).double()
-    return AutoModelForSequenceClassification.from_pretrained(models / "scalar", dtype=torch.float32).double()
+        name, auto_class = "mixture" if mixture else "actor", AutoModelForCausalLM
+    else:
+        name, auto_class = "mixture_scalar" if mixture else "scalar", AutoModelForSequenceClassification
+    model = auto_class.from_pretrained(models / name, dtype=torch.float32).double()
+    if mixture:
+        model.set_experts_implementation("eager")  # the others compute in no float64
+    return model
 
 
 @cache
-def plain_outcome(models: Path, pairs: tuple) -> plain_ppo.Outcome:
-    actor, critic = first_weights(models, "actor"), first_weights(models, "critic")
+def plain_outcome(models: Path, pairs: tuple, mixture: bool = False) -> plain_ppo.Outcome:
+    actor, critic = (first_weights(models, role, mixture) for role in ("actor", "critic"))
     return plain_ppo.ppo(actor, critic, [[(list(p), list(r)) for p, r in iteration] for iteration in pairs])
 
 
@@ -50,33 +75,44 @@ def frozen(pairs: list) -> tuple:
     return tuple((tuple(prompt), tuple(response)) for prompt, response in pairs)
 
 
-@SIZES
-@LAYOUTS
+@cases("iterations", "layout")
 def test_two_iterations_equal_plain_pytorch(launched, section, models, world_size: int, layout: str):
-    told = section("iterations", world_size)[layout]
-    pairs = tuple(frozen(pairs_of(iteration)) for iteration in told["iterations"])
-    want = plain_outcome(models, pairs)
-    for iteration, scores, figures in zip(told["iterations"], want.scores, want.figures, strict=True):
+    told = section("iterations", world_size)[layout]["iterations"]
+    out, _ = launched("ppo_program", world_size)
+    want = check_iterations(told, models, out, f"z{layout}")
+    # The update has to hold something of everything: clipped and free tokens, ended and cut responses.
+    assert 0.05 < want.figures[0]["actor/clip_fraction"] < 0.9
+    assert len({len(response) for _, response in pairs_of(told[0])}) > 2
+
+
+@cases("mixtures", "layout")
+def test_mixtures_of_experts_balance_over_the_minibatch_and_its_texts(
+    launched, section, models, world_size: int, layout: str
+):
+    out, _ = launched("ppo_program", world_size)
+    check_iterations(section("mixtures", world_size)[layout], models, out, f"mixture_{layout}", mixture=True)
+
+
+def check_iterations(told: list[dict], models: Path, out: Path, name: str, mixture: bool = False) -> plain_ppo.Outcome:
+    """Compare what `ppo_program.iterated` left behind with plain PyTorch."""
+    want = plain_outcome(models, tuple(frozen(pairs_of(iteration)) for iteration in told), mixture)
+    for iteration, scores, figures in zip(told, want.scores, want.figures, strict=True):
         got_scores = [score for turn in zip(*(r["scores"] for r in iteration["ranks"]), strict=True) for score in turn]
         assert got_scores == pytest.approx(scores, abs=1e-5)
         assert {name: iteration["figures"][name] for name in figures} == pytest.approx(figures, rel=1e-4, abs=1e-5)
-    # The update has to hold something of everything: clipped and free tokens, ended and cut responses.
-    assert 0.05 < want.figures[0]["actor/clip_fraction"] < 0.9
-    assert len({len(response) for _, response in pairs[0]}) > 2
-    out, _ = launched("ppo_program", world_size)
-    for name, model in (("actor", want.actor), ("critic", want.critic)):
-        got = torch.load(out / f"{name}_z{layout}.pt")
+    for role, model in (("actor", want.actor), ("critic", want.critic)):
+        got = torch.load(out / f"{role}_{name}.pt")
         wanted = dict(model.named_parameters())
-        start = dict(first_weights(models, name).named_parameters())
+        start = dict(first_weights(models, role, mixture).named_parameters())
         update = torch.cat([(wanted[key] - start[key]).detach().flatten() for key in wanted])
         residual = torch.cat([(got[key].double() - wanted[key].detach()).flatten() for key in wanted])
         assert float(residual.norm() / update.norm()) < 2e-4
         assert abs(float(residual @ update / (update @ update))) < 1e-6
         assert abs(float(residual.mean() / residual.std())) * math.sqrt(residual.numel()) < 6.0
+    return want
 
 
-@SIZES
-@pytest.mark.parametrize("layout", program.GRPO_LAYOUTS)
+@cases("grpo", "layout")
 def test_grpo_equals_plain_pytorch(launched, section, models, world_size: int, layout: str):
     told, epochs = section("grpo", world_size)[layout], program.GRPO_LAYOUTS[layout][2]
     assert [iteration["read_old"] for iteration in told] == [epochs > 1] * program.ITERATIONS
@@ -102,7 +138,7 @@ def test_grpo_equals_plain_pytorch(launched, section, models, world_size: int, l
     assert float(residual.norm() / update.norm()) < 2e-4
 
 
-@LAYOUTS
+@of_two_ranks("iterations", 1)
 def test_two_ranks_equal_one(launched, section, models, layout: str):
     """The same prompts and seeds: the same responses, evaluations and weights."""
     one, two = (section("iterations", size)[layout] for size in (1, 2))
@@ -126,7 +162,7 @@ def test_two_ranks_equal_one(launched, section, models, layout: str):
         assert float(residual.abs().max()) < 1e-3  # rates of 3e-3 and 1e-2
 
 
-@pytest.mark.parametrize("layout", program.MINIBATCH_LAYOUTS)
+@of_two_ranks("minibatches", 1)
 def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, layout: str):
     one, two = (section("minibatches", size)[layout] for size in (1, 2))
     for mine, theirs in zip(one, two, strict=True):
@@ -141,8 +177,7 @@ def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, l
         assert float(residual.norm() / update.norm()) < 1e-3
 
 
-@SIZES
-@pytest.mark.parametrize("kind", program.REUSED)
+@cases("reused", "kind")
 def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(section, world_size: int, kind: str):
     found = section("reused", world_size)[kind]
     for mine, theirs in zip(*found["figures"], strict=True):
@@ -153,24 +188,23 @@ def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(sectio
     assert apart == (1 if on_policy_grpo else 2) * together
 
 
-@SIZES
-@LAYOUTS
+@cases("iterations", "layout")
 def test_rollout_logprobs_are_those_of_the_training_forward(section, world_size: int, layout: str):
     for iteration in section("iterations", world_size)[layout]["iterations"]:
         assert max(rank["apart"] for rank in iteration["ranks"]) < 1e-5
 
 
-@SIZES
-@pytest.mark.parametrize("stage, dtype", [(0, "fp32"), (3, "fp32"), (0, "bf16")])
-def test_the_first_minibatch_has_ratio_one(section, world_size: int, stage: int, dtype: str):
-    for figures in section("first_minibatch", world_size)[f"{stage}_{dtype}"]:
+@cases("first_minibatch", "case")
+def test_the_first_minibatch_has_ratio_one(section, world_size: int, case: str):
+    dtype = program.FIRST_MINIBATCHES[case][1]
+    for figures in section("first_minibatch", world_size)[case]:
         assert figures["actor/ratio"] == pytest.approx(1.0, abs=1e-5 if dtype == "fp32" else 1e-3)
         assert figures["actor/update_kl"] == pytest.approx(0.0, abs=1e-5 if dtype == "fp32" else 1e-3)
         assert figures["actor/clip_fraction"] == 0.0
         assert figures["rollout/logprob_mismatch"] < (1e-5 if dtype == "fp32" else 3e-2)
 
 
-@LAYOUTS
+@of_two_ranks("iterations")
 def test_advantages_are_whitened_over_all_ranks(section, layout: str):
     for iteration in section("iterations", 2)[layout]["iterations"]:
         moments = [rank["moments"] for rank in iteration["ranks"]]
@@ -181,10 +215,9 @@ def test_advantages_are_whitened_over_all_ranks(section, layout: str):
             assert abs(own_total / own_count) > 1e-2
 
 
-@SIZES
-@STAGES
-def test_without_advantages_and_value_errors_nothing_moves(section, world_size: int, stage: int):
-    found = section("nothing_to_learn", world_size)[str(stage)]
+@cases("nothing_to_learn", "stage")
+def test_without_advantages_and_value_errors_nothing_moves(section, world_size: int, stage: str):
+    found = section("nothing_to_learn", world_size)[stage]
     assert found["moved"] == [0.0, 0.0]
     assert min(found["moved_by_advantages"]) > 1e-3
 
@@ -195,10 +228,9 @@ def test_zero3_gathers_the_weights_once_a_rollout_not_once_a_token(section):
     assert few.get("c10d::_allgather_base_", 0) > 0, f"no all-gather was counted, only {few}"
 
 
-@SIZES
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_lora_actors_reference_is_the_adapter_off(section, models, world_size: int, stage: int):
-    found = section("lora", world_size)[str(stage)]
+@cases("lora", "stage")
+def test_a_lora_actors_reference_is_the_adapter_off(section, models, world_size: int, stage: str):
+    found = section("lora", world_size)[stage]
     base = first_weights(models, "actor")
     with torch.no_grad():
         start = plain_ppo.logprobs(base, (program.LORA_PROMPT, program.LORA_RESPONSE)).tolist()

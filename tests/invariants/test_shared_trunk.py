@@ -9,7 +9,14 @@ from tests.invariants import shared_trunk_program as program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 
-@pytest.fixture(params=[(size, case) for size in (1, 2) for case in program.CASES], ids=str)
+EVERY = [
+    pytest.param((size, case), marks=[] if case in program.ORDINARY[size] else [pytest.mark.long])
+    for size in (1, 2)
+    for case in program.CASES
+]
+
+
+@pytest.fixture(params=EVERY, ids=str)
 def found(request, launched):
     """The reports of all ranks on one case."""
     size, case = request.param

@@ -10,7 +10,13 @@ from tests.invariants import universal_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 
-@pytest.mark.parametrize("case", universal_program.CASES)
+EVERY = [
+    pytest.param(case, marks=[pytest.mark.long] if case in universal_program.LONG else [])
+    for case in universal_program.CASES
+]
+
+
+@pytest.mark.parametrize("case", EVERY)
 def test_nothing_changes_on_the_way(launched, case):
     _, reports = launched("universal_program", 2)
     found = reports[0][case]

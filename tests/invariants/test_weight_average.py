@@ -9,10 +9,14 @@ from tests.invariants import average_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
 SIZES = (1, 2)
+EVERY = [
+    pytest.param(size, case, marks=[] if case in average_program.ORDINARY[size] else [pytest.mark.long])
+    for size in SIZES
+    for case in average_program.CASES
+]
 
 
-@pytest.mark.parametrize("case", average_program.CASES)
-@pytest.mark.parametrize("world_size", SIZES)
+@pytest.mark.parametrize("world_size, case", EVERY)
 def test_it_is_the_average_of_the_weights(launched, world_size, case):
     _, reports = launched("average_program", world_size)
     found = reports[0][case]

@@ -27,6 +27,7 @@ MOST_PARAMETERS = 8
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # Small programs print, those directly in training/ and these.
 MAY_PRINT = (
+    "training.inspect.__main__",  # python -m training.inspect
     "training.utils.run.program",
     "training.utils.run.launch",
     "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.forked_programs import run_python
 from training import preview
 from training.utils.run.errors import ThreestepError
 
@@ -200,8 +199,7 @@ def test_standard_output_of_the_program_holds_json_alone_also_where_a_dataset_pr
     module = tmp_path / "chatty.py"
     module.write_text("print('I am loaded')\n", encoding="utf-8")
     flags = arguments([PAIR, CHAT["messages"][0] | PAIR], "1", "--json", "--dataset_module", str(module))
-    program = [sys.executable, "-m", "training.preview", *flags]
-    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    ran = run_python(["-m", "training.preview", *flags])
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["index"] for line in ran.stdout.splitlines()] == [0, 1]
     assert "I am loaded" in ran.stderr and "train: 2 rows" in ran.stderr

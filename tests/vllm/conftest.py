@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.forked_programs import FORKS_VARIABLE
 from training.utils.generation.vllm import VllmRollout
 from training.utils.generation.vllm_arguments import VllmArguments
 
@@ -25,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/tests/vllm/" in item.path.as_posix():
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed here; scripts/test_vllm.sh brings it"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_forks() -> None:
+    """vLLM starts processes and threads of its own as it is imported."""
+    os.environ[FORKS_VARIABLE] = "0"
 
 
 def started(decode=None, **flags) -> VllmRollout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.strategies import ChatText
+from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.rows.phases import ResponsesRow
-from training.utils.data.rows.tokenize import Dropped, TextTokenizer, TooLong, fit_sentences
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
+from training.utils.data.sources.messages import BadConversation
+from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
@@ -34,13 +38,20 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
 
     Raises ThreestepError if a row lacks a text or the file has no rows.
     """
-    columns = _texts(path, data)
-    texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
-    prompt_ids = texts.encode_prompts(columns[0])
-    chosen_ids, rejected_ids = (texts.encode_responses(columns[0], prompt_ids, responses) for responses in columns[1:])
+    raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
+    columns = _texts(path, raw)
+    texts = text_maker(data.chat, tokenizer)
+    if isinstance(texts, ChatTokenizer):
+        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on)
+        encoded, texts = _under_template(path, raw, strategy), texts.texts
+    else:
+        encoded = _as_stored(columns, texts)
     rows, left_out, most = [], {}, data.rows.max_seq_len
-    for place, (prompt, *responses) in enumerate(zip(prompt_ids, chosen_ids, rejected_ids, strict=True), start=1):
+    for place, pair in enumerate(encoded, start=1):
         try:
+            if isinstance(pair, Dropped):
+                raise pair
+            prompt, *responses = pair
             if not prompt:
                 raise Dropped("empty_prompt")
             prompt, responses, _ = fit_sentences(prompt, responses, most, data.rows.truncation, texts.end_id)
@@ -81,9 +92,30 @@ def _sentence(line: dict[str, Any]) -> str:
     return f"pair {line['pair']}: {scores}: {wins}"
 
 
-def _texts(path: str, data: DataArguments) -> tuple[list[str], ...]:
+def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator[tuple[Ids, ...]]:
+    """The ids of each prompt, chosen and rejected response."""
+    prompt_ids = texts.encode_prompts(columns[0])
+    responses = (texts.encode_responses(columns[0], prompt_ids, column) for column in columns[1:])
+    yield from zip(prompt_ids, *responses, strict=True)
+
+
+def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText) -> Iterator[tuple[Ids, ...] | Dropped]:
+    """The same by the chat template, or why a pair has none. Raises BadConversation."""
+    samples: Sequence[Any] = raw.get_train_data()
+    for place, sample in enumerate(samples, start=1):
+        try:
+            read = strategy.read(sample, f"{path}, pair {place}")
+        except Dropped as reason:
+            yield reason
+            continue
+        [ids] = strategy.encode([read])
+        if isinstance(ids, BadConversation):
+            raise ids
+        yield [token for piece in ids[: read.prompts] for token in piece], *ids[read.prompts :]
+
+
+def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
     """The prompts, the chosen and the rejected responses of the file."""
-    raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
     samples: Sequence[Any] = raw.get_train_data()
     columns: tuple[list[str], ...] = ([], [], [])
     for place, sample in enumerate(samples, start=1):

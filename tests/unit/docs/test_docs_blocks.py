@@ -13,7 +13,8 @@ import pytest
 
 from tests.support import pages
 from tests.support.pages import HISTORY, page_name
-from training import new_model, preview
+from training import new_model
+from training.inspect import __main__ as inspect
 from training.utils.data.sources import registry
 
 RUN_ELSEWHERE = {
@@ -62,7 +63,7 @@ def test_data_reads(page, block):
 
 
 def test_three_minutes_to_your_own_data_begin(tmp_path, monkeypatch, capsys):
-    """README's own dataset: the file is made as the page says, a model from it, and the preview shows its rows. The
+    """README's own dataset: the file is made as the page says, a model from it, and its rows are shown. The
     commands are the page's; the steps and the chat behind them are parsed by test_docs.py."""
     found = [block for name, block in BLOCKS if name == "README.md"]
     sample, maker = (next(block for block in found if block.label == name) for name in ("pairs.csv", "make_pairs.py"))
@@ -78,5 +79,5 @@ def test_three_minutes_to_your_own_data_begin(tmp_path, monkeypatch, capsys):
     new_model.main(run["training.new_model"])
     assert (tmp_path / "runs" / "tiny" / "config.json").is_file()
     monkeypatch.setenv("NO_COLOR", "1")
-    preview.main(run["training.preview"])
+    inspect.main(run["training.inspect"])
     assert "What is" in capsys.readouterr().out

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ import pytest
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
 from tests.families.configs import OVERRIDES, VARIANTS, VOCABULARY, WINDOW, tiny_config
 from tests.families.page import page
+from tests.support.forked_programs import run_python
 from training.utils.run.errors import ThreestepError
 
-ROOT = Path(__file__).parents[3]
 # Family, and how its rows are: learned positions, with an offset, sines; an encoder as decoder; a sliding window and
 # soft caps; latent attention with shared experts; Mamba; Mamba-2 beside attention and experts; a router that draws.
 ASKED = {
@@ -45,9 +43,8 @@ SKIPPED = ("save", "sft", "reward", "zero0.fp32", "zero0.bf16", "zero3.fp32")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """One sweep over the families of this file."""
     kept = tmp_path_factory.mktemp("families") / "answers.json"
-    command = [sys.executable, "-m", "tests.families", "--processes", "2", "--json", str(kept), "--only", *ASKED]
-    command += ["--skip", *SKIPPED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=560, env={**os.environ})
+    words = ["-m", "tests.families", "--processes", "2", "--json", str(kept), "--skip", *SKIPPED, "--only", *ASKED]
+    done = run_python(words, timeout_seconds=560)
     assert kept.is_file(), done.stderr[-2000:]
     return {result["family"]: result for result in json.loads(kept.read_text())}
 

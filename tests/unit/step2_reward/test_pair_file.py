@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags
 from training.step2_reward.pair_file import PairFile, read_pairs, write_scores
 from training.utils.data.build.arguments import DataArguments
@@ -37,6 +38,20 @@ def test_rows_are_tokens_in_the_order_of_the_file(write, tiny_tokenizer):
             texts["chosen"] + "<|endoftext|>",
             texts["rejected"] + "<|endoftext|>",
         ]
+
+
+def test_a_model_of_a_template_reads_pairs_by_it(write):
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    user = {"role": "user", "content": "a"}
+    chats = {"prompt": [user], "chosen": [{"role": "assistant", "content": " b"}],
+             "rejected": [{"role": "assistant", "content": ""}]}  # fmt: skip
+    for row, left_out in ((PAIR, {}), (chats, {1: "empty_response"})):
+        pairs = read_pairs(write([row]), DataArguments(), tokenizer)
+        assert pairs.left_out == left_out
+        for own in pairs.rows:
+            said = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+            assert tokenizer.decode(own.prompt_ids) == said
+            assert [tokenizer.decode(ids) for ids in own.response_ids] == ["5.<|im_end|>", "It is 4.<|im_end|>"]
 
 
 def test_columns_by_other_names(write, tiny_tokenizer):

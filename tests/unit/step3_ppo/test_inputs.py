@@ -7,9 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.inputs import load_inputs, load_tokenizers
+from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
+from training.step3_ppo.roles import Tokenizers
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.style import SavedStyle, save_style, saved_style
 from training.utils.run.errors import ThreestepError
 
 
@@ -51,3 +55,19 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
+
+
+@pytest.mark.parametrize("style, warns", [(None, False), ("chat_template", False), ("human_assistant", True)])
+def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
+    tokenizers = Tokenizers(*(chat_tokenizer(chat_template("chatml")) for _ in range(2)))
+    save_style(tokenizers.actor, SavedStyle("chat_template"))
+    if style is not None:
+        save_style(tokenizers.critic, SavedStyle(style))
+    ranks = SimpleNamespace(is_main=True)
+    assert adopt_styles(tokenizers, ChatArguments(), None, ranks) == {"prompt_style": "chat_template"}
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("prompt style: chat_template, responses end with <|im_end|> (saved with ")
+    assert len(others) == warns and all(
+        "was trained on prompts in another style (human_assistant)" in o for o in others
+    )
+    assert saved_style(tokenizers.critic) == SavedStyle("chat_template")  # what it learns in this run

@@ -32,5 +32,7 @@ def set_stop_tokens(
     others = [*trained[1:], *(token for token in stop_tokens(model) if token in special), tokenizer.eos_token_id]
     stops = list(dict.fromkeys([trained[0], *(token for token in others if token is not None and token not in inside)]))
     generation: Any = model.generation_config
+    if generation is None:  # transformers cannot generate with it
+        return
     generation.eos_token_id = stops if len(stops) > 1 else stops[0]
     generation._from_model_config = False  # transformers 4 would take eos_token_id from config.json again

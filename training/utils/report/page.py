@@ -39,15 +39,22 @@ def page(runs: Sequence[ReportedRun], written: datetime.datetime) -> str:
     )
     name = (" and " if len(runs) == 2 else ", ").join(run.name for run in runs)
     paths = "".join(f'<p class="soft paths">{escape(str(run.path))}</p>' for run in runs)
+    return document(
+        name,
+        STYLE,
+        f"<header><h1>{escape(name)}</h1>{paths}<nav>{links}</nav>{_warnings(steps)}</header>"
+        f"<main>{_headlines(runs, by_kind)}{bodies}</main>"
+        f"<footer>Written {written:%Y-%m-%d %H:%M} by Threestep, from the files in the runs' folders.</footer>",
+    )
+
+
+def document(title: str, style: str, body: str) -> str:
+    """A whole page: what a browser needs around `body`, and the policy that forbids scripts and requests."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(name)} · Threestep</title><style>{STYLE}</style></head><body>"
-        f"<header><h1>{escape(name)}</h1>{paths}<nav>{links}</nav>{_warnings(steps)}</header>"
-        f"<main>{_headlines(runs, by_kind)}{bodies}</main>"
-        f"<footer>Written {written:%Y-%m-%d %H:%M} by Threestep, from the files in the runs' folders.</footer>"
-        "</body></html>\n"
+        f"<title>{escape(title)} · Threestep</title><style>{style}</style></head><body>{body}</body></html>\n"
     )
 
 

@@ -7,8 +7,6 @@ import io
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.forked_programs import run_python
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.models import load_causal_lm
@@ -183,7 +182,7 @@ def test_programs_say_so_before_anything_is_loaded(module, flags, tmp_path, monk
 def run_command_of(sentence: str, out: Path) -> None:
     """Run the command `python -c "..."` of a sentence, which writes OUT."""
     words = shlex.split(sentence[sentence.index("python -c ") :])
-    ran = subprocess.run([sys.executable, "-c", words[2].replace("'OUT'", f"'{out}'")], capture_output=True, text=True)
+    ran = run_python(["-c", words[2].replace("'OUT'", f"'{out}'")])
     assert ran.returncode == 0, ran.stderr
 
 

@@ -6,8 +6,6 @@ import json
 import logging
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.support.forked_programs import run_python
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES
 from training.utils.loading import rehearsal
 from training.utils.loading.configurations import load_config
@@ -89,7 +88,7 @@ def test_the_command_renames(changed_folder, save_folder, tmp_path, form):
     folder = changed_folder(lambda tensors: {forms[form](name): tensor for name, tensor in tensors.items()}, name="odd")
     sentence = refused(folder, "rename them")
     code = shlex.split(sentence[sentence.index("python -c ") :])[2].replace("'OUT'", f"'{tmp_path / 'out'}'")
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = run_python(["-c", code])
     assert ran.returncode == 0, ran.stderr
     want = load_file(Path(save_folder("plain")) / "model.safetensors")
     made = load_file(tmp_path / "out" / "model.safetensors")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from training.utils.data.build.portions import DataSource, Portion, divide_rows,
 from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.splits import parse_data_split
-from training.utils.data.cache.cache import Log, open_or_build, silent
+from training.utils.data.cache.cache import WAITING, Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards
+from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
 from training.utils.data.rows.dataset import CachedSplit
@@ -49,7 +51,7 @@ def build_phase(
 
     Raises ThreestepError for mistakes in the data or the flags.
     """
-    log = log if log is not None and is_main_rank else silent
+    log = _ShareFirst(log if log is not None and is_main_rank else silent)
     parse_data_split(data.split.data_split)
     if phase in (2, 3):
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})")
@@ -60,17 +62,17 @@ def build_phase(
         )
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
+    plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
-    share = share_sentence(phase, data.split, sources)
-    if share is not None:
-        log(share)
 
     def build(folder: str) -> dict[str, Any]:
         return _build_splits(folder, phase, data, texts, sources, seed, log)
 
-    plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
-    parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed) | parts_of_parallel_thinking(data.chat, tags)
-    cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    with _pointing_to_inspect():
+        parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed)
+        parts |= parts_of_parallel_thinking(data.chat, tags)
+        cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+    log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
         if source["recognised"] is not None:
             log(f"data: {source['name']}: {source['recognised']['sentence']}")
@@ -78,6 +80,41 @@ def build_phase(
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
     return PhaseData(cached.splits["train"], cached.splits["eval"], report)
+
+
+class _ShareFirst:
+    """A log that begins with the phase's share of the rows. Lines that come before it is known follow it, but for those
+    of a wait."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._held: list[str] | None = []
+
+    def __call__(self, line: str) -> None:
+        if self._held is None or WAITING in line:
+            self._log(line)
+        else:
+            self._held.append(line)
+
+    def begin(self, share: str | None) -> None:
+        """Log the share and what was held; a second time, nothing."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            for line in ([] if share is None else [share]) + held:
+                self._log(line)
+
+
+@contextmanager
+def _pointing_to_inspect() -> Iterator[None]:
+    """Add to a refusal of the data the program that shows them as they are read."""
+    try:
+        yield
+    except BuildStopped:  # by the disk, not by the data
+        raise
+    except ThreestepError as refusal:
+        raise ThreestepError(
+            f"{refusal}; python -m training.inspect with the same data flags shows how they are read"
+        ) from refusal
 
 
 def _parts_of_phase(
@@ -126,7 +163,7 @@ def _build_splits(
     texts: TextTokenizer | ChatTokenizer,
     sources: Sequence[DataSource],
     seed: int,
-    log: Log,
+    log: _ShareFirst,
 ) -> dict[str, Any]:
     """Write train.arrow and eval.arrow; returns their part of the manifest."""
 
@@ -139,6 +176,7 @@ def _build_splits(
         return make
 
     shared = divide_rows(phase, data.split, sources, seed)
+    log.begin(share_sentence(phase, data.split, shared.described))
     plans = [
         SplitPlan(key, _ROW_TYPES[phase], sum(len(portion.indices) for portion in portions), maker_of(portions))
         for key, portions in (("train", shared.train), ("eval", shared.eval))

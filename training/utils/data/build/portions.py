@@ -99,6 +99,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
                 "training_rows": len(train),
                 "own_evaluation_rows": own_rows,
                 "evaluation_rows_carved": own_rows == 0,
+                "shared_by_data_split": not (source.sft_only or _chooses_phases(source)),
                 "recognised": None if recognition is None else recognition.as_json(),
             }
         )
@@ -110,19 +111,19 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
     )
 
 
-def share_sentence(phase: int, flags: SplitArguments, sources: Sequence[DataSource]) -> str | None:
+def share_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]]) -> str | None:
     """How many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to phases are left
-    out.
+    out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
 
     A warning with the default split, which nobody may have meant, unless the run's other steps have the other rows.
     """
     weights = parse_data_split(flags.data_split)
     offered = able = taken = 0
-    for source in sources:
-        if source.sft_only or _chooses_phases(source):
+    for source in described:
+        if not source["shared_by_data_split"]:
             continue
-        rows, own_eval = len(source.raw.get_train_data()), source.raw.get_eval_data()
-        trained = rows if own_eval is not None and len(own_eval) else len(carve_eval(rows, flags.eval_fraction, 0)[0])
+        rows, carved = source["training_rows"], source["evaluation_rows_carved"]
+        trained = len(carve_eval(rows, flags.eval_fraction, 0)[0]) if carved else rows
         offered, able, taken = offered + rows, able + trained, taken + share_rows(trained, weights)[phase - 1]
     if taken in (0, able):
         return None

@@ -42,6 +42,7 @@ CACHE_FORMAT = 3  # 2: rows of phase 2 have margins; 3: the manifest has a check
 CHECKED_BYTES = 16 * 2**20
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+WAITING = "waiting for another process to build it"  # the only line before a pause
 BUILDING = ".building"
 OLD = ".old"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -115,7 +116,7 @@ def open_or_build(
         if found is not None:
             return found
 
-    waiting = f"data: {name}: waiting for another process to build it"
+    waiting = f"data: {name}: {WAITING}"
     with _writing_into(cache_dir), locked(final + LOCK, on_wait=lambda: log(waiting)):
         found, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
         if found is not None:

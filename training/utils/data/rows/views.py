@@ -215,19 +215,26 @@ def printable(text: str) -> str:
     )
 
 
-def histogram(lengths: Sequence[int] | np.ndarray, most_bars: int = 10, width: int = 40) -> list[str]:
+def histogram(
+    lengths: Sequence[int] | np.ndarray, most_bars: int = 10, width: int = 40, unit: str = "tokens"
+) -> list[str]:
     """A histogram of rows by tokens: a line for each of at most `most_bars` ranges of equal size, the longest bar
     `width` characters. No rows give no lines."""
+    lines = []
+    bars = length_bars(lengths, most_bars)
+    digits, most = max((len(f"{end + 1:,}") for _, end, _ in bars), default=0), max((n for _, _, n in bars), default=0)
+    for begin, end, count in bars:
+        bar = "#" * -(-count * width // most)  # rounded up: no row is invisible
+        lines.append(f"  {begin:>{digits},} - {end:>{digits},} {unit} | {bar:<{width}} {count:,}")
+    return lines
+
+
+def length_bars(lengths: Sequence[int] | np.ndarray, most_bars: int = 10) -> list[tuple[int, int, int]]:
+    """(from, to, rows) for each of at most `most_bars` ranges of equal size; no rows give none."""
     if len(lengths) == 0:
         return []
     values = np.asarray(lengths, np.int64)
     low, high = int(values.min()), int(values.max())
     step = -(-(high - low + 1) // most_bars)
-    counts = np.bincount((values - low) // step)
-    digits = len(f"{low + len(counts) * step:,}")
-    lines = []
-    for number, count in enumerate(counts.tolist()):
-        begin = low + number * step
-        bar = "#" * -(-count * width // int(counts.max()))  # rounded up: no row is invisible
-        lines.append(f"  {begin:>{digits},} - {begin + step - 1:>{digits},} tokens | {bar:<{width}} {count:,}")
-    return lines
+    counts = np.bincount((values - low) // step).tolist()
+    return [(low + n * step, low + (n + 1) * step - 1, count) for n, count in enumerate(counts)]

@@ -27,7 +27,8 @@ class SourceArguments:
         "Required: datasets, separated by spaces: a registered name (embedded is the built-in task), a path that ends "
         "in one, or files as "
         "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
-        "arrow:PATH, where PATH is a file, a folder, a pattern such as 'part-*.csv' or an address such as s3://..., "
+        "arrow:PATH (a file such as pairs.csv needs no prefix), where PATH is a file, a folder, a pattern such as "
+        "'part-*.csv' or an address such as s3://..., "
         "or any dataset on the hub as hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...]",
     )
     sft_only_data_path: list[str] = flag([], "Datasets of which all rows go to phase 1 and to no other phase.")

@@ -37,8 +37,8 @@ class TreeRows(Sequence):
         answers, deleted = [], set()
         for place in range(len(rows)):
             row = rows[place]
-            if row.get(_ID) is None or row[_ID] in places:
-                wrong = "none" if row.get(_ID) is None else f"{row[_ID]!r} a second time"
+            if not isinstance(row.get(_ID), (str, int)) or row[_ID] in places:
+                wrong = f"{row.get(_ID)!r:.60}" + (" a second time" if isinstance(row.get(_ID), (str, int)) else "")
                 raise ThreestepError(f"{row.where}: column '{_ID}': expected an id of its own, got {wrong}")
             places[row[_ID]] = place
             answers += [place] if row.get(_ROLE) == _ASSISTANT else []
@@ -51,7 +51,7 @@ class TreeRows(Sequence):
         parent = row.get(_PARENT)
         if parent in (None, ""):
             return None
-        if parent not in places:
+        if not isinstance(parent, (str, int)) or parent not in places:
             raise ThreestepError(
                 f"{row.where}: column '{_PARENT}': expected the id of a message in the same files, got {parent!r:.60}; "
                 "give all messages of a tree, or none"

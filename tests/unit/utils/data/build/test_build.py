@@ -19,7 +19,9 @@ import pytest
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own, all_rows, many
+from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
+from training.utils.data.cache.workers import BuildStopped
 from training.utils.run.errors import ThreestepError
 
 
@@ -88,7 +90,7 @@ def test_sft_only_data_works_alone(flags, tiny_tokenizer):
     data = flags()
     data = with_flags(data, sft_only_data_path=data.source.data_path, data_path=[])
     assert len(build_phase(1, data, tiny_tokenizer, seed=1).train) == 36
-    with pytest.raises(ThreestepError, match="--data_path: phase 3 has no dataset"):
+    with pytest.raises(ThreestepError, match="--data_path expects at least one dataset, got none; .* task$"):
         build_phase(3, data, tiny_tokenizer, seed=1)
 
 
@@ -141,7 +143,9 @@ def test_the_same_rows_at_any_world_size(flags, tiny_tokenizer, tmp_path):
 import json, sys
 from transformers import PreTrainedTokenizerFast
 from tests.support.data_flags import data_flags
+from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
+from training.utils.data.cache.workers import BuildStopped
 data = data_flags(data_path={data.source.data_path!r}, data_output_path={data.cache.data_output_path!r})
 tokenizer = PreTrainedTokenizerFast.from_pretrained({str(tmp_path / "tokenizer")!r})
 rows, resumed = [], []
@@ -213,3 +217,17 @@ def test_no_pad_token_where_it_matters(flags):
     for phase in (2, 3):
         with pytest.raises(ThreestepError, match=f"no pad token, which phase {phase}"):
             build_phase(phase, flags(), tokenizer, 1)
+
+
+def test_refusals_of_data_name_the_program_that_shows_them_and_a_full_disk_does_not(flags, tiny_tokenizer, monkeypatch):
+    named = "; python -m training.inspect with the same data flags shows how they are read"
+    with pytest.raises(ThreestepError, match="fit no format") as refusal:
+        build_phase(1, flags([{"frage": "Was?"}]), tiny_tokenizer, seed=1)
+    assert str(refusal.value).endswith(named) and str(refusal.value).count("training.inspect") == 1
+
+    def stop(*given):
+        raise BuildStopped("the disk is full")
+
+    monkeypatch.setattr(build, "open_or_build", stop)
+    with pytest.raises(BuildStopped, match="^the disk is full$"):
+        build_phase(1, flags(), tiny_tokenizer, seed=1)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.portions import open_sources, share_sentence
+from training.utils.data.build.portions import divide_rows, open_sources, share_sentence
+from training.utils.data.sources.file_dataset import FileDataset
 
 
 def said(phase, data):
-    return share_sentence(phase, data.split, open_sources(phase, data.source, data.split.data_split, "", 1))
+    sources = open_sources(phase, data.source, data.split.data_split, "", 1)
+    return share_sentence(phase, data.split, divide_rows(phase, data.split, sources, 1).described)
 
 
 def rows(count):
     return [{"prompt": f"Human: {i}? Assistant:", "chosen": " yes", "rejected": " no"} for i in range(count)]
 
 
-def test_a_fifth_of_the_rows_is_a_warning_of_the_first_line(flags, tiny_tokenizer):
+def test_a_fifth_of_the_rows_is_a_warning_of_the_first_line(flags, tiny_tokenizer, monkeypatch):
     """600 rows, 60 held out, a fifth of 540."""
     lines: list[str] = []
     data = flags(rows(600))
@@ -25,8 +27,10 @@ def test_a_fifth_of_the_rows_is_a_warning_of_the_first_line(flags, tiny_tokenize
         "warning: 108 of 600 rows are step 1's share (--data_split 2,4,4); --data_split 1,0,0 takes all"
     )
     lines.clear()
+    # also from the cache, for which the rows are not read again
+    monkeypatch.setattr(FileDataset, "get_train_data", lambda self: pytest.fail("the rows were read"))
     build_phase(1, data, tiny_tokenizer, 1, log=lines.append)
-    assert lines[0].startswith("warning: 108 of 600 rows are step 1's share ")  # also from the cache
+    assert lines[0].startswith("warning: 108 of 600 rows are step 1's share ") and "resumed" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""The other ends of a rank, and slow files, which no default run of the tests collects:
-
-python -m pytest tests/end_to_end/long_faults.py
-"""
+"""The other ends of a rank, and slow files: of the long form."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import pytest
 from tests.end_to_end.conftest import MODULES, SHARED, run_module, save_start
 from tests.end_to_end.test_faults import BATCH, FAULTY, ends_with_one_error, faulty
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +28,8 @@ def test_a_rank_that_ends(place: Path, start: Path, pairs_file: Path, fault: str
 def test_slow_files_of_the_first_rank_are_no_hang(place: Path, start: Path, pairs_file: Path) -> None:
     data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "faults_cache"]
     data += ["--model_name_or_path", start, "--output_dir", place / "long_faults_slow", *BATCH.split()]
-    ran = run_module(FAULTY, ["slow", 0, MODULES[1], *data, "--rank_timeout", 12, "--save_every", 2], ranks=2)
+    ran = run_module(
+        FAULTY, ["slow", 0, MODULES[1], *data, "--rank_timeout", 12, "--save_every", 2], ranks=2, launcher=True
+    )
     assert ran.code == 0, ran.words
     assert (place / "long_faults_slow" / "model").is_dir()

@@ -1,0 +1,132 @@
+"""What will be trained: what data are taken for, and what a model is fed of them, before any training.
+
+    python -m training.inspect --data_path jsonl:rows.jsonl --model_name_or_path DIR --html data.html
+
+The format that is recognised and why, the columns that are read and those that are not, the rows that each phase gets,
+the prompt style and the end token, lengths, what is cut, dropped or carries no loss and why, and rows as the model sees
+them. Give it the data flags of a run. Without a model it counts characters. Nothing is cached or changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
+from training.utils.run.arguments import parse_arguments
+from training.utils.run.console import note
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flags import flag
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+
+ALL = "all"
+PHASES = (ALL, "1", "2", "3")
+
+
+@dataclass
+class InspectArguments:
+    """What to look at, and how to show it."""
+
+    model_name_or_path: str = flag(
+        "",
+        "Folder or hub name of a model, or of its tokenizer: for its chat template, end token and lengths in tokens.",
+        aliases=["--tokenizer"],
+    )
+    phase: str = flag(ALL, "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts), or all.", choices=PHASES)
+    rows: int = flag(20, "How many rows of each phase to show.", least=0)
+    look_at: int = flag(2_000, "How many rows of each phase to tokenize, picked by the seed.", least=1)
+    json: bool = flag(False, "Print one JSON object instead of text.")
+    html: str = flag("", "File to write as a page, with what carries loss in colour.")
+    seed: int = flag(RunArguments.seed, "The seed of the run; it determines the split.", least=0)
+    pad_token: str | None = flag(None, "As in training; optional here.")
+
+
+GROUPS = (InspectArguments, DataArguments)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, look, show; what training would refuse is shown too, and then ends the program as it would end the run."""
+    # Keeps what a dataset's code or a library prints out of the account.
+    with redirect_stdout(sys.stdout if {"-h", "--help"} & set(argv) else sys.stderr):
+        inspect, data = parse_arguments(GROUPS, argv, __doc__ or "")
+        account = look(inspect, data)
+    try:
+        _show(inspect, account)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has ended; Python would complain again when it closes the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if account.refused is not None:
+        raise ThreestepError(account.refused)
+
+
+def look(inspect: InspectArguments, data: DataArguments) -> Any:
+    """The account that the flags ask for."""
+    from training.inspect.account import Look, account_of
+    from training.inspect.characters import Characters
+    from training.utils.data.chat.chat import adopt_style
+
+    phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
+    asked = Look(phases, inspect.rows, inspect.look_at, inspect.seed)
+    if inspect.model_name_or_path:
+        tokenizer = _load(inspect, data)
+        style = adopt_style(tokenizer, data.chat)
+        return account_of(replace(data, chat=style.chat), asked, tokenizer, style.sentence, has_ids=True)
+    mistakes = Mistakes()
+    for name in _flags_of_a_tokenizer(data):
+        mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")
+    mistakes.raise_if_any()
+    sentence = (
+        "no --model_name_or_path: texts as Human: ... Assistant:, lengths in characters; with a model: its chat "
+        "template, where it has one, its end token, and tokens"
+    )
+    chat = replace(data.chat, prompt_style=HUMAN_ASSISTANT)
+    return account_of(replace(data, chat=chat), asked, Characters(), sentence, has_ids=False)
+
+
+def _flags_of_a_tokenizer(data: DataArguments) -> list[str]:
+    """The flags that are set and mean nothing without a tokenizer."""
+    chat = data.chat
+    own = {
+        "--prompt_style chat_template": chat.prompt_style == CHAT_TEMPLATE,
+        "--parallel_thinking": chat.parallel_thinking,
+        "--end_of_conversation_token": chat.end_of_conversation_token is not None,
+    }
+    return [*(name for name, is_set in own.items() if is_set), *chat.template_flags]
+
+
+def _load(inspect: InspectArguments, data: DataArguments) -> Any:
+    """The tokenizer with the tokens that training adds."""
+    from training.utils.loading.tokenizers import add_tokens, load_tokenizer
+
+    tokenizer = load_tokenizer(inspect.model_name_or_path, inspect.pad_token, end_may_pad=True)
+    add_tokens(tokenizer, data.chat.tokens_in_need)
+    return tokenizer
+
+
+def _show(inspect: InspectArguments, account: Any) -> None:
+    from training.inspect.page import page
+    from training.inspect.text import as_json, as_lines
+    from training.utils.data.rows.views import terminal_style
+
+    if inspect.html:
+        Path(inspect.html).write_text(page(account), encoding="utf-8")
+        note(f"written: {inspect.html}")
+    if inspect.json:
+        print(json.dumps(as_json(account), ensure_ascii=False))
+    elif not inspect.html:
+        style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)
+        for line in as_lines(account, style):
+            print(line)
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

@@ -1,0 +1,490 @@
+"""What is made of data before any training: an account of each source and of each phase.
+
+The code that builds a run's rows makes them here too, with and without the limits on their length, from a sample of the
+rows; nothing is cached. What training would refuse stands in the account as its sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
+from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.cache.reports import Counts
+from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.files.columns import Kinds, note_kinds
+from training.utils.data.rows.arguments import RowArguments
+from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row
+from training.utils.data.rows.tokenize import TextTokenizer
+from training.utils.data.rows.views import Decode, document_of, layout_of, response_texts, runs_of
+from training.utils.data.sources.recognition import Recognition
+from training.utils.run.errors import ThreestepError
+
+Run = tuple[str, bool]  # a text, and whether it carries loss
+
+_NO_LIMIT_TOKENS = 2**40
+_FIRST_ROWS = 20  # of a source, looked at for the kinds and examples of its columns
+_LONGEST_EXAMPLE = 90
+_ROWS_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """read_as: the role that it plays, such as "prompt"; None: it is not read (or a class decides)."""
+
+    name: str
+    kinds: list[str]
+    read_as: str | None
+    example: str
+
+
+@dataclass(frozen=True)
+class SourceAccount:
+    """One entry of --data_path.
+
+    recognised: None where a class reads the rows, or where they were refused.
+    refused: why it cannot be used; None: it can.
+    """
+
+    name: str
+    kind: str
+    rows: int = 0
+    own_evaluation_rows: int = 0
+    recognised: Recognition | None = None
+    columns: list[Column] = field(default_factory=list)
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of whole rows, before anything is cut: each row's, and what they amount to."""
+
+    rows: list[int]
+    least: int
+    median: int
+    p95: int
+    most: int
+
+
+@dataclass(frozen=True)
+class LeftOutRow:
+    """A row that is dropped, or at which training would stop. where: its file and line, or its source and index."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A row as the model is fed it.
+
+    index: in its source. tokens, whole_tokens: after and before it was cut.
+    texts: its parts by name (phase 2: prompt, chosen, rejected), each in runs.
+    input_ids, loss_mask: as they are laid out; empty where no tokenizer was given.
+    others: what a prompt of phase 3 carries besides.
+    """
+
+    source: str
+    index: int
+    where: str
+    tokens: int
+    whole_tokens: int
+    texts: list[tuple[str, list[Run]]]
+    input_ids: list[int]
+    loss_mask: list[int]
+    others: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PhaseAccount:
+    """What one phase gets and makes of it.
+
+    share_rows, all_rows: its training rows, out of those that all phases share; eval_rows: held out.
+    shares: the same of each source, (name, share, all). share_flags: what decides on the share.
+    looked_at: rows of the share that the figures below are from.
+    targets: tokens that carry loss, out of `tokens`; loss: which ones, and why the others do not.
+    dropped_rows, stopping_rows: some of the rows that are dropped, and of those (`stopping`) that would stop training.
+    counted: other counts of the rows, by what was counted.
+    refused: why training would stop; None: it would not.
+    """
+
+    phase: int
+    share_flags: str = ""
+    share_rows: int = 0
+    all_rows: int = 0
+    eval_rows: int = 0
+    shares: list[tuple[str, int, int]] = field(default_factory=list)
+    looked_at: int = 0
+    kept: int = 0
+    cut: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    dropped_rows: list[LeftOutRow] = field(default_factory=list)
+    stopping: int = 0
+    stopping_rows: list[LeftOutRow] = field(default_factory=list)
+    counted: dict[str, int] = field(default_factory=dict)
+    lengths: Lengths | None = None
+    limit_tokens: int | None = None
+    tokens: int = 0
+    targets: int = 0
+    loss: str = ""
+    rows: list[ShownRow] = field(default_factory=list)
+    refused: str | None = None
+
+    @property
+    def name(self) -> str:
+        """E.g. `supervised fine-tuning`."""
+        return PHASE_NAMES[self.phase]
+
+    @property
+    def limit_flag(self) -> str:
+        """The flag that limits the length of its rows."""
+        return "--max_prompt_seq_len" if self.phase == 3 else "--max_seq_len"
+
+
+@dataclass(frozen=True)
+class Account:
+    """style: how prompts and responses become text, in one sentence. unit: what lengths count."""
+
+    sources: list[SourceAccount]
+    phases: list[PhaseAccount]
+    style: str
+    unit: str
+
+    @property
+    def refused(self) -> str | None:
+        """Why nothing can be trained on these data: a source is refused, or every phase is."""
+        of_sources = [source.refused for source in self.sources if source.refused]
+        if of_sources or not self.phases or any(phase.refused is None for phase in self.phases):
+            return next(iter(of_sources), None)
+        return max(self.phases, key=lambda phase: phase.share_rows > 0).refused
+
+
+@dataclass(frozen=True)
+class Look:
+    """How closely to look. phases: which; rows: shown of each; most_rows: looked at in each; seed: of the run."""
+
+    phases: Sequence[int]
+    rows: int
+    most_rows: int
+    seed: int
+
+
+def account_of(data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool) -> Account:
+    """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters."""
+    opened = [_open_source(each, look.seed) for each in _one_by_one(data)]
+    sources = [source for _, source in opened if source is not None]
+    phases: list[PhaseAccount] = []
+    if all(account.refused is None for account, _ in opened):
+        phases = [_PhaseLook(phase, data, look, tokenizer, has_ids).account(sources) for phase in look.phases]
+    unit = "tokens" if has_ids else "characters"
+    return Account([account for account, _ in opened], phases, style, unit)
+
+
+# Sources.
+
+
+def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
+    """The data flags with each entry alone: what is wrong with one is told of that one."""
+    for name in data.source.data_path:
+        yield replace(data, source=replace(data.source, data_path=[name], sft_only_data_path=[]))
+    for name in data.source.sft_only_data_path:
+        yield replace(data, source=replace(data.source, data_path=[], sft_only_data_path=[name]))
+
+
+def _open_source(data: DataArguments, seed: int) -> tuple[SourceAccount, DataSource | None]:
+    (name,) = [*data.source.data_path, *data.source.sft_only_data_path]
+    account = SourceAccount(name, "unknown")
+    try:
+        (source,) = open_sources(1, data.source, data.split.data_split, data.cache.cache_dir, seed)
+        raw = source.raw
+        by_format = type(raw).__name__ == "FileDataset"
+        account = replace(account, kind="its columns" if by_format else f"the class {type(raw).__name__}")
+        rows, held_out = raw.get_train_data(), raw.get_eval_data()
+        account = replace(account, rows=len(rows), own_evaluation_rows=len(held_out or ()))
+        account = replace(account, columns=_columns(rows, None))
+        recognised = raw.get_recognition()
+        return replace(account, recognised=recognised, columns=_columns(rows, recognised)), source
+    except ThreestepError as refusal:
+        return replace(account, refused=str(refusal)), None
+
+
+def _columns(rows: Sequence[Any], recognised: Recognition | None) -> list[Column]:
+    """The columns of rows that are objects, with the first value of each that is not null."""
+    first = [rows[place] for place in range(min(len(rows), _FIRST_ROWS))]
+    kinds: Kinds = dict(getattr(rows, "kinds", {}))
+    examples: dict[str, Any] = {}
+    for row in first:
+        if isinstance(row, Mapping):
+            note_kinds(kinds, row, "")
+            examples |= {name: value for name, value in row.items() if value is not None and name not in examples}
+    roles: dict[str, list[str]] = {}
+    for column, role in (recognised.read if recognised else {}).items():
+        head = column if column in kinds else column.partition(".")[0]
+        roles.setdefault(head, []).append(role if head == column else f"{role} ({column})")
+    return [
+        Column(name, list(found), ", ".join(roles.get(name, [])) or None, _example(examples.get(name)))
+        for name, found in kinds.items()
+    ]
+
+
+def _example(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_EXAMPLE else f"{text[:_LONGEST_EXAMPLE]}…"
+
+
+# Phases.
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """A row that was made: from which portion, at which index, and how long it was before it was cut."""
+
+    row: Row
+    portion: Portion
+    index: int
+
+
+# Why a row is left out, in words.
+REASONS = {
+    "no_prompt": "it has no prompt",
+    "no_chosen": "it has no response",
+    "no_response": "one of its ranked responses is missing",
+    "no_rejected": "it has no rejected response, and a pair needs one",
+    "empty_prompt": "its prompt is empty",
+    "empty_response": "a response is empty, or blanks alone",
+    "identical_responses": "its responses are the same, so that neither is better",
+    "response_of_several_messages": "a response of a pair is more than one message",
+    "no_assistant_turn": "no message is the assistant's",
+    "no_turn_to_train": "a weight of its own takes every turn of the assistant's out of the loss",
+    "bad_conversation": "the chat template refuses it (--bad_conversations drop)",
+    "prompt_no_prefix_of_the_response": "the template writes the prompt otherwise where a response follows",
+    "marked_bad": "its response is marked as bad, and is not to be learnt",
+    "unpaired": "its response is marked good or bad by itself, and a pair needs two",
+    "too_long": "it is longer than --max_seq_len (--truncation drop)",
+    "prompt_too_long": "its prompt is longer than --max_prompt_seq_len (--prompt_truncation drop)",
+    "response_cut_to_nothing": "its prompt alone is longer than --max_seq_len",
+    "no_room_for_the_prompt": "its response alone is as long as --max_seq_len",
+    "malformed_parallel": "its tags of parallel thinking do not match (--malformed_parallel drop)",
+    "cut_inside_a_block": "it would be cut inside a block of parallel thinking",
+}
+
+
+def in_words(reason: str) -> str:
+    """Why a row is left out."""
+    return REASONS.get(reason, reason.replace("_", " "))
+
+
+class _PhaseLook:
+    """Makes the rows of one phase, as training would."""
+
+    def __init__(self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool) -> None:
+        self._phase = phase
+        self._data = data
+        self._look = look
+        self._tokenizer = tokenizer
+        self._has_ids = has_ids
+
+    def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
+        account = PhaseAccount(
+            self._phase, share_flags=_share_flags(self._data), loss=_where_loss_falls(self._phase, self._data)
+        )
+        sources = [source for source in sources if self._phase == 1 or not source.sft_only]
+        try:
+            shared = divide_rows(self._phase, self._data.split, sources, self._look.seed)
+            account = self._shares(account, shared.train, shared.eval)
+            if account.share_rows == 0:
+                raise ThreestepError(
+                    f"phase {self._phase} gets none of the rows by --data_split {self._data.split.data_split}"
+                )
+            portions = self._sampled(shared.train)
+            account = replace(account, looked_at=sum(len(portion.indices) for portion in portions))
+            _ = self._text_maker  # what is wrong with the style is wrong with every row
+            return self._rows_that_pass(account, portions)
+        except ThreestepError as refusal:
+            return replace(account, refused=str(refusal))
+
+    def _rows_that_pass(self, account: PhaseAccount, portions: Sequence[Portion]) -> PhaseAccount:
+        """The rows, but for those at which training would stop."""
+        try:
+            return self._rows(account, portions)
+        except ThreestepError as refusal:
+            stopping: list[LeftOutRow] = []
+            passing = []
+            for portion in portions:
+                found = [self._why_it_stops(portion, int(index)) for index in portion.indices]
+                rows = zip(portion.indices, found, strict=True)
+                stopping += [LeftOutRow(_where(portion, int(index)), why) for index, why in rows if why is not None]
+                passing.append(replace(portion, indices=portion.indices[[why is None for why in found]]))
+            account = replace(account, stopping=len(stopping), stopping_rows=stopping[:_ROWS_NAMED])
+            return replace(self._rows(account, passing), refused=str(refusal))
+
+    def _why_it_stops(self, portion: Portion, index: int) -> str | None:
+        try:
+            for _ in self._made([replace(portion, indices=np.array([index]))], self._limits, Counts()):
+                pass
+        except ThreestepError as refusal:
+            return str(refusal)
+        return None
+
+    def _shares(self, account: PhaseAccount, train: Sequence[Portion], held_out: Sequence[Portion]) -> PhaseAccount:
+        eval_rows = sum(len(portion.indices) for portion in held_out)
+        shares = []
+        for portion, other in zip(train, held_out, strict=True):
+            carved = len(other.indices) if other.rows is portion.rows else 0
+            shares.append((portion.source.name, len(portion.indices), len(portion.rows) - carved))
+        share_rows, all_rows = sum(share for _, share, _ in shares), sum(every for _, _, every in shares)
+        return replace(account, share_rows=share_rows, all_rows=all_rows, eval_rows=eval_rows, shares=shares)
+
+    def _sampled(self, portions: Sequence[Portion]) -> list[Portion]:
+        """At most `most_rows` rows of the portions, each keeping its share, in their order."""
+        total = sum(len(portion.indices) for portion in portions)
+        share = min(1.0, self._look.most_rows / max(total, 1))
+        sampled = []
+        for portion in portions:
+            count = min(len(portion.indices), max(1, round(share * len(portion.indices))))
+            places = sorted(random.Random(self._look.seed).sample(range(len(portion.indices)), count))  # noqa: S311
+            sampled.append(replace(portion, indices=portion.indices[places]))
+        return sampled
+
+    def _rows(self, account: PhaseAccount, portions: Sequence[Portion]) -> PhaseAccount:
+        limits, unlimited = self._limits, self._unlimited
+        whole = {taken.row.row_id: taken.row.length_tokens for taken in self._made(portions, unlimited, Counts())}
+        limit = self._data.rows.max_prompt_seq_len if self._phase == 3 else self._data.rows.max_seq_len
+        account = replace(account, lengths=_lengths(list(whole.values())))
+        counts = Counts()
+        kept = list(self._made(portions, limits, counts))
+        if not kept:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
+            account = replace(account, refused=f"phase {self._phase} has no training rows: all are dropped ({reasons})")
+        return replace(
+            account,
+            kept=len(kept),
+            cut=counts.truncated,
+            dropped=dict(counts.dropped),
+            dropped_rows=self._dropped_rows(portions, kept, limits),
+            counted=_counted(counts, self._has_ids),
+            limit_tokens=limit if self._has_ids else None,
+            tokens=sum(taken.row.length_tokens for taken in kept),
+            targets=sum(document_of(taken.row).targets for taken in kept),
+            rows=[self._shown(taken, whole[taken.row.row_id]) for taken in _spread(kept, self._look.rows)],
+        )
+
+    def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
+        for portion in portions:
+            maker = RowMaker(self._phase, self._data.chat, limits, self._text_maker, portion.source, counts)
+            for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
+                yield _Taken(row, portion, row.row_id - portion.first_row_id)
+
+    @property
+    def _unlimited(self) -> RowArguments:
+        return replace(self._data.rows, max_seq_len=_NO_LIMIT_TOKENS, max_prompt_seq_len=_NO_LIMIT_TOKENS)
+
+    @property
+    def _limits(self) -> RowArguments:
+        """Those of the run, which count tokens."""
+        return self._data.rows if self._has_ids else self._unlimited
+
+    @cached_property
+    def _text_maker(self) -> TextTokenizer | ChatTokenizer:
+        chat = self._data.chat
+        return text_maker(chat, self._tokenizer, parallel_tags(chat, self._tokenizer))
+
+    def _dropped_rows(
+        self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: RowArguments
+    ) -> list[LeftOutRow]:
+        """Some of the rows that are left out, of each reason at least one among the first."""
+        found: list[LeftOutRow] = []
+        kept_ids = {taken.row.row_id for taken in kept}
+        for portion in portions:
+            for index in map(int, portion.indices):
+                if portion.first_row_id + index in kept_ids or len(found) == _ROWS_NAMED:
+                    continue
+                counts = Counts()
+                for _ in self._made([replace(portion, indices=np.array([index]))], limits, counts):
+                    pass
+                found.append(LeftOutRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
+        return found
+
+    def _shown(self, taken: _Taken, whole_tokens: int) -> ShownRow:
+        row, decode = taken.row, self._decode
+        layout = layout_of(document_of(row))
+        ids, mask = layout["input_ids"], layout["loss_mask"]
+        others: dict[str, Any] = {}
+        if isinstance(row, PromptRow):
+            others = {"reference": row.reference, **row.columns}
+        return ShownRow(
+            taken.portion.source.name,
+            taken.index,
+            _where(taken.portion, taken.index),
+            row.length_tokens,
+            whole_tokens,
+            _texts(row, ids, mask, decode),
+            ids if self._has_ids else [],
+            mask if self._has_ids else [],
+            others,
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _share_flags(data: DataArguments) -> str:
+    most = data.split.max_train_rows
+    return f"--data_split {data.split.data_split}" + ("" if most is None else f" --max_train_rows {most}")
+
+
+def _where_loss_falls(phase: int, data: DataArguments) -> str:
+    if phase == 3:
+        return "a prompt carries none: PPO learns from the responses that it samples"
+    if phase == 2:
+        return "the responses, for DPO; a reward model is scored at the last token of each"
+    if data.rows.loss_on == "conversation":
+        return "all but the first of a row (--loss_on conversation)"
+    turns = "last response" if data.chat.train_turns == "last" else "responses"
+    return f"the {turns} and the tokens that end them; prompts and what a template writes carry none"
+
+
+def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
+    """What else was counted, in words; how responses end is the model's own, and unknown without one."""
+    found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
+    if has_ids:
+        found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
+        found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
+    return found
+
+
+def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> list[tuple[str, list[Run]]]:
+    if not isinstance(row, ResponsesRow):
+        return [("prompt" if isinstance(row, PromptRow) else "text", runs_of(ids, loss_mask, decode))]
+    prompt, responses = response_texts(row, decode)
+    names = ["chosen", "rejected"] if len(responses) == 2 else [f"response {n}" for n in range(1, len(responses) + 1)]
+    pairs = zip(names, responses, strict=True)
+    return [("prompt", [(prompt, False)]), *((name, [(text, True)]) for name, text in pairs)]
+
+
+def _where(portion: Portion, index: int) -> str:
+    return getattr(portion.rows[index], "where", f"{portion.source.name}, row {index}")
+
+
+def _spread(kept: Sequence[_Taken], most: int) -> list[_Taken]:
+    """At most `most` rows, evenly spaced from the first to the last."""
+    if len(kept) <= most:
+        return list(kept)
+    return [kept[int(place)] for place in np.linspace(0, len(kept) - 1, most)] if most else []
+
+
+def _lengths(tokens: list[int]) -> Lengths | None:
+    if not tokens:
+        return None
+    median, p95 = (int(number) for number in np.percentile(tokens, (50, 95), method="higher"))
+    return Lengths(tokens, min(tokens), median, p95, max(tokens))
