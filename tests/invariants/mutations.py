@@ -323,6 +323,7 @@ def configuration(dice: random.Random, tokenizer: Any) -> None:
     groups, old = groups_of(step)
     names = [field.name for group in groups for field in dataclasses.fields(group)]
     settings: dict[str, Any] = {"seed": 3, "max_train_steps": 2} if step != "step2_reward.evaluate" else {"seed": 3}
+    settings["data_path"] = ["embedded"]
     settings |= dict.fromkeys((name for name in names if name.endswith("model_name_or_path")), "model")
     for _ in range(dice.choice((0, 1, 1, 2))):
         kind = dice.randrange(5)
@@ -428,7 +429,7 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
         "ranks": 2,
         "seed": 1,
         "new_model": {"vocab_size": 99},
-        "shared": {"data_split": "1,1,1"},
+        "shared": {"data_path": ["embedded"], "data_split": "1,1,1"},
     }
     content |= steps
     place: dict[Any, Any] = dice.choice(
