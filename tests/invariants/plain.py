@@ -5,8 +5,9 @@ AdamW, clipping and the cosine schedule are written out or taken from torch, in 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -189,6 +190,33 @@ def preference_loss(
     return loss_of
 
 
+@contextlib.contextmanager
+def recorded_routers(model: nn.Module) -> Iterator[list[tuple[torch.Tensor, ...]]]:
+    """Inside, each forward of the trunk adds its router logits to the list, one tensor a layer."""
+    read: list[tuple[torch.Tensor, ...]] = []
+    trunk = model.base_model
+    hooks = (
+        trunk.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {**kwargs, "output_router_logits": True}), with_kwargs=True
+        ),
+        trunk.register_forward_hook(lambda module, args, output: read.append(output.router_logits)),
+    )
+    try:
+        yield read
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def balancing(read: list[tuple[torch.Tensor, ...]], top_k: int) -> tuple[torch.Tensor, float]:
+    """Return E sum_e f_e P_e over all tokens that were read, and the largest share of a layer's choices x E."""
+    layers = [torch.softmax(torch.cat(parts).double(), -1) for parts in zip(*read, strict=True)]
+    chosen = [torch.zeros_like(p).scatter_(1, p.topk(top_k).indices, 1.0).detach() for p in layers]
+    experts = layers[0].shape[1]
+    loss = experts * (torch.cat(chosen).mean(0) * torch.cat(layers).mean(0)).sum()
+    return loss, experts * max(float((part.sum(0) / part.sum()).max()) for part in chosen)
+
+
 def with_router_loss(
     loss_of: Callable[[nn.Module, list], torch.Tensor], top_k: int, coefficient: float, seen: list[tuple[float, ...]]
 ) -> Callable[[nn.Module, list], torch.Tensor]:
@@ -197,23 +225,10 @@ def with_router_loss(
     without it) of each batch."""
 
     def router_loss_of(model: nn.Module, batch: list) -> torch.Tensor:
-        read: list[tuple[torch.Tensor, ...]] = []
-        trunk = model.base_model
-        hooks = (
-            trunk.register_forward_pre_hook(
-                lambda module, args, kwargs: (args, {**kwargs, "output_router_logits": True}), with_kwargs=True
-            ),
-            trunk.register_forward_hook(lambda module, args, output: read.append(output.router_logits)),
-        )
-        own = loss_of(model, batch)
-        for hook in hooks:
-            hook.remove()
-        layers = [torch.softmax(torch.cat(parts).double(), -1) for parts in zip(*read, strict=True)]
-        chosen = [torch.zeros_like(p).scatter_(1, p.topk(top_k).indices, 1.0).detach() for p in layers]
-        experts = layers[0].shape[1]
-        loss = experts * (torch.cat(chosen).mean(0) * torch.cat(layers).mean(0)).sum()
-        largest = max(float((part.sum(0) / part.sum()).max()) for part in chosen)
-        seen.append((float(loss.detach()), largest * experts, float(own.detach())))
+        with recorded_routers(model) as read:
+            own = loss_of(model, batch)
+        loss, largest = balancing(read, top_k)
+        seen.append((float(loss.detach()), largest, float(own.detach())))
         return own + coefficient * loss
 
     return router_loss_of

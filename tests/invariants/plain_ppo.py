@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from tests.invariants import ppo_program as program
+from tests.invariants.plain import balancing, recorded_routers
 from training.utils.layout.order import ShuffledStream
 
 Pair = tuple[list[int], list[int]]  # prompt and response
@@ -101,8 +103,24 @@ class Outcome:
     critic: nn.Module
 
 
+def routed(model: nn.Module) -> AbstractContextManager[list]:
+    """Inside, the router logits of a mixture of experts are recorded."""
+    return recorded_routers(model) if hasattr(model.config, "router_aux_loss_coef") else nullcontext([])
+
+
+def balanced(model: nn.Module, read: list, group: str, sums: dict[str, float]) -> torch.Tensor:
+    """Return the coefficient x the balancing loss of all that was read in a step; add its figures to `sums`."""
+    if not read:
+        return torch.zeros(())
+    loss, largest = balancing(read, model.config.num_experts_per_tok)
+    for name, figure in (("loss", float(loss.detach())), ("load_max", largest)):
+        sums[f"{group}/router_{name}"] = sums.get(f"{group}/router_{name}", 0.0) + figure / program.EPOCHS
+    return model.config.router_aux_loss_coef * loss
+
+
 def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Sequence[Pair]]) -> Outcome:
-    """Every iteration: experience from the present weights, then epochs of one minibatch that holds all pairs."""
+    """Every iteration: experience from the present weights, then epochs of one minibatch that holds all pairs. Mixtures
+    of experts learn with their balancing loss, over the pairs and, of the actor, the texts."""
     reference, reward_model = copy.deepcopy(actor).requires_grad_(False), copy.deepcopy(critic).requires_grad_(False)
     total_steps = program.ITERATIONS * program.EPOCHS
     actor_learner = Learner(actor, program.ACTOR_RATE, total_steps)
@@ -133,24 +151,29 @@ def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Seque
             "actor/clip_fraction": 0.0,
             "actor/ratio": 0.0,
         }
+        routers: dict[str, float] = {}
         for _ in range(program.EPOCHS):
-            ratio = torch.exp(torch.cat([logprobs(actor, pair) for pair in pairs]) - torch.cat(old))
+            blocks = [texts[row] for row in text_order.take(texts_taken, len(pairs))]
+            texts_taken += len(pairs)
+            with routed(actor) as actor_read:
+                ratio = torch.exp(torch.cat([logprobs(actor, pair) for pair in pairs]) - torch.cat(old))
+                pretraining = text_loss(actor, blocks)
             gain = torch.cat(white)
             clipped = ratio.clamp(1 - program.CLIP_RANGE, 1 + program.CLIP_RANGE)
             policy = -torch.minimum(ratio * gain, clipped * gain).mean()
-            blocks = [texts[row] for row in text_order.take(texts_taken, len(pairs))]
-            texts_taken += len(pairs)
-            pretraining = text_loss(actor, blocks)
 
-            now, before = torch.cat([values(critic, pair) for pair in pairs]), torch.cat(old_values)
+            with routed(critic) as critic_read:
+                now, before = torch.cat([values(critic, pair) for pair in pairs]), torch.cat(old_values)
             near = torch.maximum(
                 torch.minimum(now, before + program.CLIP_RANGE_VALUE), before - program.CLIP_RANGE_VALUE
             )
             target = torch.cat(returns)
             value = 0.5 * torch.maximum((now - target) ** 2, (near - target) ** 2).mean()
 
-            actor_learner.step(policy + program.UNSUP_COEF * pretraining)
-            critic_learner.step(value)
+            actor_balance = balanced(actor, actor_read, "actor", routers)
+            critic_balance = balanced(critic, critic_read, "critic", routers)
+            actor_learner.step(policy + program.UNSUP_COEF * pretraining + actor_balance)
+            critic_learner.step(value + critic_balance)
             for name, figure in zip(
                 sums,
                 (policy, value, pretraining, (clipped * gain < ratio * gain).double().mean(), ratio.mean()),
@@ -158,7 +181,7 @@ def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Seque
             ):
                 sums[name] += float(figure.detach()) / program.EPOCHS
         outcome.scores.append(scores)
-        outcome.figures.append(sums)
+        outcome.figures.append(sums | routers)
     return outcome
 
 

@@ -37,11 +37,16 @@ REUSED = {
     "0_grpo": (0, True, True, False),
 }
 ACTORS = ("actor", "absolute")
+# Mixtures of experts as actor and critic: stage, packed.
+MIXTURE_LAYOUTS = {
+    f"{stage}_{'packed' if packed else 'padded'}": (stage, packed) for stage in range(4) for packed in (False, True)
+}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 # The cases of a section, by ranks: of the long form, and of every run.
 EVERY: dict[str, dict[int, Collection[str]]] = {
     "iterations": {1: LAYOUTS, 2: LAYOUTS},
+    "mixtures": {1: MIXTURE_LAYOUTS, 2: MIXTURE_LAYOUTS},
     "first_minibatch": {1: FIRST_MINIBATCHES, 2: FIRST_MINIBATCHES},
     "grpo": {1: GRPO_LAYOUTS, 2: GRPO_LAYOUTS},
     "minibatches": {1: MINIBATCH_LAYOUTS, 2: MINIBATCH_LAYOUTS},
@@ -54,6 +59,7 @@ EVERY: dict[str, dict[int, Collection[str]]] = {
 ORDINARY: dict[str, dict[int, Collection[str]]] = {
     **EVERY,
     "iterations": {1: ("0", "3_packed"), 2: ("0", "2", "3_packed")},
+    "mixtures": {1: ("0_padded",), 2: ("3_packed",)},
     "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
     "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
     "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
@@ -87,6 +93,7 @@ def make_trainer(
     with_texts: bool = True,
     dtype: str = "fp32",
     actor: str = "actor",
+    critic: str = "scalar",
     grpo: bool = False,
     minibatches: int = 1,
     changed: Callable[[Any], Any] = lambda settings: settings,
@@ -95,6 +102,7 @@ def make_trainer(
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
+    from training.step3_ppo.assembly import balanced_roles
     from training.step3_ppo.evaluation import Evaluator
     from training.step3_ppo.kl import KL_ESTIMATORS
     from training.step3_ppo.kl.control import KlControl
@@ -119,7 +127,7 @@ def make_trainer(
 
     flags = RolesArguments(
         str(models / actor),
-        str(models / "scalar"),
+        str(models / critic),
         actor_learning_rate=ACTOR_RATE,
         critic_learning_rate=CRITIC_RATE,
         actor_weight_decay=decay,
@@ -139,6 +147,7 @@ def make_trainer(
         total_steps=ITERATIONS * epochs * minibatches,
         needed=RolesNeeded(critic=not grpo),
     )
+    roles = balanced_roles(roles, None, reuses_forwards=False)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
         temperature=TEMPERATURE,
@@ -222,46 +231,62 @@ def experienced(trainer: Any, iteration: int) -> Any:
 
 
 def iterations(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
-    """Whole iterations, evaluation before and after, weights at the end."""
-    import torch
-
-    from training.utils.engine.collectives import gathered
-
+    """Whole iterations, evaluation before and after."""
     found = {}
     for layout in cases:
         stage, packed = LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed)
         before = trainer.evaluator.evaluate(0).scores
-        told = []
-        for iteration in range(1, ITERATIONS + 1):
-            experience = experienced(trainer, iteration)
-            rollout, advantages_BR = experience.rollout, experience.advantages_BR
-            inside = advantages_BR[rollout.response_mask_BR].double()
-            pairs = [
-                (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
-                for index in range(len(rollout.response_lengths_B))
-            ]
-            apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
-            everyone = gathered(
-                {
-                    "pairs": pairs,
-                    "apart": float(apart),
-                    "scores": experience.scores_B.tolist(),
-                    "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
-                    "ended": rollout.ended_B.tolist(),
-                }
-            )
-            told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
-        after = trainer.evaluator.evaluate(ITERATIONS).scores
-        for name, engine, model in (
-            ("actor", trainer.roles.actor, trainer.roles.actor_model),
-            ("critic", trainer.roles.critic, trainer.roles.critic_model),
-        ):
-            state = engine.full_state(model)
-            if ranks.is_main:
-                torch.save(state, out / f"{name}_z{layout}.pt")
-        found[layout] = {"before": before, "after": after, "iterations": told}
+        told = iterated(trainer, out, f"z{layout}")
+        found[layout] = {"before": before, "after": trainer.evaluator.evaluate(ITERATIONS).scores, "iterations": told}
     return found
+
+
+def mixtures(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
+    """The same with mixtures of experts, without evaluation."""
+    which: dict[str, Any] = {"actor": "mixture", "critic": "mixture_scalar"}
+    found = {}
+    for layout in cases:
+        stage, packed = MIXTURE_LAYOUTS[layout]
+        trainer = make_trainer(models, out, ranks, stage, packed=packed, **which)
+        found[layout] = iterated(trainer, out, f"mixture_{layout}")
+    return found
+
+
+def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
+    """Run whole iterations; write the weights at the end to actor_NAME.pt and critic_NAME.pt."""
+    import torch
+
+    from training.utils.engine.collectives import gathered
+
+    told = []
+    for iteration in range(1, ITERATIONS + 1):
+        experience = experienced(trainer, iteration)
+        rollout, advantages_BR = experience.rollout, experience.advantages_BR
+        inside = advantages_BR[rollout.response_mask_BR].double()
+        pairs = [
+            (rollout.prompt_of(index).tolist(), rollout.response_of(index).tolist())
+            for index in range(len(rollout.response_lengths_B))
+        ]
+        apart = (rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()
+        everyone = gathered(
+            {
+                "pairs": pairs,
+                "apart": float(apart),
+                "scores": experience.scores_B.tolist(),
+                "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
+                "ended": rollout.ended_B.tolist(),
+            }
+        )
+        told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
+    for role, engine, model in (
+        ("actor", trainer.roles.actor, trainer.roles.actor_model),
+        ("critic", trainer.roles.critic, trainer.roles.critic_model),
+    ):
+        state = engine.full_state(model)
+        if engine.ranks.is_main:
+            torch.save(state, out / f"{role}_{name}.pt")
+    return told
 
 
 def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
@@ -526,6 +551,7 @@ def _layouts(trainer: Any) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]] = {
     "iterations": iterations,
+    "mixtures": mixtures,
     "first_minibatch": first_minibatch,
     "grpo": grpo,
     "minibatches": minibatches,

@@ -52,17 +52,22 @@ def pairs_of(iteration: dict) -> list[tuple[list[int], list[int]]]:
     return [(prompt, response) for turn in zip(*parts, strict=True) for prompt, response in turn]
 
 
-def first_weights(models: Path, role: str) -> torch.nn.Module:
+def first_weights(models: Path, role: str, mixture: bool = False) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     if role == "actor":
-        return AutoModelForCausalLM.from_pretrained(models / "actor", dtype=torch.float32).double()
-    return AutoModelForSequenceClassification.from_pretrained(models / "scalar", dtype=torch.float32).double()
+        name, auto_class = "mixture" if mixture else "actor", AutoModelForCausalLM
+    else:
+        name, auto_class = "mixture_scalar" if mixture else "scalar", AutoModelForSequenceClassification
+    model = auto_class.from_pretrained(models / name, dtype=torch.float32).double()
+    if mixture:
+        model.set_experts_implementation("eager")  # the others compute in no float64
+    return model
 
 
 @cache
-def plain_outcome(models: Path, pairs: tuple) -> plain_ppo.Outcome:
-    actor, critic = first_weights(models, "actor"), first_weights(models, "critic")
+def plain_outcome(models: Path, pairs: tuple, mixture: bool = False) -> plain_ppo.Outcome:
+    actor, critic = (first_weights(models, role, mixture) for role in ("actor", "critic"))
     return plain_ppo.ppo(actor, critic, [[(list(p), list(r)) for p, r in iteration] for iteration in pairs])
 
 
@@ -72,26 +77,39 @@ def frozen(pairs: list) -> tuple:
 
 @cases("iterations", "layout")
 def test_two_iterations_equal_plain_pytorch(launched, section, models, world_size: int, layout: str):
-    told = section("iterations", world_size)[layout]
-    pairs = tuple(frozen(pairs_of(iteration)) for iteration in told["iterations"])
-    want = plain_outcome(models, pairs)
-    for iteration, scores, figures in zip(told["iterations"], want.scores, want.figures, strict=True):
+    told = section("iterations", world_size)[layout]["iterations"]
+    out, _ = launched("ppo_program", world_size)
+    want = check_iterations(told, models, out, f"z{layout}")
+    # The update has to hold something of everything: clipped and free tokens, ended and cut responses.
+    assert 0.05 < want.figures[0]["actor/clip_fraction"] < 0.9
+    assert len({len(response) for _, response in pairs_of(told[0])}) > 2
+
+
+@cases("mixtures", "layout")
+def test_mixtures_of_experts_balance_over_the_minibatch_and_its_texts(
+    launched, section, models, world_size: int, layout: str
+):
+    out, _ = launched("ppo_program", world_size)
+    check_iterations(section("mixtures", world_size)[layout], models, out, f"mixture_{layout}", mixture=True)
+
+
+def check_iterations(told: list[dict], models: Path, out: Path, name: str, mixture: bool = False) -> plain_ppo.Outcome:
+    """Compare what `ppo_program.iterated` left behind with plain PyTorch."""
+    want = plain_outcome(models, tuple(frozen(pairs_of(iteration)) for iteration in told), mixture)
+    for iteration, scores, figures in zip(told, want.scores, want.figures, strict=True):
         got_scores = [score for turn in zip(*(r["scores"] for r in iteration["ranks"]), strict=True) for score in turn]
         assert got_scores == pytest.approx(scores, abs=1e-5)
         assert {name: iteration["figures"][name] for name in figures} == pytest.approx(figures, rel=1e-4, abs=1e-5)
-    # The update has to hold something of everything: clipped and free tokens, ended and cut responses.
-    assert 0.05 < want.figures[0]["actor/clip_fraction"] < 0.9
-    assert len({len(response) for _, response in pairs[0]}) > 2
-    out, _ = launched("ppo_program", world_size)
-    for name, model in (("actor", want.actor), ("critic", want.critic)):
-        got = torch.load(out / f"{name}_z{layout}.pt")
+    for role, model in (("actor", want.actor), ("critic", want.critic)):
+        got = torch.load(out / f"{role}_{name}.pt")
         wanted = dict(model.named_parameters())
-        start = dict(first_weights(models, name).named_parameters())
+        start = dict(first_weights(models, role, mixture).named_parameters())
         update = torch.cat([(wanted[key] - start[key]).detach().flatten() for key in wanted])
         residual = torch.cat([(got[key].double() - wanted[key].detach()).flatten() for key in wanted])
         assert float(residual.norm() / update.norm()) < 2e-4
         assert abs(float(residual @ update / (update @ update))) < 1e-6
         assert abs(float(residual.mean() / residual.std())) * math.sqrt(residual.numel()) < 6.0
+    return want
 
 
 @cases("grpo", "layout")

@@ -22,6 +22,7 @@ from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
+from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.rows.views import Decode, document_of, layout_of, response_texts, runs_of
@@ -33,7 +34,7 @@ Run = tuple[str, bool]  # a text, and whether it carries loss
 _NO_LIMIT_TOKENS = 2**40
 _FIRST_ROWS = 20  # of a source, looked at for the kinds and examples of its columns
 _LONGEST_EXAMPLE = 90
-_DROPPED_SHOWN = 8
+_ROWS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class DroppedRow:
-    """A row that is left out; where: its file and line, or its source and index."""
+class LeftOutRow:
+    """A row that is dropped, or at which training would stop. where: its file and line, or its source and index."""
 
     where: str
     reason: str
@@ -111,6 +112,7 @@ class PhaseAccount:
     shares: the same of each source, (name, share, all). share_flags: what decides on the share.
     looked_at: rows of the share that the figures below are from.
     targets: tokens that carry loss, out of `tokens`; loss: which ones, and why the others do not.
+    dropped_rows, stopping_rows: some of the rows that are dropped, and of those (`stopping`) that would stop training.
     counted: other counts of the rows, by what was counted.
     refused: why training would stop; None: it would not.
     """
@@ -125,7 +127,9 @@ class PhaseAccount:
     kept: int = 0
     cut: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    dropped_rows: list[DroppedRow] = field(default_factory=list)
+    dropped_rows: list[LeftOutRow] = field(default_factory=list)
+    stopping: int = 0
+    stopping_rows: list[LeftOutRow] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
     lengths: Lengths | None = None
     limit_tokens: int | None = None
@@ -159,10 +163,9 @@ class Account:
     def refused(self) -> str | None:
         """Why nothing can be trained on these data: a source is refused, or every phase is."""
         of_sources = [source.refused for source in self.sources if source.refused]
-        of_phases = [phase.refused for phase in self.phases]
-        if of_sources or not of_phases:
+        if of_sources or not self.phases or any(phase.refused is None for phase in self.phases):
             return next(iter(of_sources), None)
-        return of_phases[0] if all(of_phases) else None
+        return max(self.phases, key=lambda phase: phase.share_rows > 0).refused
 
 
 @dataclass(frozen=True)
@@ -303,9 +306,35 @@ class _PhaseLook:
                 raise ThreestepError(
                     f"phase {self._phase} gets none of the rows by --data_split {self._data.split.data_split}"
                 )
-            return self._rows(account, self._sampled(shared.train))
+            portions = self._sampled(shared.train)
+            account = replace(account, looked_at=sum(len(portion.indices) for portion in portions))
+            _ = self._text_maker  # what is wrong with the style is wrong with every row
+            return self._rows_that_pass(account, portions)
         except ThreestepError as refusal:
             return replace(account, refused=str(refusal))
+
+    def _rows_that_pass(self, account: PhaseAccount, portions: Sequence[Portion]) -> PhaseAccount:
+        """The rows, but for those at which training would stop."""
+        try:
+            return self._rows(account, portions)
+        except ThreestepError as refusal:
+            stopping: list[LeftOutRow] = []
+            passing = []
+            for portion in portions:
+                found = [self._why_it_stops(portion, int(index)) for index in portion.indices]
+                rows = zip(portion.indices, found, strict=True)
+                stopping += [LeftOutRow(_where(portion, int(index)), why) for index, why in rows if why is not None]
+                passing.append(replace(portion, indices=portion.indices[[why is None for why in found]]))
+            account = replace(account, stopping=len(stopping), stopping_rows=stopping[:_ROWS_NAMED])
+            return replace(self._rows(account, passing), refused=str(refusal))
+
+    def _why_it_stops(self, portion: Portion, index: int) -> str | None:
+        try:
+            for _ in self._made([replace(portion, indices=np.array([index]))], self._limits, Counts()):
+                pass
+        except ThreestepError as refusal:
+            return str(refusal)
+        return None
 
     def _shares(self, account: PhaseAccount, train: Sequence[Portion], held_out: Sequence[Portion]) -> PhaseAccount:
         eval_rows = sum(len(portion.indices) for portion in held_out)
@@ -328,14 +357,10 @@ class _PhaseLook:
         return sampled
 
     def _rows(self, account: PhaseAccount, portions: Sequence[Portion]) -> PhaseAccount:
-        unlimited = replace(
-            self._data.rows, max_seq_len=_NO_LIMIT_TOKENS, max_prompt_seq_len=_NO_LIMIT_TOKENS, truncation="right"
-        )
+        limits, unlimited = self._limits, self._unlimited
         whole = {taken.row.row_id: taken.row.length_tokens for taken in self._made(portions, unlimited, Counts())}
-        looked_at = sum(len(portion.indices) for portion in portions)
         limit = self._data.rows.max_prompt_seq_len if self._phase == 3 else self._data.rows.max_seq_len
-        account = replace(account, looked_at=looked_at, lengths=_lengths(list(whole.values())))
-        limits = self._data.rows if self._has_ids else unlimited
+        account = replace(account, lengths=_lengths(list(whole.values())))
         counts = Counts()
         kept = list(self._made(portions, limits, counts))
         if not kept:
@@ -354,29 +379,40 @@ class _PhaseLook:
             rows=[self._shown(taken, whole[taken.row.row_id]) for taken in _spread(kept, self._look.rows)],
         )
 
-    def _made(self, portions: Sequence[Portion], limits: Any, counts: Counts) -> Iterator[_Taken]:
+    def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
         for portion in portions:
             maker = RowMaker(self._phase, self._data.chat, limits, self._text_maker, portion.source, counts)
             for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
                 yield _Taken(row, portion, row.row_id - portion.first_row_id)
+
+    @property
+    def _unlimited(self) -> RowArguments:
+        return replace(self._data.rows, max_seq_len=_NO_LIMIT_TOKENS, max_prompt_seq_len=_NO_LIMIT_TOKENS)
+
+    @property
+    def _limits(self) -> RowArguments:
+        """Those of the run, which count tokens."""
+        return self._data.rows if self._has_ids else self._unlimited
 
     @cached_property
     def _text_maker(self) -> TextTokenizer | ChatTokenizer:
         chat = self._data.chat
         return text_maker(chat, self._tokenizer, parallel_tags(chat, self._tokenizer))
 
-    def _dropped_rows(self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: Any) -> list[DroppedRow]:
+    def _dropped_rows(
+        self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: RowArguments
+    ) -> list[LeftOutRow]:
         """Some of the rows that are left out, of each reason at least one among the first."""
-        found: list[DroppedRow] = []
+        found: list[LeftOutRow] = []
         kept_ids = {taken.row.row_id for taken in kept}
         for portion in portions:
             for index in map(int, portion.indices):
-                if portion.first_row_id + index in kept_ids or len(found) == _DROPPED_SHOWN:
+                if portion.first_row_id + index in kept_ids or len(found) == _ROWS_NAMED:
                     continue
                 counts = Counts()
                 for _ in self._made([replace(portion, indices=np.array([index]))], limits, counts):
                     pass
-                found.append(DroppedRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
+                found.append(LeftOutRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
         return found
 
     def _shown(self, taken: _Taken, whole_tokens: int) -> ShownRow:

@@ -128,6 +128,10 @@ def _dropped(phase: PhaseAccount) -> str:
         f"<li><b>{count:,}</b> {escape(reason)}: {escape(in_words(reason))}</li>" for reason, count in counts
     )
     lines += "".join(f"<li><b>{count:,}</b> {escape(what)}</li>" for what, count in sorted(phase.counted.items()))
+    if phase.stopping:
+        why = f"{phase.stopping:,} rows would stop training"
+        rows = "".join(f"<li>{escape(row.where)}: {escape(row.reason)}</li>" for row in phase.stopping_rows)
+        return f'<div class="card"><h3>{why}</h3><ul class="reasons">{rows}{lines}</ul></div>'
     if not lines:
         return ""
     rows = "".join(f"<li>{escape(row.where)}: {escape(row.reason)}</li>" for row in phase.dropped_rows)

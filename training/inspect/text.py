@@ -105,6 +105,9 @@ def share_sentence(phase: PhaseAccount) -> str:
 def findings(phase: PhaseAccount, unit: str) -> list[str]:
     """What becomes of the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
     found = [] if phase.refused is None else [f"refused: {phase.refused}"]
+    if phase.stopping:
+        found.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")
+        found += [f"  {row.where}: {row.reason}" for row in phase.stopping_rows]
     if not phase.looked_at:
         return found
     sample = "" if phase.looked_at == phase.share_rows else f" {phase.looked_at:,} looked at:"

@@ -20,6 +20,7 @@ from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.step3_ppo.settings import PpoSettings
 from training.utils.data.files.digests import digest_files
+from training.utils.engine.router_loss import RouterLoss, router_loss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.bad_words import tokens_of_words
@@ -39,6 +40,7 @@ from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
+from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import settings_of
 from training.utils.run.run_folder import RunFolder
 
@@ -128,13 +130,39 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     if roles.reference is not None and roles.reference.frozen is not None:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
-    if has_routers(roles.actor_model):
-        log("warning: step 3 trains routers without their balancing loss", roles.actor.ranks.is_main)
     longest = flags.longest_tokens
     packs = [may_pack(flags.ppo.padded, model, engine, forward, longest, log) for model, engine, forward in read]
     if flags.ppo.reuse_forwards:
         check_reusable(roles)
+    roles = balanced_roles(roles, flags.roles.router_aux_loss_coef, flags.ppo.reuse_forwards)
     return replace(roles, packs=all(packs))
+
+
+def balanced_roles(roles: Roles, coefficient: float | None, reuses_forwards: bool) -> Roles:
+    """Return the roles with the balancing losses of their routers.
+
+    coefficient: of both; None takes each model's own
+    reuses_forwards: ThreestepError if there is a loss: the whole step's load has to be known before its first backward
+
+    Raises ThreestepError for a coefficient where there is nothing to balance.
+    """
+    models = [model for model in (roles.actor_model, roles.critic_model) if model is not None]
+    is_mixture = any(has_routers(model) for model in models)
+
+    def balanced(engine: TrainingEngine | None, model: PreTrainedModel | None) -> RouterLoss:
+        if engine is None or model is None:
+            return RouterLoss()
+        # The coefficient is for the one of the two that has routers, or for both.
+        is_for_it = has_routers(model) or not is_mixture
+        return router_loss(engine, model, coefficient if is_for_it else None)
+
+    actor, critic = balanced(roles.actor, roles.actor_model), balanced(roles.critic, roles.critic_model)
+    if reuses_forwards and (actor.routed is not None or critic.routed is not None):
+        raise ThreestepError(
+            "--reuse_forwards learns from the forwards that read, and the balancing loss of the routers needs the "
+            "load of the whole step before; give --router_aux_loss_coef 0, or leave --reuse_forwards out"
+        )
+    return replace(roles, actor_routers=actor, critic_routers=critic)
 
 
 def check_reusable(roles: Roles) -> None:

@@ -31,9 +31,11 @@ from training.step3_ppo.settings import ExperienceSettings, LearningSettings, Pp
 from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.collectives import gathered, summed_numbers
+from training.utils.engine.router_loss import StepRouterLoss
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
+from training.utils.layout.rows import TokenRows
 from training.utils.run.seeds import derived_seed
 
 # Figures that are means over the tokens that count; the others are sums, as losses are over a step.
@@ -72,34 +74,55 @@ class Learner:
         if self.settings.policy_loss.keys is not None:
             selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
         sums: dict[str, float] = {}
-        for forward in reusable or self._forwards(sequences):
+        forwards = list(reusable) or self._forwards(sequences)
+        text_rows = [rows for _, rows in self.experience.share(texts, device, sharing=False)] if texts else []
+        actor_routers, critic_routers = self._routers(forwards, text_rows)
+        for forward in forwards:
             batch = TokenColumns([by_number[number] for number in forward.numbers], device)
             seen: dict[str, float] = {}
             if self.train_actor:
                 loss, seen = self._actor_loss(forward, batch, totals, selected)
-                actor.backward(loss)
+                actor.backward(loss + actor_routers.part(forward.rows))
             if critic is not None:
                 values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
                 loss, own = self._critic_loss(values_M, forward, batch, totals)
-                critic.backward(loss)
+                critic.backward(loss + critic_routers.part(forward.rows))
                 seen |= own
             for name, value in seen.items():
                 sums[name] = sums.get(name, 0.0) + value
-        text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
-        coefficient = self.settings.unsup_coef
-        for _, rows in self.experience.share(texts, device, sharing=False) if texts else ():
-            with torch.set_grad_enabled(coefficient > 0):
-                loss = pretraining_loss(actor(rows).logprobs_M, text_tokens)
-            if coefficient > 0:
-                actor.backward(coefficient * loss)
-            sums["actor/pretraining_loss"] = sums.get("actor/pretraining_loss", 0.0) + float(loss.detach())
+        if text_rows:
+            text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
+            sums["actor/pretraining_loss"] = self._learn_texts(text_rows, text_tokens, actor_routers)
         figures = actor.step().figures("actor") if self.train_actor else {}
         if critic is not None:
             figures |= critic.step().figures("critic")
+        figures |= actor_routers.figures("actor") | critic_routers.figures("critic")
         total = summed_numbers(sums, device)
         if tokens:  # without a response that counts there are no means
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
         return figures
+
+    def _learn_texts(self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss) -> float:
+        """Run forwards and backwards of this rank's texts; return its part of their loss, before the coefficient.
+        tokens: that are predicted, on all ranks."""
+        actor, coefficient = self.roles.actor, self.settings.unsup_coef
+        found = 0.0
+        for rows in text_rows:
+            with torch.set_grad_enabled(coefficient > 0):
+                loss = pretraining_loss(actor(rows).logprobs_M, tokens)
+            if coefficient > 0:
+                actor.backward(coefficient * loss + routers.part(rows))
+            found += float(loss.detach())
+        return found
+
+    def _routers(
+        self, forwards: Sequence[Forward], text_rows: Sequence[TokenRows]
+    ) -> tuple[StepRouterLoss, StepRouterLoss]:
+        """Begin the step's balancing losses, of actor and critic. Their load is of all that they learn from: responses
+        that do not count in the policy's loss too, texts where they have a coefficient."""
+        rows = [forward.rows for forward in forwards]
+        learnt = [*rows, *(text_rows if self.settings.unsup_coef > 0 else ())] if self.train_actor else []
+        return self.roles.actor_routers.of_step(learnt), self.roles.critic_routers.of_step(rows)
 
     def _forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
         shares = self.experience.share([sequence.tokens for sequence in sequences], self.roles.actor.ranks.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.engine.frozen import FrozenModel
+from training.utils.engine.router_loss import RouterLoss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
@@ -54,6 +55,7 @@ class Roles:
     critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
     reward. whole_actor: lends the actor's whole weights to a rollout. average: of the actor's weights, if asked for.
     shares_trunk: the critic's trunk is the actor's.
+    actor_routers, critic_routers: the balancing loss of a mixture of experts.
     packs: documents may share rows of every model.
     """
 
@@ -68,6 +70,8 @@ class Roles:
     average: WeightAverage | None = None
     shares_trunk: bool = False
     packs: bool = False
+    actor_routers: RouterLoss = field(default_factory=RouterLoss)
+    critic_routers: RouterLoss = field(default_factory=RouterLoss)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -56,6 +56,12 @@ class RolesArguments:
     offload_reward_model: bool = flag(False, "ZeRO-3: keep the reward model's weights in CPU memory.")
     enable_ema: bool = flag(False, "Also keep a moving average of the actor's weights, saved as OUTPUT_DIR/model_ema.")
     ema_decay: float = flag(0.992, "Decay of the moving average per step (DeepSpeed-Chat's value).", above=0, below=1)
+    router_aux_loss_coef: float | None = flag(
+        None,
+        "Mixtures of experts: weight of the balancing loss of actor's and critic's routers; default: each model's "
+        "own; 0 adds none.",
+        least=0,
+    )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.")
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.")

@@ -216,7 +216,10 @@ def test_experience_runs(workload):
     assert sum(run.parts[0].values()) == pytest.approx(1 / run.rates[0])
 
 
-@pytest.mark.parametrize("name", ["sft", "overhead", "ranked4"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", [pytest.param("sft", marks=LONG), pytest.param("overhead", marks=LONG), "ranked4"])
 def test_competitors_run(name, workload):
     """Every competitor of ours trains four steps and counts what it trained on."""
     competition = COMPETITIONS[name](workload, flags())

@@ -155,3 +155,15 @@ def test_every_reason_for_which_a_row_is_dropped_has_words():
     code = "\n".join(path.read_text() for path in Path(training.utils.data.__path__[0]).rglob("*.py"))
     found = set(re.findall(r'Dropped\("(\w+)"\)|dropped\["(\w+)"\]', code))
     assert found and {one or other for one, other in found} <= REASONS.keys()
+
+
+def test_rows_that_would_stop_training_are_counted_and_the_others_are_still_shown(look):
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, CHAT[-1]]
+    rows = [{"messages": picture if i in (2, 5) else CHAT} for i in range(8)]
+    account = look(rows, [1], data_split="1,0,0", eval_fraction=0.0)
+    (phase,) = account.phases
+    assert phase.refused is not None and "'image_url'" in phase.refused and account.refused == phase.refused
+    assert (phase.stopping, phase.kept, phase.looked_at, len(phase.rows)) == (2, 6, 8, 6)
+    assert [row.where.rpartition(" ")[2] for row in phase.stopping_rows] == ["3", "6"]
+    nothing, stopped, _ = look([{"messages": picture}]).phases
+    assert nothing.share_rows == 0 and look([{"messages": picture}]).refused == stopped.refused

@@ -18,6 +18,7 @@ from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.records import Experience
 from training.step3_ppo.sequences import text_sequence, training_sequences
 from training.utils.data.rows.phases import TextBlock
+from training.utils.engine.router_loss import RouterLoss
 from training.utils.generation.records import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -51,6 +52,8 @@ class Engine:
 
 def made_roles(with_critic: bool) -> SimpleNamespace:
     return SimpleNamespace(
+        actor_routers=RouterLoss(),
+        critic_routers=RouterLoss(),
         actor=Engine(PolicyModel(tiny_causal_lm("llama", seed=1, dtype=torch.float64))),
         critic=Engine(ScalarModel(tiny_scalar_model("llama", seed=3, dtype=torch.float64))) if with_critic else None,
         reference=object(),
