@@ -21,7 +21,7 @@ FLAGS = (
     "--max_seq_len 64 --per_device_train_batch_size 16 --learning_rate 1e-3 --dtype fp32 --zero_stage 1 --seed 1 "
     "--data_output_path cache --no_report_mfu"
 ).split()
-SHAPE = "--vocab_size 300 --hidden_size 32".split()
+SHAPE = "--data_path embedded --vocab_size 300 --hidden_size 32".split()
 PYTHON = [sys.executable, "-m"]
 TORCHRUN = [*PYTHON, "torch.distributed.run"]
 # On a CPU too: with --cpu, accelerate 1.15 starts one rank (seen), and with --multi_gpu as many as asked.

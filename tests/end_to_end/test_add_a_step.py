@@ -34,7 +34,9 @@ def checkout(place: Path, files: dict[str, str]) -> Path:
     (folder / "training" / "step2_hinge").mkdir()
     for name, content in files.items():
         (folder / "training" / "step2_hinge" / name).write_text(content)
-    made = run_module("training.new_model", ["--out", folder / "start", "--seed", "1", *SHAPE])
+    made = run_module(
+        "training.new_model", ["--data_path", "embedded", "--out", folder / "start", "--seed", "1", *SHAPE]
+    )
     assert made.code == 0, made.words
     return folder
 

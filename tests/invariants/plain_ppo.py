@@ -201,7 +201,7 @@ def grpo(
     epochs: int,
 ) -> Outcome:
     """Samples of a prompt are adjacent; the loss is the mean over ended responses of the mean over their tokens of
-    -min(r A, clip(r) A) + KL_COEF k3 - ENTROPY_COEF H."""
+    -min(r A, clip(r) A) + KL_COEF k3 - ENTROPY_COEF H, k3 at most 10."""
     reference = copy.deepcopy(actor).requires_grad_(False)
     learner = Learner(actor, program.ACTOR_RATE, program.ITERATIONS * epochs)
     outcome = Outcome([], [], actor, reward_model)
@@ -225,7 +225,7 @@ def grpo(
                 gap = ref[index] - now
                 own_entropies = entropies(actor, pairs[index])
                 policy = policy - torch.minimum(ratio * gain, held * gain).mean() / len(chosen)
-                kl = kl + (torch.exp(gap) - gap - 1).mean() / len(chosen)
+                kl = kl + (torch.exp(gap) - gap - 1).clamp(max=10.0).mean() / len(chosen)
                 entropy = entropy + own_entropies.mean() / len(chosen)
                 entropy_sum += float(own_entropies.detach().sum())
                 # Equal scores leave a gain of 1e-10 here (1e-16 over 1e-6), where there is none: it clips nothing.

@@ -22,7 +22,7 @@ def test_nothing_changes_on_the_way(launched, case):
     found = reports[0][case]
     stages = universal_program.CASES[case][0]
     assert len(found) == len(stages)
-    stepped = case != "not_stepped"
+    stepped = not case.startswith("not_stepped")
     for where, told in found.items():
         assert (told["changed"], told["weights"]) == (0.0, 0.0), where
         assert told["same_names"] and told["same_groups"], where

@@ -333,7 +333,11 @@ class _PhaseLook:
             for _ in self._made([replace(portion, indices=np.array([index]))], self._limits, Counts()):
                 pass
         except ThreestepError as refusal:
-            return str(refusal)
+            named = (f"dataset '{portion.source.name}', row {index}", _where(portion, index))
+            sentence = str(refusal)
+            for where in named:  # which stands beside the sentence
+                sentence = sentence.removeprefix(where)
+            return sentence.lstrip(",: ")
         return None
 
     def _shares(self, account: PhaseAccount, train: Sequence[Portion], held_out: Sequence[Portion]) -> PhaseAccount:

@@ -35,7 +35,8 @@ mark { background: var(--loss); color: inherit; box-shadow: inset 0 -1px var(--l
 .reasons li { overflow-wrap: anywhere; }
 .refused { border-left: 4px solid var(--bad); overflow-wrap: anywhere; }
 td.unread { color: var(--bad); }
-.card + .card { margin-top: 12px; }
+#sources .card + .card { margin-top: 12px; }
+h3 { overflow-wrap: anywhere; }
 """
 
 

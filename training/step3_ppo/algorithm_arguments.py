@@ -17,6 +17,11 @@ from training.utils.run.tables import either
 KL_CONTROLS = ("fixed", "adaptive")
 MISMATCH_CORRECTIONS = ("none", "truncate", "mask")
 MISMATCH_LEVELS = ("token", "sequence")
+# Flags that a policy loss leaves unread.
+_UNREAD = {
+    "geo_mean": ("dual_clip",),
+    "sapo": ("clip_range", "clip_range_low", "clip_range_high", "dual_clip"),
+}
 
 
 def _by_loss(shown: Callable[[PolicyLoss], str]) -> str:
@@ -96,6 +101,8 @@ class AlgorithmArguments:
     clip_cov_low: float = flag(1.0, "clip_cov: smallest covariance of a token held back.")
     clip_cov_high: float = flag(5.0, "clip_cov: largest covariance of a token held back.")
     kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on its tokens.", least=0)
+    sapo_tau_pos: float = flag(1.0, "sapo: how fast its gate closes where the advantage is positive.", above=0)
+    sapo_tau_neg: float = flag(1.05, "sapo: the same where it is negative.", above=0)
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus.", least=0)
     critic_warmup: int = flag(0, "Number of first rollouts that train only the critic.", least=0)
     dynamic_sampling_tries: int = flag(
@@ -124,6 +131,22 @@ class AlgorithmArguments:
             self.stop_kl is None or self.kl_coef > 0,
             f"--stop_kl {self.stop_kl} needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef "
             "above 0, however small, or leave --stop_kl out",
+        )
+        for name in ("sapo_tau_pos", "sapo_tau_neg"):
+            mistakes.require(
+                self.policy_loss == "sapo" or getattr(self, name) == getattr(type(self), name),
+                f"--{name} {getattr(self, name):g} is of --policy_loss sapo, and it is {self.policy_loss}; leave it "
+                "out",
+            )
+        for name in _UNREAD.get(self.policy_loss, ()):
+            mistakes.require(
+                getattr(self, name) is None,
+                f"--{name} {getattr(self, name)} does nothing with --policy_loss {self.policy_loss}; leave it out",
+            )
+        mistakes.require(
+            not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",
+            f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, and "
+            f"--kl_in reward has no gradient; give {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
         )
         mistakes.require(
             self.clip_cov_low < self.clip_cov_high,

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from training.utils.engine.arguments import DTYPE_NAMES, SCHEDULES, EngineSettings, check_offload
+from training.utils.engine.arguments import (
+    CYCLES_HELP,
+    DTYPE_NAMES,
+    INIT_LR_HELP,
+    MIN_LR_HELP,
+    STABLE_HELP,
+    EngineSettings,
+    check_offload,
+    check_schedule,
+)
+from training.utils.engine.schedules import SCHEDULES
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -64,6 +74,10 @@ class RolesArguments:
     )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.")
+    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1)
+    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1)
+    num_cycles: float = flag(0.5, CYCLES_HELP, above=0)
+    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1)
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.")
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -74,6 +88,7 @@ class RolesArguments:
         )  # whether there has to be a critic's too, --reward and --advantage say
         check_offload(mistakes, self.offload, "--actor_zero_stage", self.actor_zero_stage)
         check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
+        check_schedule(mistakes, self)
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)
 

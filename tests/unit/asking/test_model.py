@@ -122,18 +122,19 @@ def test_an_engines_own_bound_counts(asked):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: engine_maker(SamplingArguments(rollout_engine="vllm"), VllmArguments(), 64),
-        lambda: chat.main(["/nowhere", "--rollout_engine", "vllm"]),
-        lambda: evaluate.main(
-            "reward --model_name_or_path /nowhere --reward gsm8k --data_path embedded --rollout_engine vllm".split()
+        lambda folder: engine_maker(SamplingArguments(rollout_engine="vllm"), VllmArguments(), 64),
+        lambda folder: chat.main([folder, "--rollout_engine", "vllm"]),
+        lambda folder: evaluate.main(
+            f"reward --model_name_or_path {folder} --reward gsm8k --data_path embedded --rollout_engine vllm".split()
         ),
     ],
     ids=["engine", "chat", "evaluate"],
 )
-def test_without_vllm_no_model_is_loaded(ask, monkeypatch):
+def test_without_vllm_no_model_is_loaded(ask, monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # a model without weights
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ThreestepError, match="^--rollout_engine vllm expects vLLM, which is not installed here; on a"):
-        ask()
+        ask(str(tmp_path))
 
 
 def test_a_family_that_cannot_be_asked_as_others_is_asked_more_slowly(capsys):

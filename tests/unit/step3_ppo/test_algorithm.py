@@ -62,14 +62,15 @@ def test_everything_goes_with_four_samples(name, loss):
         ),
         (
             {"policy_loss": "pop"},
-            "--policy_loss expects one of ppo, gspo, cispo, gpg, kl_cov, clip_cov or FILE.py:NAME, got 'pop'",
+            "--policy_loss expects one of ppo, gspo, cispo, geo_mean, sapo, gpg, kl_cov, clip_cov or FILE.py:NAME, got "
+            "'pop'",
         ),
         (
             {"loss_aggregation": "token_mean"},
             "--loss_aggregation expects one of token-mean, seq-mean-token-sum, seq-mean-token-mean, "
             "seq-mean-token-sum-norm, got 'token_mean'; did you mean 'token-mean'",
         ),
-        ({"kl_estimator": "kk"}, "--kl_estimator expects one of k1, k2, k3, abs, full, got 'kk'"),
+        ({"kl_estimator": "kk"}, "--kl_estimator expects one of k1, k2, k3, abs, k1+, k3+, abs+, full, got 'kk'"),
     ],
 )
 def test_what_does_not_go_together(flags, sentence):

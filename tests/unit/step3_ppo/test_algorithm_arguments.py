@@ -46,6 +46,21 @@ def test_the_defaults_are_sound():
             "--stop_kl 3.0 needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef above 0, "
             "however small, or leave --stop_kl out",
         ),
+        (
+            {"kl_estimator": "k3+"},
+            "--kl_estimator k3+ is k3 with the gradient of k2, and --kl_in reward has no gradient; give k3, or --kl_in "
+            "loss",
+        ),
+        ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2 is of --policy_loss sapo, and it is ppo; leave it out"),
+        ({"sapo_tau_pos": 0.0, "policy_loss": "sapo"}, "--sapo_tau_pos expects more than 0, got 0.0"),
+        (
+            {"policy_loss": "sapo", "clip_range": 0.2},
+            "--clip_range 0.2 does nothing with --policy_loss sapo; leave it out",
+        ),
+        (
+            {"policy_loss": "geo_mean", "dual_clip": 3.0},
+            "--dual_clip 3.0 does nothing with --policy_loss geo_mean; leave it out",
+        ),
         ({"stop_update_kl": 0.0}, "--stop_update_kl expects more than 0, got 0.0"),
         ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'; did you mean 'fixed'?"),
         (

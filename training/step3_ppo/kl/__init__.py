@@ -26,6 +26,9 @@ KL_ESTIMATORS = {
     "k2": KlEstimator(imported(f"{__name__}.estimators:k2")),
     "k3": KlEstimator(imported(f"{__name__}.estimators:k3")),
     "abs": KlEstimator(imported(f"{__name__}.estimators:absolute")),
+    "k1+": KlEstimator(imported(f"{__name__}.estimators:k1_pulling")),
+    "k3+": KlEstimator(imported(f"{__name__}.estimators:k3_pulling")),
+    "abs+": KlEstimator(imported(f"{__name__}.estimators:absolute_pulling")),
     "full": KlEstimator(imported(f"{__name__}.estimators:full_kl"), of_logits=True),
 }
 DEFAULT_KL_ESTIMATORS = {"reward": "k1", "loss": "k3"}  # in the loss, k1's gradient is 0 on average

@@ -46,6 +46,28 @@ def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor
     return (logprobs - ref_logprobs).abs()
 
 
+def k1_pulling(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the value of k1 with the gradient of k2 (verl's `k1+`)."""
+    return _pulling_as_k2(k1(logprobs, ref_logprobs), logprobs, ref_logprobs)
+
+
+def k3_pulling(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the value of k3 with the gradient of k2 (verl's `k3+`)."""
+    return _pulling_as_k2(k3(logprobs, ref_logprobs), logprobs, ref_logprobs)
+
+
+def absolute_pulling(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the value of `absolute` with the gradient of k2 (verl's `abs+`)."""
+    return _pulling_as_k2(absolute(logprobs, ref_logprobs), logprobs, ref_logprobs)
+
+
+def _pulling_as_k2(value: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """For log p, k2's gradient is log p - log p_ref: on average the KL's own, and back to the reference at any
+    distance."""
+    pull = k2(logprobs, ref_logprobs)
+    return value.detach() + (pull - pull.detach())
+
+
 def full_kl(logits_MV: torch.Tensor, ref_logits_MV: torch.Tensor, chunk_tokens: int = 512) -> torch.Tensor:
     """Return float KL_M = sum over the vocabulary of p (log p - log p_ref), in nats, exact; logits of any scale.
 

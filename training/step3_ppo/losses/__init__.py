@@ -37,6 +37,10 @@ POLICY_LOSSES = {
     "ppo": PolicyLoss(imported(f"{__name__}.ppo:ppo")),
     "gspo": PolicyLoss(imported(f"{__name__}.gspo:gspo"), None, "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
     "cispo": PolicyLoss(imported(f"{__name__}.cispo:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
+    "geo_mean": PolicyLoss(
+        imported(f"{__name__}.geo_mean:geo_mean"), None, "seq-mean-token-mean", clip_low=0.4, clip_high=0.4
+    ),
+    "sapo": PolicyLoss(imported(f"{__name__}.sapo:sapo"), None, "seq-mean-token-mean"),
     "gpg": PolicyLoss(imported(f"{__name__}.gpg:gpg")),
     "kl_cov": PolicyLoss(imported(f"{_COVARIANCE}:kl_cov"), imported(f"{_COVARIANCE}:kl_cov_keys")),
     "clip_cov": PolicyLoss(imported(f"{_COVARIANCE}:clip_cov"), imported(f"{_COVARIANCE}:clip_cov_keys")),

@@ -38,12 +38,15 @@ class PolicyTokens:
 @dataclass(frozen=True)
 class PolicyLossSettings:
     """clip_low, clip_high: the ratio is held from 1 - low to 1 + high. dual_clip: c > 1 of dual-clip PPO, or None.
-    kl_cov_coef: weight of KL-Cov's penalty on the selected tokens."""
+    kl_cov_coef: weight of KL-Cov's penalty on the selected tokens. sapo_tau_pos, sapo_tau_neg: how fast SAPO's gate
+    closes where the advantage is positive or negative."""
 
     clip_low: float
     clip_high: float
     dual_clip: float | None = None
     kl_cov_coef: float = 0.0
+    sapo_tau_pos: float = 1.0
+    sapo_tau_neg: float = 1.05
 
 
 def own_sequence_means(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ A universal checkpoint has whole float32 tensors, `zero/NAME/{fp32,exp_avg,exp_a
 DeepSpeed's own converter (deepspeed.checkpoint.ds_to_universal) and loaders support stages 1 to 3, to the same stage on
 another number of ranks. What they lack is done here (deepspeed 0.19):
 
+- stage 3 before its first step: the converter looks for moments that are not there yet;
 - stage 0: neither side handles its optimizer (engine.load_checkpoint ends in optimizer.update_lp_params);
 - stages 1 and 2 to 3 and back: tensors, `optimizer_state.pt` and file names differ in form;
 - stage 3 loads the first parameter group's learning rate and weight decay into all groups, and one step counter, which
@@ -22,6 +23,8 @@ from training.utils.engine.checkpoint_files import (
     SHARD_FILE,
     WHOLE_FILE,
     convert_shards,
+    holds_moments,
+    joined_shards,
     load_engine,
     read_file,
 )
@@ -38,7 +41,9 @@ def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
     stage, into the new folder `target`, on one rank. The files are pickles: only for a run's own folder."""
     try:
         target.mkdir(parents=True)
-        if list(source.glob("*_optim_states.pt")):
+        if (source / SHARD_FILE).exists() and not holds_moments(source):
+            _convert_untouched(source, target, engine)
+        elif list(source.glob("*_optim_states.pt")):
             convert_shards(source, target)
         else:
             _convert_whole(source, target, engine)
@@ -90,6 +95,16 @@ def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
         for key in _STATES:
             torch.save({"param": state.get(key, torch.zeros_like(masters[name]))}, folder / f"{key}.pt")
         torch.save(state.get("step", torch.tensor(0.0)), folder / "step.pt")
+
+
+def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> None:
+    """From stage 3 before the optimizer's first step (an actor whose critic warms up): DeepSpeed's converter wants
+    moments, which `_write_common` makes."""
+    weights = joined_shards(source)
+    for name in (name for group in engine.parameter_groups for name in group):
+        folder = target / "zero" / name
+        folder.mkdir(parents=True)
+        torch.save({"param": weights[name]}, folder / "fp32.pt")
 
 
 def _write_common(source: Path, target: Path, engine: TrainingEngine) -> None:

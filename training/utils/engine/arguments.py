@@ -4,21 +4,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from training.utils.engine.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
-# Those of transformers.get_scheduler that need nothing but warm-up and total steps.
-SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-)  # fmt: skip
 ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
+
+
+def _reading(setting: str) -> tuple[str, ...]:
+    return tuple(name for name, schedule in OWN_SCHEDULES.items() if setting in schedule.reads)
+
+
+INIT_LR_HELP = f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))})."
+MIN_LR_HELP = f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))})."
+CYCLES_HELP = f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once."
+STABLE_HELP = f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))})."
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """learning_rate: the schedule's peak.
+    init_lr_ratio, min_lr_ratio, num_cycles, stable_ratio: see `schedules.ScheduleShape`.
     lora_learning_rate: of LoRA's adapters; None: the same.
     max_grad_norm: over all weights and ranks; 0 turns clipping off.
     """
@@ -31,6 +40,10 @@ class EngineSettings:
     weight_decay: float = 0.0
     lr_scheduler_type: str = "cosine"
     num_warmup_steps: int = 0
+    init_lr_ratio: float = 0.0
+    min_lr_ratio: float = 0.0
+    num_cycles: float = 0.5
+    stable_ratio: float = 0.9
     max_grad_norm: float = 1.0
     lora_learning_rate: float | None = None
 
@@ -66,6 +79,10 @@ class EngineArguments:
     )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0)
+    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1)
+    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1)
+    num_cycles: float = flag(0.5, CYCLES_HELP, above=0)
+    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1)
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", least=0)
     dtype: str = flag(
         "bf16",
@@ -80,6 +97,7 @@ class EngineArguments:
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
         check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
+        check_schedule(mistakes, self)
 
     def settings(self, learning_rate: float) -> EngineSettings:
         return settings_of(EngineSettings, self, learning_rate=learning_rate)
@@ -89,4 +107,22 @@ def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int
     """Note offload at a ZeRO stage without it."""
     mistakes.require(
         not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
+    )
+
+
+def check_schedule(mistakes: Mistakes, flags: Any) -> None:
+    """Note settings that --lr_scheduler_type does not read. flags: with the fields of a ScheduleShape, and
+    num_warmup_steps."""
+    for setting in ("init_lr_ratio", "min_lr_ratio", "num_cycles", "stable_ratio"):
+        given = getattr(flags, setting)
+        schedules = _reading(setting)
+        mistakes.require(
+            given == getattr(ScheduleShape, setting) or flags.lr_scheduler_type in schedules,
+            f"--{setting} {given:g} is of the schedules {', '.join(schedules)}, and --lr_scheduler_type is "
+            f"{flags.lr_scheduler_type}; leave it out or take one of those",
+        )
+    mistakes.require(
+        not flags.init_lr_ratio or flags.num_warmup_steps > 0,
+        f"--init_lr_ratio {flags.init_lr_ratio:g} is where warm-up begins, and --num_warmup_steps is 0; leave it out "
+        "or give the steps of warm-up",
     )

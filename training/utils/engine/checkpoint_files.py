@@ -29,14 +29,15 @@ def load_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
         raise ThreestepError(f"--resume: DeepSpeed finds no state of '{name}' in {folder}; resume from another one")
 
 
-def read_file(path: Path) -> Any:
-    """Load one of DeepSpeed's files by torch's safe loader, which also gets DeepSpeed's own classes."""
+def read_file(path: Path, mmap: bool = False) -> Any:
+    """Load one of DeepSpeed's files by torch's safe loader, which also gets DeepSpeed's own classes. mmap: tensors are
+    read where they are used."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
     with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def convert_shards(source: Path, target: Path) -> None:
@@ -54,6 +55,12 @@ def convert_shards(source: Path, target: Path) -> None:
     )
     with _silence():
         ds_to_universal.main(options)
+
+
+def holds_moments(folder: Path) -> bool:
+    """Whether the shards in `folder` hold what Adam has counted and averaged: not before its first step."""
+    shard = read_file(min(folder.glob("*_optim_states.pt")), mmap=True)["optimizer_state_dict"]
+    return bool(shard["optimizer_state_dict"]["state"])
 
 
 def joined_shards(folder: Path) -> dict[str, torch.Tensor]:

@@ -11,19 +11,23 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from training.utils.engine.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
+from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.startup import Ranks
 from training.utils.models.buffers import buffers_kept
 from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
+from training.utils.run.flags import settings_of
 
 _GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
 
@@ -255,6 +259,9 @@ def _undo_trial_step(wrapper: Any) -> None:
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:
+    if (own := OWN_SCHEDULES.get(settings.lr_scheduler_type)) is not None:
+        shape = settings_of(ScheduleShape, settings, warmup_steps=settings.num_warmup_steps, total_steps=total_steps)
+        return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=own.after_warmup))
     from transformers import get_scheduler
 
     try:

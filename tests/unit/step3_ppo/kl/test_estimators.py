@@ -28,6 +28,7 @@ def test_by_hand():
         "k3": [math.exp(-1.0) + 1.0 - 1.0, math.exp(0.5) - 0.5 - 1.0],
         "abs": [1.0, 0.5],
     }
+    expected |= {f"{name}+": expected[name] for name in ("k1", "k3", "abs")}
     assert expected.keys() == {name for name, entry in KL_ESTIMATORS.items() if not entry.of_logits}
     for name, want in expected.items():
         assert KL_ESTIMATORS[name].estimate(logprobs, ref).tolist() == pytest.approx(want)
@@ -55,7 +56,8 @@ def test_as_a_loss_k1_pulls_nowhere_and_k2_as_the_divergence_does(distributions)
     logits = p_logits.clone().requires_grad_()
     full_kl(logits[None], q_logits[None]).sum().backward()
     torch.testing.assert_close(gradient("k1"), torch.zeros(8, dtype=torch.float64))
-    torch.testing.assert_close(gradient("k2"), logits.grad)
+    for name in ("k2", "k1+", "k3+", "abs+"):
+        torch.testing.assert_close(gradient(name), logits.grad)
 
 
 def test_k3_is_bounded_as_verl_bounds_it():
@@ -67,6 +69,17 @@ def test_k3_is_bounded_as_verl_bounds_it():
     value.sum().backward()
     assert value.tolist() == pytest.approx([math.exp(2) - 3, math.exp(-3) + 2, 10, 10, 10, 10])
     assert logprobs.grad.tolist() == pytest.approx([1 - math.exp(2), 1 - math.exp(-3), 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["k1", "k3", "abs"])
+def test_a_plus_is_the_value_of_one_and_the_gradient_of_k2(name):
+    """For log p, k2's gradient is log p - log p_ref, also where k3 is at its bound."""
+    logprobs = torch.tensor([-1.0, -3.0, -31.0], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([-2.0, -2.5, -1.0], dtype=torch.float64)
+    value = KL_ESTIMATORS[f"{name}+"].estimate(logprobs, ref)
+    assert torch.equal(value, KL_ESTIMATORS[name].estimate(logprobs, ref))
+    value.sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([1.0, -0.5, -30.0])
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

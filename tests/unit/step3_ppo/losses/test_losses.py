@@ -25,7 +25,7 @@ from training.step3_ppo.losses.entropy import entropy_loss
 from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
-HOW = PolicyLossSettings(clip_low=0.15, clip_high=0.3, dual_clip=2.0, kl_cov_coef=0.7)
+HOW = PolicyLossSettings(0.15, 0.3, dual_clip=2.0, kl_cov_coef=0.7, sapo_tau_pos=1.5, sapo_tau_neg=2.5)
 SHARE, COV_LOW, COV_HIGH = 0.3, -0.5, 0.5
 LONGEST = 9
 
@@ -50,7 +50,7 @@ def random_step(lengths: list[int], seed: int) -> list[Sequence]:
     return step
 
 
-# --- the written formulas, one token at a time; m: mean log ratio of its sequence, picked: chosen by KL- or Clip-Cov
+# --- the written formulas, one token at a time; row: (d, a) of its sequence, picked: chosen by KL- or Clip-Cov
 
 
 def _held(ratio: float) -> float:
@@ -61,18 +61,34 @@ def _clipped(ratio: float, a: float) -> float:
     return -min(ratio * a, _held(ratio) * a)
 
 
-def _ppo(d, a, logp, m, picked):
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _geo_mean(d, a, logp, row, picked):
+    held = [min(d, 0.3) if a > 0 else max(d, -0.15) for d, a in row]
+    return -_mean([a for _, a in row]) * math.exp(_mean(held))
+
+
+def _sapo(d, a, logp, row, picked):
+    tau = 1.5 if a > 0 else 2.5
+    return -a * 4 / tau / (1 + math.exp(-tau * (math.exp(d) - 1)))
+
+
+def _ppo(d, a, logp, row, picked):
     loss = _clipped(math.exp(d), a)
     return min(loss, -2.0 * a) if a < 0 else loss
 
 
 FORMULAS = {
     "ppo": _ppo,
-    "gspo": lambda d, a, logp, m, picked: _clipped(math.exp(m), a),
-    "cispo": lambda d, a, logp, m, picked: -_held(math.exp(d)) * a * logp,
-    "gpg": lambda d, a, logp, m, picked: -a * logp,
-    "kl_cov": lambda d, a, logp, m, picked: -math.exp(d) * a + (0.7 * abs(d) if picked else 0.0),
-    "clip_cov": lambda d, a, logp, m, picked: 0.0 if picked else _ppo(d, a, logp, m, picked),
+    "gspo": lambda d, a, logp, row, picked: _clipped(math.exp(_mean([d for d, _ in row])), a),
+    "cispo": lambda d, a, logp, row, picked: -_held(math.exp(d)) * a * logp,
+    "geo_mean": _geo_mean,
+    "sapo": _sapo,
+    "gpg": lambda d, a, logp, row, picked: -a * logp,
+    "kl_cov": lambda d, a, logp, row, picked: -math.exp(d) * a + (0.7 * abs(d) if picked else 0.0),
+    "clip_cov": lambda d, a, logp, row, picked: 0.0 if picked else _ppo(d, a, logp, row, picked),
 }
 # Weight of one token of a sequence of `own` tokens in a step of `tokens` tokens and `sequences` sequences.
 WEIGHTS = {
@@ -109,7 +125,7 @@ def naive(step: list[Sequence], loss: str, aggregation: str) -> float:
         own = len(row[0])
         differences = [new - old for new, old in zip(row[0], row[1], strict=True)]
         for d, a, logp, key in zip(differences, row[2], row[0], own_keys, strict=True):
-            one = FORMULAS[loss](d, a, logp, sum(differences) / own, key >= bound)
+            one = FORMULAS[loss](d, a, logp, list(zip(differences, row[2], strict=True)), key >= bound)
             total += one * WEIGHTS[aggregation](own, tokens, len(rows))
     return total
 
@@ -220,6 +236,36 @@ def test_cispo_by_hand():
     loss_M, clipped_M = POLICY_LOSSES["cispo"].loss(tokens, PolicyLossSettings(clip_low=1.0, clip_high=1.0))
     loss_M.sum().backward()
     assert logprobs_M.grad.tolist() == pytest.approx([-2.0, 2.0]) and clipped_M.tolist() == [True, False]
+
+
+def test_geo_mean_by_hand():
+    # A 2, log ratios 0.6, -0.3, 0.3, the first held at 0.4: mean 0.4 / 3, loss -2 e^(0.4 / 3) for each token. Its mean
+    # has the gradient -2 e^(0.4 / 3) / 3 for those that are not held. A -1, log ratios -0.7 and 0.5, the first held at
+    # -0.4: mean 0.05, loss e^0.05.
+    old_M = torch.tensor([-1.0, -2.0, -3.0, -1.0, -1.0], dtype=torch.float64)
+    moved_M = torch.tensor([0.6, -0.3, 0.3, -0.7, 0.5], dtype=torch.float64)
+    logprobs_M, sequence_M = (old_M + moved_M).requires_grad_(), torch.tensor([0, 0, 0, 1, 1])
+    advantages_M = torch.tensor([2.0, 2.0, 2.0, -1.0, -1.0], dtype=torch.float64)
+    tokens = PolicyTokens(logprobs_M, old_M, advantages_M, sequence_M)
+    entry = POLICY_LOSSES["geo_mean"]
+    loss_M, clipped_M = entry.loss(tokens, PolicyLossSettings(entry.clip_low, entry.clip_high))
+    one, two = -2 * math.exp(0.4 / 3), math.exp(0.05)
+    assert loss_M.tolist() == pytest.approx([one, one, one, two, two])
+    assert clipped_M.tolist() == [True, False, False, True, False]
+    (loss_M[:3].mean() + loss_M[3:].mean()).backward()
+    assert logprobs_M.grad.tolist() == pytest.approx([0, one / 3, one / 3, 0, two / 2])
+
+
+def test_sapo_by_hand():
+    # Ratio 1: sigmoid(0) 4 / tau = 2 / tau, gradient -A whatever tau is. Ratio 3, A 1, tau 1: 4 sigmoid(2) = 3.523, and
+    # for log p 4 sigmoid(2) (1 - sigmoid(2)) 3 = 1.260; PPO would have 3, or 0 where it clips.
+    old_M = torch.tensor([-2.0, -2.0, -2.0], dtype=torch.float64)
+    logprobs_M = (old_M + torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64).log()).requires_grad_()
+    tokens = PolicyTokens(logprobs_M, old_M, torch.tensor([5.0, -2.0, 1.0]).double(), torch.tensor([0, 1, 2]))
+    loss_M, clipped_M = POLICY_LOSSES["sapo"].loss(tokens, PolicyLossSettings(0.2, 0.2))
+    assert loss_M.tolist() == pytest.approx([-10.0, 4 / 1.05, -3.5232], abs=1e-4) and not clipped_M.any()
+    loss_M.sum().backward()
+    assert logprobs_M.grad.tolist() == pytest.approx([-5.0, 2.0, -1.2599], abs=1e-4)
 
 
 def test_the_choice_of_kl_cov_by_hand():

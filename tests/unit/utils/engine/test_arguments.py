@@ -47,7 +47,8 @@ def test_mistakes(given, sentence):
 def test_every_setting_is_passed_on():
     given = {
         "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
-        "lr_scheduler_type": "linear", "num_warmup_steps": 3, "max_grad_norm": 2.0,
+        "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0, "init_lr_ratio": 0.1,
+        "min_lr_ratio": 0.2, "num_cycles": 1.5, "stable_ratio": 0.5,
         "lora_learning_rate": 1e-3,
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))

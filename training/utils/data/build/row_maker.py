@@ -91,6 +91,8 @@ class RowMaker:
         if mark is not None and self._phase == 2:
             raise Dropped("unpaired")
         read = self._strategy.read(sample, where)
+        if read.noted is not None:
+            self._counts.noted[read.noted] += 1
         if self._has_sentences and parts_are_taken(self._source.raw, self._phase, sample):
             self._counts.noted[PARTS_TAKEN] += 1
         if self._phase != 3 and isinstance(self._strategy, PlainText) and is_glued(read):

@@ -34,6 +34,7 @@ class ReadSample:
     pieces: its text; the first `prompts` of them are the prompt.
     prompt_text: phase 3, the prompt as the dataset gives it.
     raw_chat: phase 3, the prompt's messages where `--return_raw_chat` asks for them.
+    noted: what the report counts of it.
     """
 
     where: str
@@ -41,7 +42,10 @@ class ReadSample:
     prompts: int = 1
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
+    noted: str | None = None
 
+
+OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
 
 GLUED = (
     "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
@@ -161,7 +165,9 @@ class ChatText:
             raise Dropped("no_assistant_turn")
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
-        return ReadSample(where, pieces)
+        return ReadSample(
+            where, pieces, noted=None if self._texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
+        )
 
     def _read_responses(self, sample: Any, where: str) -> ReadSample:
         messages = self._raw.get_prompt_messages(sample)

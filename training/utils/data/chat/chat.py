@@ -196,6 +196,15 @@ class ChatTokenizer:
                 )
         return self._cut(read, trained)
 
+    def follows_its_prompt(self, conversation: Conversation, pieces: Sequence[TextPiece]) -> bool:
+        """Whether the answer that ends the conversation stands, in its `pieces`, behind the prompt that asks for it."""
+        finder = self._finder(conversation.tools, conversation.template_kwargs)
+        *earlier, answer = conversation.messages
+        if not finder.asks_more or not earlier or answer["role"] != "assistant":
+            return True
+        asked = _asked(finder, replace(conversation, messages=earlier))
+        return "".join(piece.text for piece in pieces).startswith(asked.text)
+
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
         return self._cut(_asked(self._finder(conversation.tools, conversation.template_kwargs), conversation), set())

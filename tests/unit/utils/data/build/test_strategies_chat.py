@@ -304,6 +304,10 @@ def test_a_prompt_that_is_no_prefix_is_counted(talks):
     answers = {"chosen": [{"role": "assistant", "content": "3"}], "rejected": [{"role": "assistant", "content": "4"}]}
     with pytest.raises(ThreestepError, match="all 1 rows of 'talks' were dropped .1 prompt_no_prefix_of_the_response."):
         talks(2, [{"prompt": TALK[:1], **answers}], template)
+    built, tokenizer = talks(1, [{"prompt": TALK[:1], **answers}], template)
+    assert loss_text(tokenizer, built.train[0]) == "3<|im_end|>"
+    assert "1 learnt without the end of the generation prompt" in built.report.sentence
+    assert talks(1, [{"messages": TALK}], "empty_thought", enable_thinking=False)[0].report.train.noted == {}
 
 
 def test_prompts_too_long(talks):
