@@ -96,6 +96,8 @@ def run_case(number: int, kind: str, tokenizer: Any) -> Case:
 def run_cases(numbers: range, tokenizer: Any) -> list[Case]:
     """Run cases of all kinds in turn, each in the same folder, which is emptied as it goes."""
     kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
+    import training.utils.opening.setup  # noqa: F401 (a first import, of minutes on a busy machine, is no case's)
+
     cases, home = [], os.getcwd()
     with tempfile.TemporaryDirectory(prefix="threestep_mutations_") as folder:
         os.chdir(folder)
