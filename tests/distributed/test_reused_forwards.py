@@ -35,7 +35,7 @@ SCRIPT = """
         tokenizers = Tokenizers(NoTokenizer(), NoTokenizer())
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
         ppo = SimpleNamespace(padded=False, reuse_forwards=True)
-        return checked_roles(SimpleNamespace(ppo=ppo, longest_tokens=12), roles)
+        return checked_roles(SimpleNamespace(ppo=ppo, roles=flags, longest_tokens=12), roles)
 
     def calls_of_a_layer(engine, model, loss_of):
         calls = []

@@ -1,9 +1,11 @@
 """`python -m tests.families`: judges every family of causal language models of the installed transformers.
 
-    python -m tests.families [--only NAME ...] [--processes N] [--json FILE] [--out docs/models.md]
+    python -m tests.families [--only NAME ...] [--skip QUESTION ...] [--processes N] [--json FILE] [--out FILE]
+    python -m tests.families --from FILE ... --out FILE
 
 Each family is judged in a process of its own, forked from this one, which has imported everything once; a hang or a
-crash of one is its result. --json: the answers as they come. --out: the page of all families.
+crash of one is its result. --json: the answers as they come. --out: the page of all families, docs/models.md;
+--from: of answers that were kept, without asking again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +32,20 @@ os.environ.update(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families, by their model_type; default: all")
+    parser.add_argument("--skip", nargs="+", default=(), metavar="QUESTION", help="such as rollout, sft, zero0.bf16")
     parser.add_argument("--processes", type=int, default=1, help="families judged at a time")
     parser.add_argument("--limit_seconds", type=float, default=180.0, help="for one family")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the answers go, family by family")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page of all families, docs/models.md")
+    parser.add_argument("--from", nargs="+", type=Path, dest="kept", metavar="FILE", help="later files count")
     flags = parser.parse_args()
-    import_all_once()
     names = flags.only or families()
-    results = sweep(names, flags.processes, flags.limit_seconds, flags.json)
+    if flags.kept:
+        known = {one["family"]: one for file in flags.kept for one in json.loads(file.read_text())}
+        results = [known[name] for name in names]
+    else:
+        import_all_once()
+        results = sweep(names, flags.processes, flags.limit_seconds, flags.json, flags.skip)
     if flags.out is not None:
         from tests.families.page import page
 
@@ -65,7 +74,9 @@ def families() -> list[str]:
     return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
 
 
-def sweep(names: list[str], processes: int, limit_seconds: float, kept: Path | None) -> list[dict[str, Any]]:
+def sweep(
+    names: list[str], processes: int, limit_seconds: float, kept: Path | None, skipped: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Return the results in the order of `names`."""
     place = Path(tempfile.mkdtemp(prefix="families_"))
     waiting, running = list(reversed(names)), {}
@@ -74,7 +85,7 @@ def sweep(names: list[str], processes: int, limit_seconds: float, kept: Path | N
         while waiting or running:
             while waiting and len(running) < processes:
                 name = waiting.pop()
-                running[_started(name, place / name)] = (name, time.monotonic())
+                running[_started(name, place / name, skipped)] = (name, time.monotonic())
             for process, (name, started) in list(running.items()):
                 ended, status = os.waitpid(process, os.WNOHANG)
                 late = time.monotonic() - started > limit_seconds
@@ -97,7 +108,7 @@ def sweep(names: list[str], processes: int, limit_seconds: float, kept: Path | N
     return [results[name] for name in names]
 
 
-def _started(name: str, place: Path) -> int:
+def _started(name: str, place: Path, skipped: Sequence[str]) -> int:
     """Judge a family in a new process; return its id."""
     from tests.families.judge import judged
 
@@ -111,7 +122,7 @@ def _started(name: str, place: Path) -> int:
         handle = os.open(place / "log", os.O_WRONLY | os.O_CREAT, 0o644)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        (place / "result.json").write_text(json.dumps(judged(name, place)))
+        (place / "result.json").write_text(json.dumps(judged(name, place, skipped)))
         code = 0
     except BaseException:
         traceback.print_exc()

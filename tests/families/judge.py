@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.families.builds import build, quiet
 from tests.families.configs import PAD
 from tests.families.learning import ask_lora, ask_ratio, ask_reward, ask_routers, ask_sft
 from tests.families.reading import ask_rollout, ask_rows, ask_saving, load
-from tests.families.sharding import ask_zero
+from tests.families.sharding import CASES, ask_zero
 from tests.families.subjects import LONG, Subject, alone, documents, known
 from training.utils.engine.startup import started_process_group
 from training.utils.layout.rows import padded_rows
@@ -26,18 +27,21 @@ QUESTIONS: dict[str, Question] = {
 }  # fmt: skip
 
 
-def ask_engine(subject: Subject, place: Path) -> list[Answer]:
+def ask_engine(subject: Subject, place: Path, skipped: Sequence[str]) -> list[Answer]:
     """The questions that need a process group, of one rank."""
     with started_process_group() as ranks:
-        return [
-            *asked("sft", lambda: ask_sft(subject, ranks)),
-            *asked("reward", lambda: ask_reward(subject, place, ranks)),
-            *asked("zero", lambda: ask_zero(subject, place, ranks)),
-        ]
+        questions: dict[str, Callable[[], list[Answer]]] = {
+            "sft": lambda: ask_sft(subject, ranks),
+            "reward": lambda: ask_reward(subject, place, ranks),
+            **{
+                f"zero{stage}.{dtype}": partial(ask_zero, subject, place, ranks, stage, dtype) for stage, dtype in CASES
+            },
+        }
+        return [answer for name, find in questions.items() if name not in skipped for answer in asked(name, find)]
 
 
-def judged(family: str, place: Path) -> dict[str, Any]:
-    """Return, as JSON values, what is found about a family. place: an empty folder."""
+def judged(family: str, place: Path, skipped: Sequence[str] = ()) -> dict[str, Any]:
+    """Return, as JSON values, what is found about a family. place: an empty folder. skipped: questions."""
     import torch
 
     torch.set_num_threads(1)
@@ -59,12 +63,14 @@ def judged(family: str, place: Path) -> dict[str, Any]:
     answers: list[Answer] = []
     # What plain transformers does not compute either has no truth: it is to be refused, and nothing else is asked.
     # One that looks ahead is to be refused as well.
-    questions: dict[str, Question] = {**QUESTIONS, "engine": ask_engine}
+    questions: dict[str, Question] = {**QUESTIONS, "engine": partial(ask_engine, skipped=skipped)}
     if subject.runs or not subject.is_causal:
         questions = {"runs": ask_to_run} if subject.runs else {"rows": ask_rows}
     for name, question in questions.items():
         if refused(answers):
             break
+        if name in skipped:
+            continue
         answers += asked(name, lambda question=question: question(subject, place))  # type: ignore[misc]
     return result | {
         "answers": [answer.as_json() for answer in answers],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from importlib.metadata import version
 from typing import Any
@@ -10,8 +11,8 @@ from tests.families.answers import REFUSED, RIGHT, TRACEBACK, WRONG
 
 Result = dict[str, Any]
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-_MOST_CHARACTERS = 240  # of a cell
-_COLUMNS = ("family", "class", "rows", "reward model", "rollouts", "LoRA", "ZeRO-3 buffers")
+_MOST_CHARACTERS = 260  # of a cell
+_COLUMNS = ("family", "class", "rows", "reward model", "rollouts", "LoRA", "ZeRO", "routers")
 
 _HEAD = """# Models
 
@@ -25,12 +26,17 @@ again and writes this page; it holds for {versions}.
 | --- | --- |
 | rows | *shares*: several documents a row, and a prompt stored once for all its responses. *packs*: several documents a row. *padded*: one sequence a row, and why. *refused*: the run ends before training, and why. A family with a sliding window does so for sequences that fit it; longer ones are padded |
 | reward model | scores and two optimizer steps of step 2 equal plain PyTorch's; a dash where transformers has no such class |
-| rollouts | left-padded prompts, with the family's cache: each token's log-probability and the greedy tokens are the model's own |
-| LoRA | adapters on all linear layers: the merged model that is saved is the adapted one |
-| ZeRO-3 buffers | buffers (rotary frequencies) as plain transformers has them in float32 and bfloat16, in training and in rollouts |
+| rollouts | each token's log-probability and the greedy tokens are the model's own. *batch*: prompts of different lengths in one batch, padded on the left, with a cache; else the way that is taken, which is slower |
+| LoRA | adapters on all linear layers but those that are named: the merged model that is saved is the adapted one |
+| ZeRO | stage 0 and 3 in float32 and bfloat16: what the engine reads, its buffers, the model that is saved, and under stage 3 the copy that rolls out. *rounds*: weights that the family keeps in float32 are trained in bfloat16, as the run's log says |
+| routers | of a mixture of experts: the coefficient of the balancing loss, which equals transformers' own (steps 1 and 2, DPO), or *without* one. A dash where transformers records no router |
+
+Also asked: that a folder is saved as it was loaded, that two optimizer steps of SFT equal a plain PyTorch loop, that log-probabilities in train mode without dropout are those in eval mode (PPO's first ratio is 1). A family that fails there is marked *WRONG* under "rows".
 
 Tiny models do not show everything: sizes, precision on a GPU and other attention implementations are those of the sweep
-(float64 where a family runs in it, float32, bfloat16; SDPA on a CPU). A run's own start-up check looks at the real model.
+(float64 where a family runs in it, float32, bfloat16; SDPA on a CPU), on one rank. Gradients on two ranks, packed and
+padded, at every stage are asked of a dozen families by `tests/invariants` (`test_engine_exact.py`,
+`test_mixture_exact.py`). A run's own check at the start ([layout.md](layout.md)) looks at the real model.
 
 """  # noqa: E501
 
@@ -44,7 +50,7 @@ def page(results: list[Result], command: str) -> str:
     if not_built:
         lines += ["", "Not judged, because plain transformers does not build or load them here:", ""]
         lines += [_line(("family", "because")), _line(("---", "---"))]
-        lines += [_line((result["family"], result["built"])) for result in not_built]
+        lines += [_line((result["family"], _short(result["built"]))) for result in not_built]
     return "\n".join(lines) + "\n"
 
 
@@ -66,28 +72,65 @@ def _cells(result: Result) -> list[str]:
     answers = {answer["question"]: answer for answer in result["answers"]}
     rows = result["verdict"]
     if _kind(result) in ("refused", "wrong"):
-        return [result["family"], result["model"], _short(rows), "", "", "", ""]
+        return [result["family"], result["model"], _short(rows), *[""] * (len(_COLUMNS) - 3)]
     within = [name for name, word in (("window.shared", "shares"), ("window.packed", "packs")) if _right(answers, name)]
     if within:
         rows = f"{'shares' if within[0] == 'window.shared' else 'packs'} within its sliding window"
+    if answers.get("ratio", {}).get("verdict") == REFUSED:
+        rows += "; `--dropout 0` is refused, as it draws at random in train mode all the same"
     return [
         result["family"],
         result["model"],
-        rows,
+        _short(rows),
         _told(answers, "reward"),
-        _told(answers, "rollout"),
-        _told(answers, "lora"),
-        _told(answers, "zero3", "buffers"),
+        _of_rollouts(answers),
+        _told(answers, "lora", without=r";? ?adapters move [^;]*$"),
+        _of_zero(answers),
+        _of_routers(answers),
     ]
+
+
+def _of_rollouts(answers: dict[str, Any]) -> str:
+    told = _told({name: answer for name, answer in answers.items() if name.startswith("rollout")}, "rollout")
+    if told != "yes":
+        return told
+    way = re.search(r"rolls out ([^;]*), which is slower", answers["rollout.sampled"]["said"])
+    return way[1] if way else "batch"
+
+
+def _of_zero(answers: dict[str, Any]) -> str:
+    """yes, or each reason why not with the cases that it holds for, and how many weights are rounded."""
+    reasons: dict[str, list[str]] = {}
+    rounded = ""
+    for name, answer in answers.items():
+        if name.startswith("zero") and answer["verdict"] != RIGHT:
+            stage, dtype = name.removeprefix("zero").split(".")[:2]
+            reasons.setdefault(_cleaned(answer["said"]), []).append(f"stage {stage} in {dtype}")
+        found = re.search(r"rounds (\d+) weights", answer["said"]) if name.startswith("zero") else None
+        rounded = f"rounds {found[1]} weights" if found else rounded
+    told = [_short(f"not at {' and '.join(dict.fromkeys(cases))}: {reason}") for reason, cases in reasons.items()]
+    return "; ".join([*told, rounded] if rounded else told) or ("yes" if "zero0.fp32.read" in answers else "-")
+
+
+def _of_routers(answers: dict[str, Any]) -> str:
+    if "routers" not in answers:
+        return "-"
+    coefficient = re.match(r"router loss (\S+)", answers["routers"]["said"])
+    return coefficient[1] if coefficient else "without"
+
+
+def _cleaned(text: str) -> str:
+    """Without the temporary folders of the sweep."""
+    return re.sub(r"'/\S*/start'", "the folder", text)
 
 
 def _right(answers: dict[str, Any], name: str) -> bool:
     return name in answers and answers[name]["verdict"] == RIGHT
 
 
-def _told(answers: dict[str, Any], start: str, end: str = "") -> str:
-    """yes, a dash if it was not asked, or no with the reason."""
-    found = [a for name, a in answers.items() if name.startswith(start) and name.endswith(end)]
+def _told(answers: dict[str, Any], start: str, without: str = "$^") -> str:
+    """yes, with what was said of it but for `without`, a dash if it was not asked, or no with the reason."""
+    found = [a for name, a in answers.items() if name.startswith(start)]
     # Rows that are padded instead are no refusal.
     found = [a for a in found if not (a["verdict"] == REFUSED and a["question"].endswith((".packed", ".shared")))]
     for bad in (WRONG, TRACEBACK, REFUSED):
@@ -95,10 +138,12 @@ def _told(answers: dict[str, Any], start: str, end: str = "") -> str:
             if answer["verdict"] == bad:
                 size = "" if answer["difference"] is None else f" by {answer['difference']:.1g}"
                 return _short(f"no: {answer['said'] or bad + size}")
-    return "yes" if found else "-"
+    said = [re.sub(without, "", a["said"]) for a in found if start == "lora"]
+    return _short("; ".join(["yes", *filter(None, said)])) if found else "-"
 
 
 def _short(text: str) -> str:
+    text = _cleaned(text)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 

@@ -8,14 +8,13 @@ with the precision is the measure.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.families.answers import RIGHT, WRONG, Answer, asked, compared
+from tests.families.answers import RIGHT, WRONG, Answer, compared
 from tests.families.configs import PAD
 from tests.families.learning import engine_of
 from tests.families.reading import answers_of_rollout, load, saved
@@ -30,14 +29,6 @@ from training.utils.models.token_model import PolicyModel
 from training.utils.opening.setup import load_under, may_pack
 
 CASES = tuple((stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 3))
-
-
-def ask_zero(subject: Subject, place: Path, ranks: Ranks) -> list[Answer]:
-    answers = []
-    exact = true_logprobs(subject.in_float32().model, alone(documents(LONG)))
-    for stage, dtype in CASES:
-        answers += asked(f"zero{stage}.{dtype}", partial(_of_case, subject, exact, stage, dtype, place, ranks))
-    return answers
 
 
 def _in_dtype(folder: Path, dtype: torch.dtype, is_rounded: bool) -> Any:
@@ -63,9 +54,8 @@ def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor, is_rounded: boo
     return replace(subject, dtype=DTYPES[dtype], model=plain, tolerance=max(least, noise))
 
 
-def _of_case(
-    of: Subject, exact: torch.Tensor, stage: int, dtype: str, place: Path, ranks: Ranks
-) -> list[Answer]:  # fmt: skip
+def ask_zero(of: Subject, place: Path, ranks: Ranks, stage: int, dtype: str) -> list[Answer]:
+    """stage, dtype: one of CASES."""
     question = f"zero{stage}.{dtype}"
     model = load_under(
         EngineSettings(dtype=dtype, zero_stage=stage),
@@ -74,6 +64,7 @@ def _of_case(
     )
     said = "; ".join(notes_on(model))
     is_rounded = ROUNDS in said
+    exact = true_logprobs(of.in_float32().model, alone(documents(LONG)))
     subject = _plain_in(of, dtype, exact, is_rounded)
     engine = engine_of(PolicyModel(model), ranks, dtype=dtype, zero_stage=stage)
     engine.eval()

@@ -96,6 +96,8 @@ def run_case(number: int, kind: str, tokenizer: Any) -> Case:
 def run_cases(numbers: range, tokenizer: Any) -> list[Case]:
     """Run cases of all kinds in turn, each in the same folder, which is emptied as it goes."""
     kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
+    import training.utils.opening.setup  # noqa: F401 (a first import, of minutes on a busy machine, is no case's)
+
     cases, home = [], os.getcwd()
     with tempfile.TemporaryDirectory(prefix="threestep_mutations_") as folder:
         os.chdir(folder)
@@ -323,6 +325,7 @@ def configuration(dice: random.Random, tokenizer: Any) -> None:
     groups, old = groups_of(step)
     names = [field.name for group in groups for field in dataclasses.fields(group)]
     settings: dict[str, Any] = {"seed": 3, "max_train_steps": 2} if step != "step2_reward.evaluate" else {"seed": 3}
+    settings["data_path"] = ["embedded"]
     settings |= dict.fromkeys((name for name in names if name.endswith("model_name_or_path")), "model")
     for _ in range(dice.choice((0, 1, 1, 2))):
         kind = dice.randrange(5)
@@ -428,7 +431,7 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
         "ranks": 2,
         "seed": 1,
         "new_model": {"vocab_size": 99},
-        "shared": {"data_split": "1,1,1"},
+        "shared": {"data_path": ["embedded"], "data_split": "1,1,1"},
     }
     content |= steps
     place: dict[Any, Any] = dice.choice(

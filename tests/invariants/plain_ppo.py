@@ -198,19 +198,24 @@ def grpo(
     reward_model: nn.Module,
     pairs_of_iterations: Sequence[Sequence[Pair]],
     ended_of_iterations: Sequence[Sequence[bool]],
+    scores_of_iterations: Sequence[Sequence[float]],
     epochs: int,
 ) -> Outcome:
-    """Samples of a prompt are adjacent; the loss is the mean over ended responses of the mean over their tokens of
+    """scores_of_iterations: the run's, from which its advantages come: where two samples of a prompt are the same text,
+    their scores differ by rounding alone, which an advantage divides by 1e-6.
+
+    Samples of a prompt are adjacent; the loss is the mean over ended responses of the mean over their tokens of
     -min(r A, clip(r) A) + KL_COEF k3 - ENTROPY_COEF H, k3 at most 10."""
     reference = copy.deepcopy(actor).requires_grad_(False)
     learner = Learner(actor, program.ACTOR_RATE, program.ITERATIONS * epochs)
     outcome = Outcome([], [], actor, reward_model)
-    for pairs, ended in zip(pairs_of_iterations, ended_of_iterations, strict=True):
+    iterations = zip(pairs_of_iterations, ended_of_iterations, scores_of_iterations, strict=True)
+    for pairs, ended, told in iterations:
         with torch.no_grad():
             old = [logprobs(actor, pair) for pair in pairs]
             ref = [logprobs(reference, pair) for pair in pairs]
             scores = torch.tensor([score(reward_model, pair) for pair in pairs], dtype=torch.float64)
-        groups = scores.view(-1, program.SAMPLES)
+        groups = torch.tensor(told, dtype=torch.float64).view(-1, program.SAMPLES)
         advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).flatten()
         chosen = [index for index, end in enumerate(ended) if end]
         names = ("actor/policy_loss", "actor/kl_loss", "actor/entropy", "actor/clip_fraction", "actor/ratio")

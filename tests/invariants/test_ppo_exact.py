@@ -122,9 +122,8 @@ def test_grpo_equals_plain_pytorch(launched, section, models, world_size: int, l
 
     ended = joined("ended")
     assert 2 < sum(ended[0]) < len(ended[0])  # some responses are left out of the loss
-    want = plain_ppo.grpo(
-        first_weights(models, "actor"), first_weights(models, "critic"), joined("pairs"), ended, epochs
-    )
+    models_of = (first_weights(models, role) for role in ("actor", "critic"))
+    want = plain_ppo.grpo(*models_of, joined("pairs"), ended, joined("scores"), epochs)
     for iteration, got_scores, scores, figures in zip(told, joined("scores"), want.scores, want.figures, strict=True):
         assert got_scores == pytest.approx(scores, abs=1e-5)
         assert {name: iteration["figures"][name] for name in figures} == pytest.approx(figures, rel=1e-4, abs=1e-5)

@@ -24,6 +24,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FOLDERS = ("training/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/", ".ci/")
 # Flags that the text names and that are not ours, with whose they are.
 FOREIGN_FLAGS = {
+    "--aux_loss_coef": "OpenRLHF",
     "--cpu": "accelerate",
     "--multi_gpu": "accelerate",
     "--exclude": "deepspeed",
@@ -118,11 +119,11 @@ def test_commands_in_the_text_exist(path):
 def test_flags_in_the_text_exist(path):
     known = set(FOREIGN_FLAGS).union(*(command_lines.flags_of(module) for module in command_lines.all_programs()))
     spans = pages.code_spans(path.read_text())
-    for span in spans:  # a program of the tests: its source names its flags
-        match = re.match(r"python -m (tests\.[\w.]+)", span)
+    for span in spans:  # a program of the tests, or the script that runs them: its source names its flags
+        match = re.match(r"python -m (tests\.[\w.]+)|bash (scripts/test\.sh)", span)
         if match is not None:
-            place = ROOT.joinpath(*match[1].split("."))
-            source = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+            place = ROOT / match[2] if match[2] else ROOT.joinpath(*match[1].split("."))
+            source = place if match[2] else place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
             known |= set(FLAG.findall(source.read_text()))
     named = {flag for span in spans for flag in FLAG.findall(span)}
     assert sorted(named - known) == []

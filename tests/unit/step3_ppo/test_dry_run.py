@@ -18,7 +18,7 @@ def said(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
 
     def run(*flags: str, critic: bool = True) -> str:
-        models = ["--actor_model_name_or_path", str(tmp_path)]
+        models = ["--data_path", "embedded", "--actor_model_name_or_path", str(tmp_path)]
         models += ["--critic_model_name_or_path", str(tmp_path)] if critic else []
         lengths = ["--max_prompt_seq_len", "32", "--max_answer_seq_len", "32", "--output_dir", str(tmp_path / "run")]
         assert main([*models, *lengths, "--dry_run", "true", *flags]) is None

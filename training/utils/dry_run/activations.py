@@ -25,6 +25,7 @@ from training.utils.models.attention import SDPA
 from training.utils.models.target_head import CHUNK_BYTES
 
 _COUNTED = "counted_attention"
+_WITHOUT_A_SQUARE_MASK = ("bloom",)  # ALiBi, made from a mask of two dimensions
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ def saved_activations(model: PreTrainedModel, rows: int, tokens: int, attention:
         hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in run]
         hooks += [layer.register_forward_hook(leave) for layer in run]
         ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
-        mask = torch.zeros((), dtype=torch.bool, device="meta").expand(rows, 1, tokens, tokens)
+        mask = None
+        if base.config.model_type not in _WITHOUT_A_SQUARE_MASK:
+            mask = torch.zeros((), dtype=torch.bool, device="meta").expand(rows, 1, tokens, tokens)
         try:
             with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
                 base(input_ids=ids_NT, position_ids=ids_NT, attention_mask=mask, use_cache=False)

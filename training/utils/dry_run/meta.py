@@ -26,6 +26,7 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = load_config(settings.name_or_path, settings.trust_remote_code)
+    config.pad_token_id = None  # some families look for it in the ids, which have no values here
     auto_class: Any = AutoModelForCausalLM
     if scores:
         auto_class, config.num_labels = AutoModelForSequenceClassification, 1

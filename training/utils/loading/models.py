@@ -17,7 +17,7 @@ from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.models.attention import SDPA
-from training.utils.models.dropout import set_dropout
+from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError, first_line
@@ -281,15 +281,20 @@ def _set_dropout(model: PreTrainedModel, rate: float) -> None:
     own, others = own_forward_of(model), set_dropout(model, rate)
     if own is None or not others:
         return
-    without = difference_now(model, own)
-    for other in others:
-        setattr(other.owner, other.name, other.rate)
-    # The same operations on the same numbers: on a CPU to the bit.
-    if math.isclose(without, difference_now(model, own), rel_tol=1e-3):
-        set_dropout(model, rate)
-        return
-    names = ", ".join(sorted({other.name for other in others}))
-    own.notes.append(f"{names} stays as it is: without it the model computes something else in eval mode too")
+    _set_all(others)
+    before = difference_now(model, own)
+    for name in sorted({other.name for other in others}):
+        named = [other for other in others if other.name == name]
+        _set_all([other._replace(rate=0.0) for other in named])
+        # The same operations on the same numbers: on a CPU to the bit.
+        if not math.isclose(difference_now(model, own), before, rel_tol=1e-3):
+            _set_all(named)
+            own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
+
+
+def _set_all(rates: list[SwitchedOff]) -> None:
+    for one in rates:
+        setattr(one.owner, one.name, one.rate)
 
 
 def check_no_dropout(

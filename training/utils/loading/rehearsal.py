@@ -69,7 +69,7 @@ def judge_loaded(
     if not rehearsed:
         return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
     new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
-    lacking = sorted(found.missing - new)
+    lacking = sorted(found.missing - new - wanted.supplied)
     if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
         raise ThreestepError(
             f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "

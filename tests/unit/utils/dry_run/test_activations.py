@@ -46,6 +46,16 @@ def kept_by_a_forward(model: torch.nn.Module) -> int:
     return sum(size for size, _ in kept.values())
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_a_pad_token_and_alibi_can_be_counted(tmp_path, family):
+    """GPT-2 looks for the pad token in its ids, which have no values here; BLOOM reads a mask of two dimensions."""
+    config = AutoConfig.for_model(family, **{**SHAPE, "num_hidden_layers": 2}, pad_token_id=0)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    model = model_on_meta(ModelSettings(str(tmp_path)), torch.float32)
+    assert saved_activations(model, ROWS, TOKENS).held(False) > ROWS * TOKENS * SHAPE["hidden_size"] * 4
+    assert head_bytes(model, targets=8, positions=ROWS * TOKENS) > 0
+
+
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gemma2"])
 def test_it_is_what_a_real_forward_keeps(tmp_path, family):
     on_meta = built(tmp_path, family)

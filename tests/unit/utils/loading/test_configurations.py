@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from transformers import Gemma3Config
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.loading.configurations import check_positions, model_files
+from training.utils.loading.configurations import check_positions, model_files, set_pad_token
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
@@ -35,3 +36,10 @@ def test_the_files_of_a_model(tmp_path, monkeypatch):
 
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     assert model_files("an/owner-model") == wanted
+
+
+def test_the_pad_token_of_a_model_that_reads_images_too():
+    """Gemma 3's configuration has it in its part for text alone, where plain transformers looks."""
+    config = Gemma3Config()
+    set_pad_token(config, 7)
+    assert config.text_config.pad_token_id == config.pad_token_id == 7

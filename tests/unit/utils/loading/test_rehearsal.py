@@ -15,7 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.forked_programs import run_python
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES
+from training.utils.loading import rehearsal
 from training.utils.loading.configurations import load_config
+from training.utils.loading.judgement import WantedModel
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
@@ -353,3 +355,30 @@ def test_the_log_of_transformers_is_as_it_was(save_folder):
     before = logger.level, list(logger.filters)
     load(save_folder())
     assert (logger.level, list(logger.filters)) == before
+
+
+def test_a_model_that_cannot_be_rehearsed_is_judged_once_it_is_loaded(changed_folder, save_folder, monkeypatch):
+    """Qwen4's constructor reads its own values. Before, its folder was said to be broken."""
+
+    def no_values(*_: object) -> None:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+
+    monkeypatch.setattr(rehearsal, "_rehearsed", no_values)
+    load(save_folder("llama"))
+    refused(changed_folder(without("model.norm.weight")), "model.norm.weight")
+
+
+def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
+    """One reads a shape while it is set up; of another transformers leaves a tensor out."""
+    folder = save_folder("llama")
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.integrations.is_deepspeed_zero3_enabled", lambda: True)
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: ()[0])
+        refused(folder, r"cannot be loaded in shards, as --zero_stage 3 does \(IndexError: tuple index out of range\)")
+    config = load_config(folder)
+    model = AutoModelForCausalLM.from_config(config)
+    model.model.norm.weight.ds_id = 1
+    report = {"missing_keys": ["model.norm.weight"], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+    wanted = WantedModel(folder, config, is_scalar=False)
+    with pytest.raises(ThreestepError, match=r"leaves 1 of its tensors random \(model.norm.weight\), though the files"):
+        rehearsal.judge_loaded(wanted, model, report, rehearsal.stored_tensors(folder, config), rehearsed=True)

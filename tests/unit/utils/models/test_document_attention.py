@@ -8,7 +8,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.document_attention import BY_DOCUMENT, attention_by_document, use_document_attention
+from training.utils.models.document_attention import (
+    BY_DOCUMENT,
+    attention_by_document,
+    comparisons_with_sdpa,
+    use_document_attention,
+)
 from training.utils.models.token_model import PolicyModel
 
 SHAPE = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -108,3 +113,18 @@ def test_one_token(key_heads, value_size, dtype, close, masked):
         )
         attention_by_document(*given, scaling=0.3)
     assert own[0][1] is key and own[0][2] is value  # nothing is copied
+
+
+def test_a_family_that_asks_for_the_name_is_noted():
+    """DeepSeek-V3.2 and its relatives mask by their index where the implementation is called "eager" or "sdpa" alone.
+    In half precision rounding hides the difference."""
+    model = tf.LlamaForCausalLM(CONFIGS["llama"])
+    use_document_attention(model)
+    config = model.model.layers[0].self_attn.config
+    with comparisons_with_sdpa(model) as files:
+        assert config._attn_implementation == BY_DOCUMENT and config._attn_implementation != "flash_attention_2"
+        model(torch.arange(3, 9)[None])
+        assert files == []
+        assert config._attn_implementation not in ("eager", "sdpa")
+        assert files == [__file__]
+    assert type(config._attn_implementation) is str and config._attn_implementation == BY_DOCUMENT

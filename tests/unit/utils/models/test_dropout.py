@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.loading.models import prepared
+from training.utils.loading.models import check_no_dropout, prepared
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import difference_now, read_own_forward
 from training.utils.models.settings import ModelSettings
@@ -121,3 +122,31 @@ def test_noise_under_no_name_is_refused():
     prepared(model, ModelSettings(""))
     with pytest.raises(ThreestepError, match="LlamaForCausalLM computes something else in train mode with dropout 0: "):
         prepared(model, ModelSettings("", dropout=0.0, gradient_checkpointing=True))
+
+
+def test_what_a_model_computes_with_in_eval_mode_stays():
+    """PhiMoE's "jitter" is the width of a mask over its experts, also in eval mode; in train mode it draws besides."""
+    model = AutoModelForCausalLM.from_config(tiny_config("phimoe"))
+    draw_weights(model, seed=0)
+    own = read_own_forward(model.eval())
+    with pytest.raises(
+        ThreestepError, match=r"^PhimoeForCausalLM computes something else in train mode with dropout 0"
+    ):
+        prepared(model, ModelSettings("m", dropout=0.0))
+    assert model.config.router_jitter_noise == 0.1 and model.config.attention_dropout == 0.0
+    assert own.notes == [
+        "router_jitter_noise stays as it is: without it the model computes something else in eval mode too"
+    ]
+
+
+def test_noise_that_rounding_would_explain_is_still_noise():
+    """In half precision the tolerance is wide; a CPU rounds the same numbers alike."""
+    model = tiny_causal_lm("llama")
+    own = read_own_forward(model)
+    model._threestep_own_forward = replace(own, tolerance=100.0)
+    check_no_dropout(model)
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with pytest.raises(ThreestepError, match=r"^LlamaForCausalLM draws at random in train mode with dropout 0; leave"):
+        check_no_dropout(model)

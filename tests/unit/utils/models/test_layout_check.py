@@ -11,8 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.rows import TokenRows
-from training.utils.models.layout_check import why_not_packed
+from training.utils.models.layout_check import check_padded, why_not_packed
+from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.errors import ThreestepError
 
 CPU = torch.device("cpu")
 GOOD = ["llama", "qwen3", "gpt2", "opt", "gemma3_text"]
@@ -131,3 +133,35 @@ def other_family(name: str, **changes: Any) -> PreTrainedModel:
         num_key_value_heads=1, **({} if name == "falcon" else {"intermediate_size": 48}), **changes,
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_short_sequence_that_changes_beside_a_long_one(packed):
+    """Before, only the long one's numbers were looked at there."""
+    model = tiny_causal_lm("llama")
+    read_own_forward(model, longest_tokens=30)
+    policy = PolicyModel(model)
+
+    def read(rows: TokenRows) -> torch.Tensor:
+        numbers_M = policy(rows).logprobs_M
+        if rows.input_ids_NT.shape[1] >= 30:
+            numbers_M[0] += 1.0
+        return numbers_M
+
+    if packed:
+        assert "a packed row and separate sequences differ by" in (why_not_packed(model, read, 30, CPU) or "")
+    else:
+        with pytest.raises(ThreestepError, match=r"^LlamaForCausalLM cannot be trained: padded rows differ by"):
+            check_padded(model, read, CPU)
+
+
+def test_keys_that_are_kept_of_a_whole_row():
+    """Doge: a later token may push an earlier one out."""
+    model = tiny_causal_lm("llama")
+    model.config.keep_window_size = 16
+    read_own_forward(model, longest_tokens=30)
+    read = PolicyModel(model)
+    with pytest.raises(
+        ThreestepError, match=r"keeps 16 keys of a row .* sequences have 30 tokens; use sequences of at"
+    ):
+        check_padded(model, lambda rows: read(rows).logprobs_M, CPU)

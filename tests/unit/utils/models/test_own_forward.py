@@ -288,3 +288,29 @@ def test_a_leak_below_rounding_is_found_by_its_gradient():
             weight.mul_(0.05)
     reason = why_not_packed(model, reader(model), 12, CPU)
     assert reason == "its attention lets one document of a row look into another"
+
+
+def test_a_model_that_changes_its_weights_in_a_forward():
+    """RWKV divides some by a power of two in eval mode, and a folder that is saved then is another model."""
+
+    class Changes(type(tiny_causal_lm("llama"))):
+        def forward(self, *inputs: Any, **others: Any) -> Any:
+            self.lm_head.weight.div_(1)
+            return super().forward(*inputs, **others)
+
+    model = tiny_causal_lm("llama")
+    model.__class__ = Changes
+    with pytest.raises(ThreestepError, match=r"^Changes changes 1 of its own weights in a forward \(lm_head.weight\)"):
+        read_own_forward(model)
+
+
+def test_positions_that_depend_on_the_length_of_a_row():
+    """Phi-3's long factors take the place of the short ones for the whole row, beyond so many tokens."""
+    long_rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
+    }  # fmt: skip
+    model = family("phi3", **LLAMA, rope_parameters=long_rope, original_max_position_embeddings=16)
+    read_own_forward(model, longest_tokens=16)
+    with pytest.raises(ThreestepError, match=r"reads the first half of 20 tokens otherwise than alone .* shorter seq"):
+        read_own_forward(model, longest_tokens=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from training.utils.run.errors import Mistakes
@@ -106,6 +107,11 @@ class ChatArguments:
         )
         if self.chat_template is not None and not os.path.isfile(self.chat_template):
             mistakes.add(f"--chat_template expects a file, got '{self.chat_template}', which does not exist")
+        elif self.chat_template is not None:
+            try:
+                Path(self.chat_template).read_text("utf-8")
+            except (UnicodeDecodeError, OSError) as error:
+                mistakes.add(f"--chat_template expects a file of UTF-8 text, got '{self.chat_template}': {error}")
         try:
             kwargs = json.loads(self.chat_template_kwargs or "{}")
         except ValueError as error:

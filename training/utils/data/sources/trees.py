@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from training.utils.data.files.columns import FileRow, Kinds
+from training.utils.data.files.columns import FileRow, Kinds, kind_of
 from training.utils.run.errors import ThreestepError
 
 _ID, _PARENT, _ROLE, _TEXT = "message_id", "parent_id", "role", "text"
@@ -26,7 +26,8 @@ class TreeRows(Sequence):
     """The conversations in such rows, each built when it is read.
 
     Messages marked as `deleted`, and those below them, are left out. The constructor reads all rows once. It raises
-    ThreestepError for a message without an id or with another's, and where a parent is missing or follows from itself.
+    ThreestepError for a message without a role, without an id or with another's, and where a parent is missing or
+    follows from itself.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -40,8 +41,10 @@ class TreeRows(Sequence):
             if not isinstance(row.get(_ID), (str, int)) or row[_ID] in places:
                 wrong = f"{row.get(_ID)!r:.60}" + (" a second time" if isinstance(row.get(_ID), (str, int)) else "")
                 raise ThreestepError(f"{row.where}: column '{_ID}': expected an id of its own, got {wrong}")
+            if not isinstance(row.get(_ROLE), str):
+                raise ThreestepError(f"{row.where}: column '{_ROLE}': expected text, got {kind_of(row.get(_ROLE))}")
             places[row[_ID]] = place
-            answers += [place] if row.get(_ROLE) == _ASSISTANT else []
+            answers += [place] if row[_ROLE] == _ASSISTANT else []
             deleted |= {place} if row.get("deleted") is True else set()
         self._parents = [self._parent_of(place, places) for place in range(len(rows))]
         self._answers = [place for place in answers if deleted.isdisjoint(self._path(place))]
@@ -79,7 +82,7 @@ class TreeRows(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         path = [self._rows[place] for place in self._path(self._answers[int(index)])][::-1]
-        messages = [{"role": _ROLES.get(row.get(_ROLE), row.get(_ROLE)), "content": row.get(_TEXT)} for row in path]
+        messages = [{"role": _ROLES.get(row[_ROLE], row[_ROLE]), "content": row.get(_TEXT)} for row in path]
         for message in messages[:-1]:
             if message["role"] == _ASSISTANT:
                 message["train"] = False

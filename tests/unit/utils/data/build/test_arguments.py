@@ -145,6 +145,7 @@ def test_chat_flags():
         ({"bad_conversations": "skip"}, "--bad_conversations expects one of error, drop, got 'skip'"),
         ({"enable_thinking": False}, "--enable_thinking needs --prompt_style chat_template, got human_assistant"),
         ({"chat_template": "no.jinja"}, "--chat_template expects a file, got 'no.jinja', which does not exist"),
+        ({"chat_template": sys.executable}, "--chat_template expects a file of UTF-8 text, got '.*': 'utf-8' codec"),
         ({"chat_template_kwargs": "{a: 1}"}, "--chat_template_kwargs expects a JSON object .* got '{a: 1}'"),
         ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs expects a JSON object"),
         ({"chat_template_kwargs": '{"tools": []}'}, "--chat_template_kwargs: tools come from the data"),

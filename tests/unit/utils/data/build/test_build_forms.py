@@ -611,6 +611,11 @@ TREES = [
         ("! line 2: the message follows from itself by 'parent_id'",) * 3,
     ),
     Form(
+        "a tree with a role that is no text",
+        [{**TREE[0], "role": ["prompter"]}, TREE[1]],
+        ("! rows.jsonl, line 1: column 'role': expected text, got a list",) * 3,
+    ),
+    Form(
         "a tree with another's role",
         [node("1", None, "moderator", "Hi"), node("2", "1", "assistant", "Ho")],
         ("! a message's role: expected one of system, user, assistant, tool, got 'moderator'",) * 3,
