@@ -21,7 +21,6 @@ from transformers.integrations.flex_attention import flex_attention_forward
 
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 from training.utils.layout.rows import TokenRows
-from training.utils.models.attention import FLEX
 from training.utils.run.console import log, started_as_main_rank
 
 _BLOCKS = (
@@ -38,8 +37,8 @@ _BLOCKS = (
 
 def use_flex_attention(model: PreTrainedModel) -> None:
     """Give a model that computes FlexAttention this module's function, under transformers' name for it."""
-    if model.config._attn_implementation == FLEX:
-        AttentionInterface.register(FLEX, FlexAttention())
+    if model.config._attn_implementation == "flex_attention":
+        AttentionInterface.register("flex_attention", FlexAttention())
 
 
 class SegmentBlockMask(BlockMask):
@@ -128,7 +127,7 @@ class FlexAttention:
         except FailOnRecompileLimitHit:
             if not self._has_said:
                 log(
-                    f"warning: {FLEX} runs unfused from here on for some models, which is slow and holds all scores of "
+                    "warning: flex_attention runs unfused from here on for some models, which is slow and holds all scores of "
                     f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention were to be compiled; "
                     "use --attn_implementation sdpa",
                     started_as_main_rank(),
