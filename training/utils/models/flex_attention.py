@@ -127,7 +127,7 @@ class FlexAttention:
         except FailOnRecompileLimitHit:
             if not self._has_said:
                 log(
-                    "warning: flex_attention runs unfused from here on for some models, which is slow and holds all scores of "
+                    "warning: flex_attention runs unfused from here on for some models, slow and with all scores of "
                     f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention were to be compiled; "
                     "use --attn_implementation sdpa",
                     started_as_main_rank(),
