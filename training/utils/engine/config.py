@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.engine.arguments import EngineSettings
+from training.utils.engine.refused_keys import refused_keys
 from training.utils.engine.zero3_limits import DEEPSPEED_LIMITS
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
@@ -140,6 +141,8 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
         "optimizer",
         "scheduler",
     )
+    for refusal in refused_keys(theirs):
+        mistakes.add(f"{where}: {refusal}")
     for key in owned:
         if theirs.get(key, "auto") != "auto":
             mistakes.add(f"{where}: '{key}' is set by Threestep's flags; remove it or write \"auto\"")

@@ -19,11 +19,11 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Round the weights that a loaded model keeps in float32 to `dtype`, as DeepSpeed would, and measure its own
     forward anew; a note names them, and says how far its numbers moved. A ZeRO-3 model, whose weights were rounded when
     they were sharded, only gets the note."""
-    own = own_forward_of(model)
-    assert own is not None, "it was measured when it was loaded"
     names = _kept_in_float32(model, dtype)
     if not names:
         return
+    own = own_forward_of(model)
+    assert own is not None, "it was measured when it was loaded"
     short = str(dtype).removeprefix("torch.")
     kinds = sorted({re.sub(r"\d+", "*", merged_name(name)) for name in names})
     note = f"{ROUNDS} {len(names)} weights that its family keeps in float32 to {short} ({', '.join(kinds[:4])})"

@@ -128,10 +128,10 @@ def test_a_run_starts_with_its_settings_and_its_seed(tmp_path):
 
 def test_loading_gives_the_dtype():
     asked = []
-    module = load_under(
-        EngineSettings(dtype="bf16"), ranks(), lambda dtype: asked.append(dtype) or torch.nn.Linear(1, 1)
+    model = load_under(
+        EngineSettings(dtype="bf16"), ranks(), lambda dtype: asked.append(dtype) or tiny_causal_lm("gpt2", dtype)
     )
-    assert asked == [torch.bfloat16] and isinstance(module, torch.nn.Linear)
+    assert asked == [torch.bfloat16] and model.dtype is torch.bfloat16
 
 
 def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
@@ -142,7 +142,7 @@ def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
     (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.5}')
     settings = EngineSettings(deepspeed_config=str(tmp_path / "ds.json"))
     for rank in (0, 1):
-        load_under(settings, ranks(2, rank), lambda dtype: torch.nn.Linear(1, 1, dtype=dtype))
+        load_under(settings, ranks(2, rank), lambda dtype: tiny_causal_lm("gpt2", dtype))
     said = capsys.readouterr().out
     assert said.startswith(f"filled in the keys that {tmp_path}/ds.json lacks: ") and said.count("filled in") == 1
     assert "zero_optimization" in said and "gradient_clipping" not in said
