@@ -130,8 +130,8 @@ NEW_HEAD = "has no scalar head: score.weight is new, drawn at random"
 @CHAINS
 @STEPS
 def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
-    """A line of the launcher's command, the data's and the prompt style's lines, step 2's new head, the machine's rate, the report's place,
-    the result; on stderr the progress alone."""
+    """A line of the launcher's command, those of the data and the prompt style, step 2's new head, the machine's
+    rate, the report's place, the result; on stderr the progress alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
     starts = ("data: ", "prompt style: ", "model: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
