@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,12 @@ class ProgramParser(argparse.ArgumentParser):
         return options
 
 
+def _program() -> str | None:
+    """How this program was started, as one types it; None: by a file's name, which argparse shows by itself."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # argparse reads it too, from Python 3.14 on
+    return None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+
+
 def parse_arguments(
     groups: Sequence[type], argv: Sequence[str], description: str, old_flags: Mapping[str, OldFlag] | None = None
 ) -> tuple[Any, ...]:
@@ -64,6 +71,7 @@ def parse_arguments(
 
     parser = StrictParser(
         [part for group in groups for part in _parts(group)],
+        prog=_program(),
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -181,6 +182,15 @@ def test_help_ends_well_and_tells_defaults(parse, capsys):
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert "--learning_rate" in said and "1e-05" in said and "--local_rank" not in said
+
+
+def test_help_names_the_command_that_was_typed(parse, capsys, monkeypatch):
+    """A package that is run is called `__main__` there, and every step's program `main.py`."""
+    spec = importlib.machinery.ModuleSpec("training.inspect.__main__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert capsys.readouterr().out.startswith("usage: python -m training.inspect [-h]")
 
 
 @pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step2_dpo", "step3_ppo"])
