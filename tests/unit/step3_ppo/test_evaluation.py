@@ -72,7 +72,8 @@ def test_without_held_out_prompts_nothing_is_evaluated(tmp_path):
 
 def test_the_closing_sentence(tmp_path):
     folder = RunFolder(tmp_path, is_main_rank=True)
-    whole = {"reward_before": 1.0, "reward_after": 2.5, "reward_standard_error": 0.25, "seconds": 7.4}
+    whole = {"reward_before": 1.0, "reward_after": 2.5, "reward_standard_error": 0.25, "held_out_prompts": 9,
+             "seconds": 7.4}  # fmt: skip
     assert closing_sentence(whole, folder, val_only=False) == (
         "step 3: mean reward on held-out prompts 1.000 -> 2.500 (standard error of the gain 0.250) in 7 s; the model "
         f"is in {folder.model}"

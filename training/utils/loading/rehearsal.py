@@ -22,6 +22,7 @@ from training.utils.loading.judgement import HEAD, LoadReport, WantedModel, judg
 from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
 from training.utils.run.errors import ThreestepError, first_line
 
+_LOGGER = "transformers.modeling_utils"  # which reports what was loaded
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -213,8 +214,14 @@ def _report_kept() -> Iterator[list[str]]:
         said.append(record.getMessage())
         return False
 
-    with _filtered(keep):
-        yield said
+    logger = logging.getLogger(_LOGGER)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # a user may have silenced transformers
+    try:
+        with _filtered(keep):
+            yield said
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -226,7 +233,7 @@ def without_report() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _filtered(keep: Any) -> Iterator[None]:
-    logger = logging.getLogger("transformers.modeling_utils")
+    logger = logging.getLogger(_LOGGER)
     logger.addFilter(keep)
     try:
         yield

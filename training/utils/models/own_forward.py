@@ -100,7 +100,7 @@ def _measured(model: PreTrainedModel, probes: Probes) -> OwnForward:
         try:
             read = [_read(model, document) for document in probes.alone]
             noise = [
-                _disturbed(model, document, seed) - read[index].numbers_M
+                _disturbed(model, document, seed) - read[index].compared
                 for index, document in list(enumerate(probes.alone))[-2:]
                 for seed in _NOISE_SEEDS
             ]
@@ -128,7 +128,8 @@ def _measured(model: PreTrainedModel, probes: Probes) -> OwnForward:
         )
     # Scores are read in float32, and some families compute attention in it whatever the model's precision (gpt_neo).
     eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps
-    tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * float(numbers_M.abs().max())
+    largest = float(torch.cat([part.compared for part in read]).abs().max())
+    tolerance = _NOISE_FACTOR * rms(torch.cat(noise)) + eps * largest
     together = {document.tokens: part.middle_PV for document, part in zip(probes.alone, read, strict=True)}
     _check_causal(model, {tokens: rms(together[tokens] - before[tokens]) for tokens in sorted(before)}, tolerance)
     is_linear = all(part.head_is_linear for part in read if part.head_is_linear is not None)
@@ -163,9 +164,16 @@ class _Read:
     """numbers_M: float64 on the CPU. middle_PV: the logits (or scores) of the last tokens of the first half.
     head_is_linear: None where it was not looked at, to hold few logits."""
 
+    of_scores: bool
     numbers_M: torch.Tensor
     middle_PV: torch.Tensor
     head_is_linear: bool | None
+
+    @property
+    def compared(self) -> torch.Tensor:
+        """Numbers of the kind that are held against the tolerance. Of a sequence one score alone is read, too few to
+        tell their noise by, and it may be near zero where the others are not: of scores, those of the middle too."""
+        return torch.cat([self.numbers_M, self.middle_PV.flatten()]) if self.of_scores else self.numbers_M
 
 
 def _read(model: PreTrainedModel, document: Document) -> _Read:
@@ -179,11 +187,11 @@ def _read(model: PreTrainedModel, document: Document) -> _Read:
             raise ThreestepError(
                 f"{type(model).__name__} reads its score from a pooled state, not from each token's; use another family"
             )
-        return _Read(score[0].double().cpu(), scores[0, middle_P].double().cpu(), is_linear)
+        return _Read(True, score[0].double().cpu(), scores[0, middle_P].double().cpu(), is_linear)
     logits_PV, is_linear = _logits_at(model, ids_T, torch.cat([middle_P, target_M - 1]))
     logprobs_MV = torch.log_softmax(logits_PV[len(middle_P) :], dim=-1)
     numbers_M = logprobs_MV.gather(-1, ids_T[target_M].unsqueeze(-1)).squeeze(-1)
-    return _Read(numbers_M, logits_PV[: len(middle_P)], is_linear)
+    return _Read(False, numbers_M, logits_PV[: len(middle_P)], is_linear)
 
 
 def _middle(ids_T: torch.Tensor) -> torch.Tensor:
@@ -224,7 +232,7 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple
 
 def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.Tensor:
     with rounded_once_more(model, seed):
-        return _read(model, document).numbers_M
+        return _read(model, document).compared
 
 
 def _first_half(model: PreTrainedModel, document: Document) -> torch.Tensor:

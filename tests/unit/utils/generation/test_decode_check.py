@@ -34,7 +34,7 @@ CASES = {
     "bart": (False, OURS),  # positions by the cache's length
     "openai-gpt": (False, NONE),  # it has no cache
     "recurrent_gemma": (False, NONE),  # its state is in its modules
-    "rwkv": (False, NONE),  # it knows no mask
+    "rwkv+unscaled": (False, NONE),  # it knows no mask
 }
 
 
@@ -152,6 +152,6 @@ def test_a_model_that_cannot_be_decoded_is_refused(monkeypatch):
 def test_an_engine_that_only_pads_refuses_who_cannot():
     model, own = known("llama")
     assert HybridRollout().check(nullcontext(model), own) == []
-    model, own = known("rwkv")
+    model, own = known("rwkv+unscaled")
     with pytest.raises(ThreestepError, match="--rollout_engine hybrid draws by .* RwkvForCausalLM cannot: .* hf"):
         HybridRollout().check(nullcontext(model), own)

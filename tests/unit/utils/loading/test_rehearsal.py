@@ -273,8 +273,9 @@ def test_tied_tensors_that_are_both_there(changed_folder, same):
 
 
 @pytest.mark.parametrize("part", ["w1", "w2"])
-def test_an_expert_that_is_missing(changed_folder, tmp_path, tiny_tokenizer, part):
-    """Experts are merged into one tensor; what cannot be merged is named."""
+def test_an_expert_that_is_missing(changed_folder, tmp_path, tiny_tokenizer, part, caplog):
+    """Experts are merged into one tensor; what cannot be merged is named, also where transformers is silenced."""
+    caplog.set_level(logging.ERROR, logger="transformers")
     config = AutoConfig.for_model(
         "mixtral", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, vocab_size=len(tiny_tokenizer), num_local_experts=4,

@@ -49,5 +49,5 @@ def test_every_setting_is_passed_on():
         "trust_remote_code": True,
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
-    assert dataclasses.asdict(settings) == {"name_or_path": "m", **given}
+    assert dataclasses.asdict(settings) == {"name_or_path": "m", "trains_adapter_on": False, **given}
     assert ModelArguments(model_name_or_path="m").settings() == ModelSettings("m")

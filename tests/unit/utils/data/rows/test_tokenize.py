@@ -236,6 +236,9 @@ class WithoutBackend:
     def __call__(self, *given, **named):
         return self._tokenizer(*given, **named)
 
+    def convert_ids_to_tokens(self, token):
+        return self._tokenizer.convert_ids_to_tokens(token)
+
 
 def test_a_tokenizer_with_ways_of_its_own_is_asked_itself():
     plain = with_bos_and_eos()
