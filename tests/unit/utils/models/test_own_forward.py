@@ -239,8 +239,8 @@ def test_the_tolerance_is_of_the_order_of_rounding(dtype):
 
 
 def test_a_new_head_whose_score_is_near_zero_is_causal():
-    """Of 1,500 new heads these gave so little noise in the last tokens' scores that the rounding of the others was taken
-    for an encoder's: the first two on one thread, the others on two."""
+    """Of 1,500 new heads these gave so little noise in the last tokens' scores that the rounding of the others was
+    taken for an encoder's: the first two on one thread, the others on two."""
     model = tiny_scalar_model("llama", vocab_size=378, pad_token_id=1).eval()
     for seed in (205, 966, 1169, 1301):
         torch.manual_seed(seed)
