@@ -66,7 +66,7 @@ def trained_memory(
     optimizer = MemoryLine(name, 0, state) if is_offloaded else MemoryLine(name, state)
     buffers = bucket * (2 if zero.get("overlap_comm") and stage < 3 else 1)
     if stage == 3:
-        buffers += gathered_elements(weights, largest, zero) * size
+        buffers += _gathered(weights, largest, zero) * size
     name = "reduction bucket" + (", gathered weights" if stage == 3 else "")
     copies = size * share if is_offloaded and stage < 3 else 0  # updated weights on their way back
     stepping = MemoryLine("the step's buffers", stepping_bytes)
@@ -97,13 +97,9 @@ def _sharded_gradients(trained: int, share: int, dtype: str, stage: int, offload
     return MemoryLine("gradients", summed * trained, moved), 4 * share
 
 
-def gathered_elements(weights: int, largest: int, zero: dict[str, Any]) -> int:
-    """Elements that ZeRO-3 may hold whole at once: gathering ahead ends with the module that passes the limit. At the
-    turn from forward to backward it keeps what is used again within the reuse distance, half before it and half after.
-    """
-    live = zero.get("stage3_max_live_parameters", 1_000_000_000)
-    kept = zero.get("stage3_max_reuse_distance", 1_000_000_000) // 2
-    return min(weights, max(live, kept) + largest)
+def _gathered(weights: int, largest: int, zero: dict[str, Any]) -> int:
+    """Elements that ZeRO-3 may hold whole at once: the configuration's limit, or a single module that is larger."""
+    return min(weights, max(largest, zero.get("stage3_max_live_parameters", 1_000_000_000)))
 
 
 def _offloaded(zero: dict[str, Any], section: str) -> bool:

@@ -23,8 +23,7 @@ from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
-from training.utils.engine.startup import DTYPES, Ranks
-from training.utils.engine.zero3_limits import limits_of
+from training.utils.engine.startup import Ranks
 from training.utils.models.buffers import buffers_kept
 from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
@@ -61,9 +60,7 @@ class TrainingEngine:
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trainable:
             raise ThreestepError("nothing to train: every weight of the model is frozen")
-        limits = limits_of(module, DTYPES[settings.dtype], ranks.device)
-        on_gpu = ranks.device.type == "cuda"
-        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits)
+        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), ranks.device.type == "cuda")
         optimizer = _optimizer(module, settings, ranks.device)
         names = {parameter: name for name, parameter in module.named_parameters()}
         # Names of the weights in each group of the optimizer, in its order.
