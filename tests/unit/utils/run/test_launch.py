@@ -149,7 +149,8 @@ def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
     monkeypatch.setattr(launch, "_installed_gpus", lambda: 8)
     monkeypatch.setattr(launch, "run_and_wait", lambda *started_with: started.append(started_with) or 0)
-    for name in ("RANK", "WORLD_SIZE", "THREESTEP_RANKS", "THREESTEP_HOSTFILE", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
+    names = "RANK WORLD_SIZE THREESTEP_RANKS THREESTEP_HOSTFILE MASTER_PORT CUDA_VISIBLE_DEVICES DS_ACCELERATOR"
+    for name in names.split():
         monkeypatch.delenv(name, raising=False)
     launch.launch("m", "--num_gpus 1 --seed 3 --num_nodes=1".split())
     launch.launch("m", "--num_gpus=2 --master_port 12346 --deepspeed".split())

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.data.build.arguments import WHOLE_RUN_VARIABLE
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.portions import divide_rows, open_sources, share_sentence
 from training.utils.data.sources.file_dataset import FileDataset
+
+
+@pytest.fixture(autouse=True)
+def a_step_alone(monkeypatch):
+    """Whatever a run of all steps in this process left behind."""
+    monkeypatch.delenv(WHOLE_RUN_VARIABLE, raising=False)
 
 
 def said(phase, data):
