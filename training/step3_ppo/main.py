@@ -74,13 +74,18 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
-    needed = RolesNeeded(
-        critic=components.algorithm.estimator.needs_critic,
-        reference=components.algorithm.wants_reference,
-        reward_model=components.with_reward_model,
-    )
     loaded = load_roles(
-        flags.roles, tokenizers, ranks, inputs.optimizer_steps, inputs.warmup_steps, flags.longest_tokens, needed
+        flags.roles,
+        tokenizers,
+        ranks,
+        inputs.optimizer_steps,
+        inputs.warmup_steps,
+        flags.longest_tokens,
+        RolesNeeded(
+            critic=components.algorithm.estimator.needs_critic,
+            reference=components.algorithm.wants_reference,
+            reward_model=components.with_reward_model,
+        ),
     )
     roles = checked_roles(flags, loaded)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
