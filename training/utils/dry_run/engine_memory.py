@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.dry_run.table import MemoryLine
+from training.utils.engine.config import DEEPSPEED_LIMITS
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -66,7 +67,7 @@ def trained_memory(
     optimizer = MemoryLine(name, 0, state) if is_offloaded else MemoryLine(name, state)
     buffers = bucket * (2 if zero.get("overlap_comm") and stage < 3 else 1)
     if stage == 3:
-        buffers += _gathered(weights, largest, zero) * size
+        buffers += gathered_elements(weights, largest, zero, trains=True) * size
     name = "reduction bucket" + (", gathered weights" if stage == 3 else "")
     copies = size * share if is_offloaded and stage < 3 else 0  # updated weights on their way back
     stepping = MemoryLine("the step's buffers", stepping_bytes)
@@ -97,9 +98,18 @@ def _sharded_gradients(trained: int, share: int, dtype: str, stage: int, offload
     return MemoryLine("gradients", summed * trained, moved), 4 * share
 
 
-def _gathered(weights: int, largest: int, zero: dict[str, Any]) -> int:
-    """Elements that ZeRO-3 may hold whole at once: the configuration's limit, or a single module that is larger."""
-    return min(weights, max(largest, zero.get("stage3_max_live_parameters", 1_000_000_000)))
+def gathered_elements(weights: int, largest: int, zero: dict[str, Any], trains: bool) -> int:
+    """Elements that ZeRO-3 may hold whole at once: gathering ahead ends with the weight that passes the limit, and a
+    module that is needed is gathered at once.
+
+    A model that trains also keeps what is used again within the reuse distance: at the turn from forward to backward
+    half of it before and half after (deepspeed 0.19, partitioned_param_coordinator.py: __params_to_release).
+    """
+    whole = zero.get("stage3_max_live_parameters", DEEPSPEED_LIMITS["stage3_max_live_parameters"])
+    if trains:
+        distance = zero.get("stage3_max_reuse_distance", DEEPSPEED_LIMITS["stage3_max_reuse_distance"])
+        whole = max(whole, distance // 2)
+    return min(weights, whole + largest)
 
 
 def _offloaded(zero: dict[str, Any], section: str) -> bool:

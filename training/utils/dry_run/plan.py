@@ -14,6 +14,7 @@ from training.utils.dry_run.table import MemoryLine
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
+from training.utils.engine.zero3_limits import host_share, model_sizes, zero3_limits
 from training.utils.models.attention import SDPA
 from training.utils.models.settings import ModelSettings
 
@@ -52,9 +53,12 @@ def plan_training(
     """Return what training `model` (on the meta device) takes of one rank."""
     trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
     weights = sum(part.numel() for part in model.parameters())
-    config = deepspeed_config(settings, ranks, trained, torch.cuda.is_available())
+    on_gpu, sizes = torch.cuda.is_available(), model_sizes(model)
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory if on_gpu else host_share(ranks)
+    limits = zero3_limits(sizes, DTYPES[settings.dtype].itemsize, memory_bytes, on_gpu)
+    config = deepspeed_config(settings, ranks, trained, on_gpu, limits)
     zero = config["zero_optimization"]
-    engine = trained_memory(weights, trained, largest_module(model), settings.dtype, zero, ranks)
+    engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks)
     saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
@@ -84,8 +88,3 @@ def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens:
     if most_tokens is not None:
         return max(1, -(-most_tokens // longest_tokens))
     return sequences if packed else sequences * shared_by
-
-
-def largest_module(model: Any) -> int:
-    """Elements of the module with the most parameters of its own: what ZeRO-3 must gather at once."""
-    return max(sum(part.numel() for part in module.parameters(recurse=False)) for module in model.modules())

@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.dry_run.engine_memory import trained_memory, weights_memory
 
-BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300}
+BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300, "stage3_max_reuse_distance": 300}
 
 
 def held(weights: int, dtype: str, zero: dict, ranks: int, trained: int | None = None) -> tuple[int, int]:
@@ -42,9 +42,11 @@ def test_only_what_trains_has_gradients():
 
 def test_stage_3_gathers_what_may_live():
     memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3}, 2)
-    assert memory.buffers.device_bytes == (500 + 300) * 2
+    assert memory.buffers.device_bytes == (500 + 300 + 100) * 2
     one_large = trained_memory(1000, 1000, 900, "bf16", {**BUCKETS, "stage": 3}, 2)
-    assert one_large.buffers.device_bytes == (500 + 900) * 2
+    assert one_large.buffers.device_bytes == (500 + 1000) * 2  # no more than there is
+    far = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 1200}, 2)
+    assert far.buffers.device_bytes == (500 + 600 + 100) * 2
 
 
 def test_a_frozen_model_has_weights_alone():
