@@ -16,11 +16,13 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 from training.utils.layout.rows import TokenRows
+from training.utils.models.document_attention import attention_by_document
 from training.utils.run.console import log, started_as_main_rank
 
 _BLOCKS = (
@@ -35,10 +37,15 @@ _BLOCKS = (
 )
 
 
-def use_flex_attention(model: PreTrainedModel) -> None:
-    """Give a model that computes FlexAttention this module's function, under transformers' name for it."""
+def use_flex_attention(model: PreTrainedModel, dense_masks: bool = False) -> None:
+    """Give a model that computes FlexAttention this module's function, under transformers' name for it.
+
+    dense_masks: rollouts get SDPA's masks and are computed by SDPA, which compiles nothing
+    """
     if model.config._attn_implementation == "flex_attention":
-        AttentionInterface.register("flex_attention", FlexAttention())
+        AttentionInterface.register("flex_attention", FlexAttention(dense_masks=dense_masks))
+        if dense_masks:
+            AttentionMaskInterface.register("flex_attention", sdpa_mask)
 
 
 class SegmentBlockMask(BlockMask):
@@ -88,12 +95,14 @@ def _ordered(seen_bb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class FlexAttention:
     """transformers' attention function: return ([1, L, A, D], None).
 
-    What is not the training's (another block mask, as in rollouts; scores that a bias or a sink changes; dropout) is
-    left to transformers. Where the compiler reaches its limit, the forward is computed unfused, and one line says so.
+    A dense mask, as of rollouts, is SDPA's (`attention_by_document`). What else is not the training's (another block
+    mask; scores that a bias or a sink changes; dropout) is left to transformers. Where the compiler reaches its limit,
+    the forward is computed unfused, and one line says so.
     """
 
-    def __init__(self, backend: Any = "inductor") -> None:
-        """backend: torch.compile's."""
+    def __init__(self, backend: Any = "inductor", dense_masks: bool = False) -> None:
+        """backend: torch.compile's. dense_masks: where there is no block mask, a mask is dense, or None and causal."""
+        self._dense_masks = dense_masks
         self._compiled = torch.compile(_attend, dynamic=True, fullgraph=True, backend=backend)
         self._has_said = False
 
@@ -108,6 +117,10 @@ class FlexAttention:
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         softcap = others.get("softcap")
+        if self._dense_masks and not isinstance(attention_mask, BlockMask):
+            return attention_by_document(
+                module, query_1ALD, key_1KLD, value_1KLD, attention_mask, scaling=scaling, **others
+            )
         changes = any(others.get(name) is not None for name in ("s_aux", "position_bias", "kernel_options"))
         if not isinstance(attention_mask, SegmentBlockMask) or changes or others.get("dropout"):
             return flex_attention_forward(
