@@ -56,11 +56,8 @@ class TokenRows:
 
     def to(self, device: torch.device | str) -> TokenRows:
         parts = {name: part for name, part in vars(self).items() if part is not None}
-        if (
-            torch.device(device).type != "cpu"
-            and self.input_ids_NT.device.type == "cpu"
-            and self.visible_NSS is not None
-        ):
+        leaves_host = self.input_ids_NT.device.type == "cpu" and torch.device(device).type != "cpu"
+        if leaves_host and self.visible_NSS is not None:
             parts["run_lengths"] = self.lengths()
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 

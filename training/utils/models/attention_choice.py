@@ -19,7 +19,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.models.attention import AUTO, FLEX, SDPA, VARLEN
-from training.utils.models.document_attention import comparisons_with_sdpa, use_document_attention
+from training.utils.models.document_attention import (
+    attention_by_document,
+    comparisons_with_sdpa,
+    use_document_attention,
+)
 from training.utils.models.flex_attention import use_flex_attention
 from training.utils.models.own_forward import OwnForward, difference_now
 from training.utils.models.sharding import whole_where_used
@@ -76,9 +80,13 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     if loaded != SDPA:
         own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
         return
+    from torch.utils._triton import has_triton
+
     call = _call_of(model, own, dropout)
     reason = _try_varlen(model, own, call)
     flex = _why_not_flex(model, call)
+    if flex is None and not has_triton():
+        flex = "Triton, which compiles it, cannot be used here"
     if reason is None:
         own.others.extend([*([FLEX] if flex is None else []), SDPA])
         own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
@@ -92,10 +100,27 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     own.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
 
 
+def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropout: float | None) -> str:
+    """Return the attention that a model on the meta device would be given, by its configuration alone: one that the
+    check of packed rows then turns down is not known. wanted, dropout: see `settle_attention`."""
+    if wanted != AUTO:
+        return wanted
+    if not on_cuda or model.config._attn_implementation != SDPA:
+        return SDPA
+    config = model.config.get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rate = float(getattr(config, "attention_dropout", None) or 0.0) if dropout is None else dropout
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    call = AttentionCall((size, size), rate, ("softcap",) if capped else ())
+    if _why_not_varlen(model, call) is None:
+        return VARLEN
+    return FLEX if _why_not_flex(model, call) is None else SDPA
+
+
 def switch_attention(model: PreTrainedModel, name: str) -> None:
     """Give `model` the attention `name`, which `choose_on_cuda` found possible."""
     model.set_attn_implementation(name)
-    use_flex_attention(model, dense_masks=True)
+    use_flex_attention(model, attention_by_document)
 
 
 def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
@@ -131,14 +156,10 @@ def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
 
 
 def _why_not_flex(model: PreTrainedModel, call: AttentionCall) -> str | None:
-    from torch.utils._triton import has_triton
-
     if not getattr(model, "_supports_flex_attn", False):
         return "transformers gives the family no FlexAttention"
     if call.head_sizes[1] == 0:
         return "the family does not ask for attention by transformers' interface"
-    if not has_triton():
-        return "Triton, which compiles it, cannot be used here"
     if call.head_sizes[1] < 16:
         return f"its kernel takes heads of 16 at least, and the model's have {call.head_sizes[1]}"
     if call.dropout:

@@ -22,7 +22,6 @@ from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 from training.utils.layout.rows import TokenRows
-from training.utils.models.document_attention import attention_by_document
 from training.utils.run.console import log, started_as_main_rank
 
 _BLOCKS = (
@@ -37,14 +36,14 @@ _BLOCKS = (
 )
 
 
-def use_flex_attention(model: PreTrainedModel, dense_masks: bool = False) -> None:
+def use_flex_attention(model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
     """Give a model that computes FlexAttention this module's function, under transformers' name for it.
 
-    dense_masks: rollouts get SDPA's masks and are computed by SDPA, which compiles nothing
+    by_dense_mask: an attention function for SDPA's masks, which rollouts then get: it compiles nothing
     """
     if model.config._attn_implementation == "flex_attention":
-        AttentionInterface.register("flex_attention", FlexAttention(dense_masks=dense_masks))
-        if dense_masks:
+        AttentionInterface.register("flex_attention", FlexAttention(by_dense_mask=by_dense_mask))
+        if by_dense_mask is not None:
             AttentionMaskInterface.register("flex_attention", sdpa_mask)
 
 
@@ -95,14 +94,14 @@ def _ordered(seen_bb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class FlexAttention:
     """transformers' attention function: return ([1, L, A, D], None).
 
-    A dense mask, as of rollouts, is SDPA's (`attention_by_document`). What else is not the training's (another block
-    mask; scores that a bias or a sink changes; dropout) is left to transformers. Where the compiler reaches its limit,
-    the forward is computed unfused, and one line says so.
+    What is not the training's (another mask, as in rollouts; scores that a bias or a sink changes; dropout) is left to
+    transformers, or to `by_dense_mask`. Where the compiler reaches its limit, the forward is computed unfused, and one
+    line says so.
     """
 
-    def __init__(self, backend: Any = "inductor", dense_masks: bool = False) -> None:
-        """backend: torch.compile's. dense_masks: where there is no block mask, a mask is dense, or None and causal."""
-        self._dense_masks = dense_masks
+    def __init__(self, backend: Any = "inductor", by_dense_mask: Callable[..., Any] | None = None) -> None:
+        """backend: torch.compile's. by_dense_mask: for a dense mask, or None, which is causal."""
+        self._by_dense_mask = by_dense_mask
         self._compiled = torch.compile(_attend, dynamic=True, fullgraph=True, backend=backend)
         self._has_said = False
 
@@ -117,8 +116,8 @@ class FlexAttention:
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         softcap = others.get("softcap")
-        if self._dense_masks and not isinstance(attention_mask, BlockMask):
-            return attention_by_document(
+        if self._by_dense_mask is not None and not isinstance(attention_mask, BlockMask):
+            return self._by_dense_mask(
                 module, query_1ALD, key_1KLD, value_1KLD, attention_mask, scaling=scaling, **others
             )
         changes = any(others.get(name) is not None for name in ("s_aux", "position_bias", "kernel_options"))

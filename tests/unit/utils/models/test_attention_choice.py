@@ -15,7 +15,7 @@ from tests.support.varlen_reference import varlen_attn
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import attention_choice, layout_check, varlen_attention
-from training.utils.models.attention_choice import choose_on_cuda, settle_attention
+from training.utils.models.attention_choice import choose_on_cuda, planned_attention, settle_attention
 from training.utils.models.layout_check import notes_on, why_not_packed
 from training.utils.models.own_forward import OwnForward, own_forward_of, read_again
 from training.utils.models.settings import ModelSettings
@@ -198,6 +198,24 @@ def test_varlen_by_name_is_refused_where_it_cannot_be():
     model = tiny_causal_lm("llama", HALF)
     settle_attention(model, own_forward_of(model), "varlen", None, compiled=False)
     assert model.config._attn_implementation == "varlen"
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "dropout", "planned"),
+    [
+        ("llama", HALF, None, "varlen"),
+        ("llama", HALF, 0.1, "sdpa"),
+        ("llama", torch.float32, None, "flex_attention"),
+        ("gemma2", HALF, None, "sdpa"),
+        ("bloom", HALF, None, "sdpa"),
+    ],
+)
+def test_what_a_dry_run_plans(family, dtype, dropout, planned):
+    changes = {} if family == "bloom" else {"head_dim": 16}
+    model = tiny_causal_lm(family, dtype, **changes).to("meta")
+    assert planned_attention(model, "auto", True, dropout) == planned
+    assert planned_attention(model, "auto", False, dropout) == "sdpa"
+    assert planned_attention(model, "flash_attention_2", True, dropout) == "flash_attention_2"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
