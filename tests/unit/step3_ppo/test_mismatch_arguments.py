@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from training.step3_ppo.mismatch import REJECTIONS
+from training.step3_ppo.mismatch import RECIPES, REJECTIONS
 from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import note_mistakes
+
+PAGE = Path(__file__).parents[3] / "docs" / "mismatch.md"
 
 
 def mistakes_of(arguments: MismatchArguments) -> list[str]:
@@ -58,3 +62,16 @@ def test_the_defaults_are_sound_and_do_nothing():
 )
 def test_mistakes(given, sentence):
     assert mistakes_of(MismatchArguments(**given)) == [sentence]
+
+
+def spelt(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_page_has_the_recipe(name):
+    recipe = RECIPES[name]
+    flags = ", ".join(f"`{flag} {spelt(value)}`" for flag, value in recipe.flags.items())
+    assert f"| `{name}` | {flags} | {recipe.when} |" in PAGE.read_text(encoding="utf-8").splitlines()
