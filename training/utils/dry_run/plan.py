@@ -14,6 +14,7 @@ from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
+from training.utils.models.attention import SDPA
 from training.utils.models.settings import ModelSettings
 
 
@@ -60,7 +61,9 @@ def plan_training(
     config = deepspeed_config(settings, ranks, trained, device.is_cuda)
     zero = config["zero_optimization"]
     engine = trained_memory(weights, trained, largest_module(model), settings.dtype, zero, ranks)
-    saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
+    by_document = not device.is_cuda and getattr(model, "_supports_attention_backend", False)
+    in_float32 = by_document and loading.attn_implementation == SDPA and settings.dtype == "bf16"
+    saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation, in_float32)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
@@ -73,7 +76,7 @@ def plan_training(
             forward.tokens,
             1 if loading.gradient_checkpointing else len(saved.layers),
             DTYPES[settings.dtype].itemsize,
-            not device.is_cuda and getattr(model, "_supports_attention_backend", False),
+            by_document,
         )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens
