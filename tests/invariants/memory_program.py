@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,9 +23,20 @@ CASES = {
     if not (offload and (stage < 2 or dtype == "fp32"))
 }
 CASES["bf16_z2_lora"] = ("bf16", 2, False, 4)
+CASES |= {f"bf16_z{stage}_states": ("bf16", stage, False, 0) for stage in (1, 2, 3)}  # in bfloat16 too
 ORDINARY = {  # by ranks
     1: ("fp32_z0", "fp32_z3", "bf16_z1", "bf16_z2_offload", "bf16_z3"),
-    2: ("fp32_z0", "fp32_z2", "bf16_z0", "bf16_z3", "bf16_z3_offload", "bf16_z2_lora"),
+    2: (
+        "fp32_z0",
+        "fp32_z2",
+        "bf16_z0",
+        "bf16_z3",
+        "bf16_z3_offload",
+        "bf16_z2_lora",
+        "bf16_z1_states",
+        "bf16_z2_states",
+        "bf16_z3_states",
+    ),
 }
 
 
@@ -34,10 +46,10 @@ def main(is_long: bool) -> None:
 
     with started_process_group() as ranks:
         names = CASES if is_long else ORDINARY[ranks.world_size]
-        report({name: compared(*CASES[name], ranks) for name in names})
+        report({name: compared(*CASES[name], ranks, name.endswith("_states")) for name in names})
 
 
-def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -> dict[str, list[int]]:
+def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, states: bool) -> dict[str, list[int]]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from training.utils.dry_run.engine_memory import trained_memory
@@ -52,6 +64,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -
     shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
     config = AutoConfig.for_model("llama", **shape)
     settings = EngineSettings(dtype=dtype, zero_stage=stage, offload=offload, learning_rate=1e-3, weight_decay=0.1)
+    settings = replace(settings, bf16_optimizer_states=states)
 
     def load(torch_dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
@@ -69,7 +82,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any) -
         engine.step()
     engine.engine.destroy()
     zero = deepspeed_config(settings, ranks.world_size, trained, False)["zero_optimization"]
-    said = trained_memory(sum(size for size, _ in sizes), trained, 0, dtype, zero, ranks.world_size)
+    said = trained_memory(sum(size for size, _ in sizes), trained, 0, dtype, zero, ranks.world_size, states)
     return {
         name: [held[name], getattr(said, name).device_bytes + getattr(said, name).host_bytes]
         for name in ("parameters", "gradients", "optimizer")

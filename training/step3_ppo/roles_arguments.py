@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from training.utils.engine.arguments import (
+    BF16_STATES_HELP,
     CYCLES_HELP,
     DTYPE_NAMES,
     INIT_LR_HELP,
@@ -13,6 +14,7 @@ from training.utils.engine.arguments import (
     PREFETCH_HELP,
     STABLE_HELP,
     EngineSettings,
+    check_bf16_states,
     check_offload,
     check_schedule,
     check_zero3_limits,
@@ -66,6 +68,7 @@ class RolesArguments:
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1)
     only_optimize_lora: bool = flag(True, "With LoRA: freeze every other weight.")
     dtype: str = flag("bf16", "fp32, bf16 or fp16 (GPU only).", choices=DTYPE_NAMES)
+    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP)
     offload: bool = flag(False, "Keep actor's and critic's optimizer state in CPU memory.")
     offload_reference_model: bool = flag(False, "ZeRO-3: keep the reference's weights in CPU memory.")
     offload_reward_model: bool = flag(False, "ZeRO-3: keep the reward model's weights in CPU memory.")
@@ -95,6 +98,8 @@ class RolesArguments:
         check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
         is_zero3 = 3 in (self.actor_zero_stage, self.critic_zero_stage)
         check_zero3_limits(mistakes, self, "--actor_zero_stage 3 or --critic_zero_stage 3", is_zero3)
+        check_bf16_states(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
+        check_bf16_states(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)

@@ -74,7 +74,7 @@ def trained_memory(
     summed = 2 if bf16_states else 4 if dtype == "bf16" else size  # data_types.grad_accum_dtype
     master = 2 if bf16_states else 4
     gradients, stepping_bytes = _sharded_gradients(trained, share, (summed, master), dtype, stage, is_offloaded)
-    optimizer = _optimizer_state(share, stage, bf16_states, is_offloaded)
+    optimizer = _optimizer_state(share, bf16_states, is_offloaded)
     buffers = bucket * (2 if zero.get("overlap_comm") and stage < 3 else 1)
     if stage == 3:
         buffers += gathered_elements(weights, largest, zero, trains=True) * size
@@ -137,15 +137,11 @@ def gathered_elements(weights: int, largest: int, zero: dict[str, Any], trains: 
     return min(weights, whole + largest)
 
 
-def _optimizer_state(share: int, stage: int, bf16_states: bool, is_offloaded: bool) -> MemoryLine:
-    """Master weights and two moments; in float32 training too, stages 1 to 3 copy the weights. Of bfloat16 master
-    weights ZeRO-3 makes no copy: they are its shards."""
+def _optimizer_state(share: int, bf16_states: bool, is_offloaded: bool) -> MemoryLine:
+    """Master weights and two moments; in float32 training too, stages 1 to 3 copy the weights."""
+    name, a_weight = "optimizer: AdamW's moments, float32 weights", 12
     if bf16_states:
-        name, a_weight = "optimizer: AdamW's moments in bfloat16", 4
-        if stage < 3:
-            name, a_weight = "optimizer: AdamW's moments, weights, in bfloat16", 6
-    else:
-        name, a_weight = "optimizer: AdamW's moments, float32 weights", 12
+        name, a_weight = "optimizer: AdamW's moments, weights, in bfloat16", 6
     state = a_weight * share
     return MemoryLine(name, 0, state) if is_offloaded else MemoryLine(name, state)
 

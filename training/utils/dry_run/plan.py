@@ -64,7 +64,7 @@ def plan_training(
     limits = planned_limits(sizes, settings, ranks, device)
     config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
     zero = config["zero_optimization"]
-    engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks)
+    engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks, settings.bf16_optimizer_states)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"

@@ -94,7 +94,10 @@ def _from_flags(
     }
     if settings.dtype == "bf16":
         config["bf16"] = {"enabled": True}
-        if stage > 0:  # stage 0 refuses it; its gradients accumulate in bfloat16
+        if settings.bf16_optimizer_states:
+            config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+            config["data_types"] = {"grad_accum_dtype": "bf16"}
+        elif stage > 0:  # stage 0 refuses it; its gradients accumulate in bfloat16
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     if settings.dtype == "fp16":
         config["fp16"] = {"enabled": True, "loss_scale_window": 100}
@@ -155,6 +158,11 @@ def _check_users_config(theirs: dict[str, Any], settings: EngineSettings) -> Non
         theirs.get("bf16", {}).get("check_grad_overflow", "auto") in ("auto", True),
         f"{where}: 'bf16.check_grad_overflow' is off, so a NaN gradient would reach the weights; remove it",
     )
+    for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states"):
+        mistakes.require(
+            theirs.get("bf16", {}).get(key, "auto") in ("auto", settings.bf16_optimizer_states),
+            f"{where}: 'bf16.{key}' is set by --bf16_optimizer_states; remove it",
+        )
     types = theirs.get("data_types", {})
     mistakes.require(
         not isinstance(types, dict) or types.get("buffer_dtype") is None,

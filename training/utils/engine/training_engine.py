@@ -158,6 +158,10 @@ class TrainingEngine:
             "ZeRO stage": (engine.zero_optimization_stage(), asked["zero_optimization"]["stage"]),
             "gradient clipping": (engine.gradient_clipping(), asked["gradient_clipping"]),
             "bf16": (engine.bfloat16_enabled(), asked.get("bf16", {}).get("enabled", False)),
+            "bf16 optimizer states": (
+                engine.bf16_optimizer_states(),
+                asked.get("bf16", {}).get("bf16_optimizer_states", False),
+            ),
             "fp16": (engine.fp16_enabled(), asked.get("fp16", {}).get("enabled", False)),
             "managed accumulation": (engine.managed_gradient_accumulation(), False),
         }

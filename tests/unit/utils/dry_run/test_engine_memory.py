@@ -28,6 +28,13 @@ def test_bf16_adds_gradients_up_in_float32():
     assert held(1000, "bf16", {"stage": 1}, 2) == (14_000, 0)
 
 
+def test_bfloat16_states_are_a_third_of_the_others():
+    """1000 weights on 2 ranks: 2 weights + 2 gradients / 2 + (2 + 4) / 2."""
+    for stage, bytes_a_weight in ((1, 2 + 2 + 3), (2, 2 + 1 + 3), (3, 1 + 1 + 3)):
+        memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": stage}, 2, bf16_states=True)
+        assert sum(line.device_bytes for line in memory.held) == 1000 * bytes_a_weight
+
+
 def test_offload_moves_the_optimizer_and_at_stage_3_everything():
     cpu = {"device": "cpu"}
     # device: 2 weights + 4 / 2 gradients; host: 12 / 2 and the optimizer's float32 gradients, 4 / 2

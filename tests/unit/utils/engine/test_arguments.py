@@ -36,6 +36,19 @@ def test_the_defaults_are_sound():
         ({"max_grad_norm": -1.0}, "--max_grad_norm expects 0 or more, got -1.0"),
         ({"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'; did you mean 'fp32'?"),
+        (
+            {"bf16_optimizer_states": True, "dtype": "fp16", "zero_stage": 1},
+            "--bf16_optimizer_states expects --dtype bf16, got fp16",
+        ),
+        (
+            {"bf16_optimizer_states": True},
+            "--bf16_optimizer_states expects --zero_stage 1, 2 or 3, got 0, which has none",
+        ),
+        (
+            {"bf16_optimizer_states": True, "zero_stage": 2, "offload": True},
+            "--bf16_optimizer_states cannot go with --offload, for which DeepSpeed has a compiled optimizer alone; leave "
+            "one of them out",
+        ),
         ({"zero_stage": 4}, "--zero_stage expects a number from 0 to 3, got 4"),
         (
             {"zero3_live_parameters": 7},
