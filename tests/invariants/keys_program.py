@@ -72,7 +72,9 @@ CASES: dict[str, Case] = {
     "comms_logger.enabled": Case(True, "comm op:", beside={"comms_logger": {"verbose": True}}),
     "comms_logger.verbose": Case(True, "comm op:", beside={"comms_logger": {"enabled": True}}, without={}),
     "comms_logger.prof_all": Case(False, "logged", beside={"comms_logger": LOGGER}),
-    "comms_logger.prof_ops": Case(["all_reduce"], "comm op: all_reduce", beside={"comms_logger": {**LOGGER, "prof_all": False}}),
+    "comms_logger.prof_ops": Case(
+        ["all_reduce"], "comm op: all_reduce", beside={"comms_logger": {**LOGGER, "prof_all": False}}
+    ),
     "comms_logger.debug": Case(True, "Caller Func", beside={"comms_logger": LOGGER}),
     "timers.throughput.enabled": Case(True, "timed"),
     "timers.throughput.synchronized": Case(False, "waits", beside={"timers": {"throughput": {"enabled": True}}}),
@@ -198,7 +200,7 @@ SEEN: dict[str, Callable[[Any], Any]] = {
     "pinned": lambda engine: engine.optimizer.cpu_offload_pin_memory,
     "offload_param": lambda engine: engine.optimizer.offload_param,
     "pinned_param": lambda engine: engine.optimizer.offload_param_pin_memory,
-    "secondary": lambda engine: [getattr(part, "ds_secondary_tensor", None) is None for part in engine.module.parameters()],
+    "secondary": lambda engine: [part.ds_secondary_tensor is None for part in engine.module.parameters()],
     "linear": lambda engine: torch.nn.functional.linear.__name__,
 }  # fmt: skip
 
@@ -307,6 +309,7 @@ def main() -> None:
     from training.utils.engine.startup import started_process_group
 
     type(get_accelerator()).is_fp16_supported = lambda self: True
+    gc.freeze()  # DeepSpeed collects at each engine, and would walk all that is imported
     results: dict[str, Any] = {}
     with started_process_group() as ranks, tempfile.TemporaryDirectory() as place:
         shared: list[Any] = [place]

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.deepspeed_json import users_config, with_flags
 
+# DeepSpeed's own (deepspeed 0.19, runtime/zero/config.py), in elements.
+DEEPSPEED_LIMITS = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+}
 
-def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
-    """Return the configuration for `deepspeed.initialize`.
+
+def deepspeed_config(
+    settings: EngineSettings,
+    ranks: int,
+    trainable_elements: int,
+    on_gpu: bool,
+    limits: Mapping[str, int] = DEEPSPEED_LIMITS,
+) -> dict[str, Any]:
+    """Return the configuration for `deepspeed.initialize`. limits: of what ZeRO-3 gathers (`zero3_limits`).
 
     The planner sets batch sizes, so DeepSpeed gets one sequence per rank, and accumulation that ends when the caller
     calls step().
     """
-    ours = _from_flags(settings, ranks, trainable_elements, on_gpu)
+    ours = _from_flags(settings, ranks, trainable_elements, on_gpu, limits)
     if settings.deepspeed_config is None:
         return ours
     return with_flags(users_config(settings.deepspeed_config), ours, settings, ranks)
 
 
-def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
+def _from_flags(
+    settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool, limits: Mapping[str, int]
+) -> dict[str, Any]:
     stage = settings.zero_stage
     zero: dict[str, Any] = {
         "stage": stage,
@@ -29,10 +45,13 @@ def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, o
         "reduce_bucket_size": max(1, min(500_000_000, trainable_elements)),
     }
     if stage == 3:
-        # DeepSpeed-Chat's values: parameters below 1e4 elements stay whole; up to 3e7 may be live or prefetched.
-        zero["stage3_param_persistence_threshold"] = 10_000
-        zero["stage3_max_live_parameters"] = 30_000_000
-        zero["stage3_prefetch_bucket_size"] = 30_000_000
+        zero["stage3_param_persistence_threshold"] = 10_000  # DeepSpeed-Chat's: smaller parameters stay whole
+        zero |= limits
+        if settings.zero3_live_parameters is not None:
+            zero["stage3_max_live_parameters"] = settings.zero3_live_parameters
+            zero["stage3_max_reuse_distance"] = settings.zero3_live_parameters
+        if settings.zero3_prefetch_parameters is not None:
+            zero["stage3_prefetch_bucket_size"] = settings.zero3_prefetch_parameters
     if settings.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
         if stage == 3:

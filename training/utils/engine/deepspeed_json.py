@@ -213,7 +213,9 @@ def _honoured(theirs: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in theirs.items():
         dotted = prefix + key
-        if value not in (None, "auto") and not any(dotted in names for names in (keys.REFUSED, keys.LEFT_OUT, keys.OWNED)):
+        if value not in (None, "auto") and not any(
+            dotted in names for names in (keys.REFUSED, keys.LEFT_OUT, keys.OWNED)
+        ):
             kept[key] = _honoured(value, dotted + ".") if isinstance(value, dict) else value
     return kept
 

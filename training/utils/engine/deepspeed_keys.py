@@ -1,7 +1,7 @@
 """Every key of DeepSpeed's JSON (deepspeed 0.19), by its dotted name: where it is honoured, or why it is refused.
 
-`tests/invariants/test_deepspeed_keys.py` runs each accepted key and sees what it changes, and holds these tables against
-the installed DeepSpeed, so that a key of a new version is not taken for a known one.
+`tests/invariants/test_deepspeed_keys.py` runs each accepted key and sees what it changes; the unit test holds these
+tables against the installed DeepSpeed, so that a key of a new version is not taken for a known one.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ LEFT_OUT = {
 
 # What Threestep sets, and no JSON may.
 OWNED = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "managed_gradient_accumulation",
-    "optimizer", "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "managed_gradient_accumulation", "optimizer", "scheduler", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
 )  # fmt: skip
 
 _TRACKERS = "writes figures that Threestep's own trackers write; remove it and see --report_to"
@@ -144,8 +145,19 @@ REFUSED = {
     "disable_allgather": _NO_EFFECT,
     "vocabulary_size": _NO_EFFECT,
     **dict.fromkeys(
-        ("nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue",
-         "sparse_attention", "elasticity", "graph_harvesting", "curriculum_learning", "progressive_layer_drop"),
+        (
+            "nebula",
+            "compression_training",
+            "amp",
+            "quantize_training",
+            "sparse_gradients",
+            "eigenvalue",
+            "sparse_attention",
+            "elasticity",
+            "graph_harvesting",
+            "curriculum_learning",
+            "progressive_layer_drop",
+        ),
         _REMOVED,
     ),
     "data_types.param_dtype": _OF_DTYPE,
@@ -161,7 +173,7 @@ REFUSED = {
         "compute_grad_norm": "is off, so a NaN gradient would reach the weights; remove it",
         "load_from_fp32_weights": "is off, so a resumed run would begin with rounded weights; remove it",
         "override_module_apply": "is off, so new weights would stay as memory held them; remove it",
-        "ignore_unused_parameters": "is off, which ends a run in an assertion where a weight gets no gradient; remove it",
+        "ignore_unused_parameters": "is off, which asserts where a weight gets no gradient; remove it",
         "elastic_checkpoint": _NO_EFFECT,
         "legacy_stage1": _REMOVED,
         "zenflow": "is an optimizer of its own beside Threestep's; remove it and use --offload",
@@ -181,7 +193,7 @@ REFUSED = {
         "offload_param.buffer_size": _NVME,
         "offload_param.max_in_cpu": _NVME,
         "stage3_module_granularity_threshold": (
-            "ends in an error where it takes the whole model for one module; remove it and name modules in 'leaf_module'"
+            "ends in an error where it takes the whole model for one; remove it and name modules in 'leaf_module'"
         ),
         "zero_quantized_weights": _QUANTIZED,
         "zero_quantized_nontrainable_weights": _QUANTIZED,
