@@ -13,13 +13,13 @@ from training.utils.engine.deepspeed_keys import ACCEPTED
 
 PROGRAM = Path(__file__).with_name("keys_program.py")
 AGREED = {"zero_optimization.stage", "bf16.enabled", "fp16.enabled"}  # refused where they differ from the flags
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]  # on a busy machine
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict:
     environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    return run_ranks(PROGRAM, 2, timeout_seconds=280, environment=environment)[0]
+    return run_ranks(PROGRAM, 2, timeout_seconds=560, environment=environment)[0]
 
 
 def test_every_accepted_key_is_tried():
