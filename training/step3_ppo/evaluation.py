@@ -29,8 +29,8 @@ from training.utils.run.seeds import derived_seed
 class Evaluator:
     """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation.
 
-    samples_per_prompt: of the sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of
-    samples to print.
+    samples_per_prompt: of the sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number
+    of samples to print.
     """
 
     roles: Roles

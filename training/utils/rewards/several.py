@@ -61,8 +61,8 @@ def sizes(n: int) -> list[int]:
 def several_figures(
     values_Nn: Sequence[Sequence[float]], answers_Nn: Sequence[Sequence[Hashable]], seed: int
 ) -> dict[str, Figure]:
-    """Return, means over prompts with the 95 % intervals of a bootstrap over prompts: `std@n`, the deviation of a prompt's
-    values; best@k, worst@k and majority@k for the sizes k; and pass@k, where all values are 0 or 1 (best@k's number)."""
+    """Return means over prompts, with the 95 % intervals of a bootstrap over prompts: mean@n; std@n, the deviation of a
+    prompt's values; best@k (pass@k where all values are 0 or 1), worst@k and majority@k for the sizes k."""
     n = len(values_Nn[0])
     found = {f"mean@{n}": [sum(values) / n for values in values_Nn], f"std@{n}": [_std(values) for values in values_Nn]}
     are_shares = all(value in (0.0, 1.0) for values in values_Nn for value in values)
