@@ -1,8 +1,8 @@
 """A model with whole weights on one rank, for code that runs many forwards: rollouts.
 
-Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, made when it is first lent, filled by gathering
-the weights and emptied afterwards: one gather per rollout, not one per token. A rollout engine that takes tensor by
-tensor (`tensors`) needs no copy, and no rank ever holds a whole one.
+Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, made when it is first lent, filled by
+gathering the weights and emptied afterwards: one gather per rollout, not one per token. A rollout engine that takes
+tensor by tensor (`tensors`) needs no copy, and no rank ever holds a whole one.
 """
 
 from __future__ import annotations
