@@ -16,6 +16,7 @@ import torch
 
 from training.utils.engine.collectives import barrier, wait_for_main
 from training.utils.engine.host_memory import keep_freed_memory
+from training.utils.engine.rank_watch import RankWatch, leave_process_group
 from training.utils.models.one_precision import ROUNDED
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import free_port
@@ -78,13 +79,18 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
         device = torch.device("cpu")
         keep_freed_memory()
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
+    watch = RankWatch(ranks.rank, ranks.world_size)
+    failed = True
     try:
         yield ranks
         wait_for_main()  # rank 0 may still be writing the model
         barrier()  # a rank that leaves while another works may abort at its end (gloo, one run in ten)
+        failed = False
     finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        if failed:
+            watch.tell()
+        leave_process_group(failed)
+        watch.stop()
         for name in alone:
             os.environ.pop(name, None)
 
