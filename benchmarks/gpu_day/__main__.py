@@ -56,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
     others += ["--only", *arguments.only] if arguments.only else []
     # What one part leaves in a GPU's context, an error too, does not reach the next.
     codes = [
-        subprocess.run([sys.executable, "-m", "benchmarks.gpu_day", str(part), *others], cwd=ROOT, check=False).returncode
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu_day", str(part), *others], cwd=ROOT, check=False
+        ).returncode
         for part in parts
     ]
     return int(any(codes))

@@ -2,7 +2,7 @@
 
     python carried/install.py [--target DIR]
 
-Runs with the Python that holds torch, and needs pip and nothing else; it stands alone, since it travels with the wheels.
+Runs with the Python that holds torch and needs pip alone: it travels with the wheels, and imports nothing else.
 --target DIR: into that folder, which then has to be on PYTHONPATH, instead of into the environment itself.
 """
 
@@ -36,7 +36,17 @@ def main() -> int:
             with lzma.open(packed) as source, wheel.open("wb") as target:
                 shutil.copyfileobj(source, target)
             wheels.append(str(wheel))
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--no-cache-dir",
+        ]
         if arguments.target:
             pip += ["--upgrade", "--target", str(arguments.target)]
             sys.path.insert(0, str(arguments.target))

@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu_day.pack [--python 3.12] [--there FREEZE.txt] [--out carried] [--most_mb 60]
 
-Versions are constraints.txt's, requirements are followed from setup.py's through the wheels' own metadata. Taken as there
-is torch with what it requires, and what the lines of --there name (`pip freeze` on that machine), where that version
-satisfies who asks for it. DeepSpeed is built from its source without compiled operators, by this Python, which needs
-torch for that; every other wheel is the registry's for --python on x86-64 Linux. Each is compressed by xz instead of zip,
+Versions are constraints.txt's; requirements are followed from setup.py's through the wheels' own metadata. Taken as
+there is torch with what it requires, and what --there names (`pip freeze` on that machine), where that version serves
+whoever asks for it. DeepSpeed is built from its source without compiled operators, by this Python, which needs torch
+for that; every other wheel is the registry's for --python on x86-64 Linux. Each is compressed by xz instead of zip,
 which takes a quarter off. What does not fit is left out and named (`LEFT_OUT`). On the machine:
 
     python carried/install.py
@@ -25,6 +25,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -33,10 +34,18 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 # torch brings these (its metadata, 2.11 to 2.13); of CUDA's packages, all.
-TORCH_BRINGS = ("torch", "triton", "filelock", "typing-extensions", "setuptools", "sympy", "mpmath", "networkx", "jinja2",
-                "markupsafe", "fsspec")  # fmt: skip
+TORCH_BRINGS = ("torch", "triton", "filelock", "typing-extensions", "setuptools", "sympy", "mpmath", "networkx",
+                "jinja2", "markupsafe", "fsspec")  # fmt: skip
 BUILT = "deepspeed"  # the registry has its source alone
-TESTS = ("pytest",)  # of the tests marked gpu
+ALSO = ("pyarrow", "pytest")  # imported by the package, which has it from datasets; of the tests marked gpu
+# Left out of a wheel, with their lines in its RECORD: what nothing here imports, and the rest of it does without.
+TRIMMED = {
+    "pyarrow": (
+        "pyarrow/include/*", "pyarrow/tests/*", "pyarrow/src/*", "*.pxd", "*.pyx", "pyarrow/*flight*",
+        "pyarrow/_substrait*", "pyarrow/*s3*", "pyarrow/_gcsfs*", "pyarrow/_azurefs*", "pyarrow/_hdfs*", "pyarrow/_orc*",
+    ),
+    "numpy": ("numpy/*/tests/*", "numpy/tests/*"),
+}  # fmt: skip
 # Not on any path of the measurements; the last is the first to be carried. What is lost without each.
 LEFT_OUT = {
     "tensorboard": "runs write no TensorBoard files (they say so); metrics.jsonl is there",
@@ -102,10 +111,10 @@ def pack(out: Path, python: str, there: Mapping[str, str], most_mb: float) -> Pa
 
 
 def required() -> list[Requirement]:
-    """What setup.py requires, and the tests."""
+    """What setup.py requires, and `ALSO`."""
     found = re.search(r"^INSTALL_REQUIRES = \[(.*?)^\]", (ROOT / "setup.py").read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None
-    return [Requirement(name) for name in [*re.findall(r'"([^"]+)"', found[1]), *TESTS]]
+    return [Requirement(name) for name in [*re.findall(r'"([^"]+)"', found[1]), *ALSO]]
 
 
 def frozen(text: str) -> dict[str, str]:
@@ -192,7 +201,7 @@ def cached(name: str, version: str, cache: Path) -> Path | None:
 
 def compressed(wheels: Mapping[str, Path]) -> dict[str, Path]:
     """Return each wheel as NAME.whl.xz beside it: the same wheel without compression (its hashes are those of the files
-    in it), compressed as a whole."""
+    in it), less what is `TRIMMED`, compressed as a whole."""
     made = {}
     for name, wheel in wheels.items():
         path = wheel.with_name(wheel.name + ".xz")
@@ -205,11 +214,17 @@ def compressed(wheels: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def stored(wheel: Path) -> bytes:
-    """Return the wheel without compression."""
-    whole = io.BytesIO()
+    """Return the wheel without compression and without what is trimmed."""
+    whole, patterns = io.BytesIO(), TRIMMED.get(canonicalize_name(wheel.name.split("-")[0]), ())
     with zipfile.ZipFile(wheel) as files, zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as target:
         for info in files.infolist():
+            if any(fnmatch(info.filename, pattern) for pattern in patterns):
+                continue
             data = files.read(info)
+            if patterns and info.filename.endswith(".dist-info/RECORD"):
+                lines = data.decode().splitlines(keepends=True)
+                kept = [line for line in lines if not any(fnmatch(line.split(",")[0], each) for each in patterns)]
+                data = "".join(kept).encode()
             info.compress_type = zipfile.ZIP_STORED
             target.writestr(info, data)
     return whole.getvalue()

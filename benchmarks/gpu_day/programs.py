@@ -18,7 +18,9 @@ from training.utils.run.errors import ThreestepError
 
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 WARM_UP_STEPS = 3
-_WORDS = "ann ben apples sells market each half twice price day week total left gives box cars pays more than how".split()
+_WORDS = (
+    "ann ben apples sells market each half twice price day week total left gives box cars pays more than how".split()
+)
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,7 @@ class Report:
     def skip(self, group: str, name: str, why: str) -> None:
         self._note(group, name, f"skipped: {why}")
 
-    def _measured(
-        self, measure: Callable[[], Mapping[str, Any]]
-    ) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
+    def _measured(self, measure: Callable[[], Mapping[str, Any]]) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
         try:
             with _alarm(self.left_seconds):
                 return "measured", dict(measure()), {}
@@ -95,7 +93,8 @@ class Report:
             words = "out of memory" if is_out_of_memory(problem) else f"failed: {_sentence(problem)}"
             return words, None, {"trace": traceback.format_exc()}
         finally:
-            _release()
+            if self.full:
+                _release()
 
     def _note(self, group: str, name: str, result: str, figures: Mapping[str, Any] = {}, more: Any = {}) -> None:  # noqa: B006
         self.rows.append({"group": group, "case": name, "result": result, "figures": dict(figures), **more})

@@ -1,4 +1,4 @@
-"""One case of training: a random model of a shape under the project's engine, on random tokens, in a process of its own.
+"""One case of training: a random model under the project's engine, on random tokens, in a process of its own.
 
     python -m benchmarks.gpu_day.training_case --shape tiny --steps 3 [--zero_stage 3] [--offload] [--lora_dim 64] ...
 
@@ -103,9 +103,7 @@ def engine_of(arguments: argparse.Namespace, ranks: Any) -> Any:
 
     settings = EngineSettings(dtype=arguments.dtype, zero_stage=arguments.zero_stage, offload=arguments.offload)
     where = None if arguments.zero_stage == 3 else ranks.device  # born sharded: DeepSpeed puts it where it belongs
-    model = load_under(
-        settings, ranks, lambda dtype: random_model(arguments.shape, dtype, where, arguments.attention)
-    )
+    model = load_under(settings, ranks, lambda dtype: random_model(arguments.shape, dtype, where, arguments.attention))
     read_own_forward(model, 0)
     use_flex_attention(model)
     wanted = ModelSettings(
