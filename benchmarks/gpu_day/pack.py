@@ -42,7 +42,8 @@ ALSO = ("pyarrow", "pytest")  # imported by the package, which has it from datas
 TRIMMED = {
     "pyarrow": (
         "pyarrow/include/*", "pyarrow/tests/*", "pyarrow/src/*", "*.pxd", "*.pyx", "pyarrow/*flight*",
-        "pyarrow/_substrait*", "pyarrow/*s3*", "pyarrow/_gcsfs*", "pyarrow/_azurefs*", "pyarrow/_hdfs*", "pyarrow/_orc*",
+        "pyarrow/_substrait*", "pyarrow/*s3*", "pyarrow/_gcsfs*", "pyarrow/_azurefs*", "pyarrow/_hdfs*",
+        "pyarrow/_orc*",
     ),
     "numpy": ("numpy/*/tests/*", "numpy/tests/*"),
 }  # fmt: skip
