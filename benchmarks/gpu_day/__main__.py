@@ -43,7 +43,7 @@ PARTS = {
 def main(argv: Sequence[str]) -> int:
     """Run the parts; 1 if one of them ended by itself."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", type=int, metavar="PART", choices=list(PARTS))
+    parser.add_argument("parts", nargs="*", type=_part, metavar="PART")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_day"), help="folder of the tables, runs and models")
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose name holds one of these")
@@ -62,6 +62,12 @@ def main(argv: Sequence[str]) -> int:
         for part in parts
     ]
     return int(any(codes))
+
+
+def _part(word: str) -> int:
+    if word not in map(str, PARTS):
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(map(str, PARTS))}, got {word}")
+    return int(word)
 
 
 def run_part(number: int, arguments: argparse.Namespace) -> int:

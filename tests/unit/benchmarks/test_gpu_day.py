@@ -6,6 +6,7 @@ import json
 import os
 import time
 from importlib import import_module
+from subprocess import CompletedProcess
 
 import pytest
 import torch
@@ -111,6 +112,21 @@ def test_the_command_runs_a_part_until_its_time_is_over(tmp_path, capsys):
     assert f"Python: {head['Python']}" in out.err
     with pytest.raises(SystemExit):
         command.main(["8"])
+    assert "argument PART: expected one of 1, 2, 3, 4, 5, 6, 7, got 8" in capsys.readouterr().err
+
+
+def test_without_a_part_each_runs_in_a_process_of_its_own(monkeypatch, tmp_path):
+    """Also after one that ended by itself."""
+    started = []
+
+    def start(words, **_):
+        started.append(words[words.index("benchmarks.gpu_day") + 1 :])
+        return CompletedProcess(words, int(words[3] == "2"))
+
+    monkeypatch.setattr(command.subprocess, "run", start)
+    assert command.main(["--out", str(tmp_path), "--only", "a", "b"]) == 1
+    assert [words[0] for words in started] == ["1", "2", "3", "4", "5", "6", "7"]
+    assert started[0][1:] == [f"--out={tmp_path}", "--minutes=8.0", "--only", "a", "b"]
 
 
 # --- the parts
@@ -279,8 +295,6 @@ def test_shapes_have_the_weights_of_their_names():
 
 def test_a_run_that_fails_is_a_sentence(tmp_path):
     """And out of memory is told from other ends."""
-    from subprocess import CompletedProcess
-
     from benchmarks.gpu_day.programs import ran
 
     for said, kind in (("a\nerror: --x expects y", ThreestepError), ("error: out of memory in a forward", MemoryError)):
