@@ -55,6 +55,7 @@ LEFT_OUT = {
 }
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12)]
 _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+LEAST_SHARE = 0.3  # of a wheel's size that xz left: 0.32 of transformers', which is text
 WHEELS = "wheels"  # the folder of NAME.whl.xz, beside install.py
 
 
@@ -98,8 +99,11 @@ def pack(out: Path, python: str, there: Mapping[str, str], most_mb: float) -> Pa
     kept, left_out = [name for name in roots if name not in LEFT_OUT], list[str]()
     files = compressed(closure([roots[name] for name in kept], python, there, cache))
     for name in reversed([name for name in LEFT_OUT if not is_there(roots[name], there)]):
-        more = compressed(closure([roots[each] for each in (*kept, name)], python, there, cache))
-        if Packed(more, ()).total_bytes <= most_mb * 1e6:
+        wheels = closure([roots[each] for each in (*kept, name)], python, there, cache)
+        room = most_mb * 1e6 - Packed(files, ()).total_bytes
+        at_least = LEAST_SHARE * sum(path.stat().st_size for each, path in wheels.items() if each not in files)
+        more = compressed(wheels) if at_least <= room else {}  # minutes, for what cannot fit
+        if more and Packed(more, ()).total_bytes <= most_mb * 1e6:
             kept, files = [*kept, name], more
         else:
             left_out.append(name)
