@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.models import config_of
-from benchmarks.gpu_day.programs import ran, training_case
+from benchmarks.gpu_day.programs import NO_TRACKERS, ran, training_case
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.models.target_head import TargetHead
 from training.utils.run.errors import ThreestepError
@@ -62,7 +62,8 @@ def estimated_gib(report: Report, shape: str, rows: int, tokens: int, flags: lis
     folder = report.place / f"config_{shape}"
     config_of(shape).save_pretrained(folder)
     words = ["-m", "training.step1_sft.main", "--model_name_or_path", str(folder), "--data_path", "embedded"]
-    words += ["--dry_run", "true", "--device", "cuda", "--padded", "--attn_implementation", "sdpa", *flags]
+    words += ["--dry_run", "true", "--device", "cuda", "--padded", *NO_TRACKERS]
+    words += ["--attn_implementation", "sdpa", *flags]
     words += ["--per_device_train_batch_size", str(rows), "--max_seq_len", str(tokens), "--dtype", "bf16"]
     return most_at_once(ran(report, words))
 

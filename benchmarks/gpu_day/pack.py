@@ -49,7 +49,7 @@ TRIMMED = {
 }  # fmt: skip
 # Not on any path of the measurements; the last is the first to be carried. What is lost without each.
 LEFT_OUT = {
-    "tensorboard": "runs write no TensorBoard files (they say so); metrics.jsonl is there",
+    "tensorboard": "runs need --report_to none; metrics.jsonl has the figures",
     "matplotlib": "no charts as PNG",
     "datasets": "no rows of the hub, or of a folder that datasets saved; files are read without it",
 }

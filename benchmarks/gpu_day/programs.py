@@ -17,6 +17,7 @@ from benchmarks.workload import Workload, make_workload
 from training.utils.run.errors import ThreestepError
 
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+NO_TRACKERS = ("--report_to", "none")  # TensorBoard is not carried
 WARM_UP_STEPS = 3
 _WORDS = (
     "ann ben apples sells market each half twice price day week total left gives box cars pays more than how".split()
@@ -42,7 +43,15 @@ class Trained:
 def train(report: Report, module: str, flags: Sequence[str], name: str, variables: Mapping[str, str] = {}) -> Trained:  # noqa: B006
     """Run a step's program in the folder `name`."""
     folder = report.place / name
-    words = ["-m", "benchmarks.gpu_day.watched", f"training.{module}.main", *flags, "--output_dir", str(folder)]
+    words = [
+        "-m",
+        "benchmarks.gpu_day.watched",
+        f"training.{module}.main",
+        *flags,
+        *NO_TRACKERS,
+        "--output_dir",
+        str(folder),
+    ]
     said = ran(report, words, variables)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return Trained(lines, json_lines(said, "peak_bytes")[-1]["peak_bytes"])
