@@ -12,7 +12,6 @@ import numpy as np
 
 from training.asking.answers import answers_to, scores_of
 from training.asking.arguments import AskedArguments
-from training.asking.figures import Figure, mean, ratio, share
 from training.asking.model import Answer, AskedModel, engine_maker, load_asked_model, start_alone
 from training.asking.pairs_page import page
 from training.asking.perplexity import row_losses
@@ -28,6 +27,7 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.documents import Document
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.intervals import Figure, mean, ratio, share
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError

@@ -46,8 +46,8 @@ def test_the_defaults_are_sound():
         ),
         (
             {"bf16_optimizer_states": True, "zero_stage": 2, "offload": True},
-            "--bf16_optimizer_states cannot go with --offload, for which DeepSpeed has a compiled optimizer alone; leave "
-            "one of them out",
+            "--bf16_optimizer_states cannot go with --offload, for which DeepSpeed has a compiled optimizer alone; "
+            "leave one of them out",
         ),
         ({"zero_stage": 4}, "--zero_stage expects a number from 0 to 3, got 4"),
         (
