@@ -1,4 +1,4 @@
-"""Attention run by run, for a CPU: masked blocks are not computed.
+"""Attention run by run, for a CPU: masked blocks are not computed. And attention of a decoded token, on any device.
 
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
@@ -33,6 +33,12 @@ def use_document_attention(model: PreTrainedModel) -> None:
     AttentionInterface.register(BY_DOCUMENT, attention_by_document)
     AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
     model.set_attn_implementation(BY_DOCUMENT)
+
+
+def share_keys_of_one_token() -> None:
+    """Have transformers' own SDPA, under its name, compute a decoded token as `attention_by_document` does. Families
+    that call it hand no runs on, so that all else stays as it is."""
+    AttentionInterface.register(SDPA, attention_by_document)
 
 
 @contextlib.contextmanager
@@ -92,12 +98,14 @@ def attention_by_document(
     """transformers' attention function: return ([N, T, A, D], None).
 
     others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
-    scores themselves, this is transformers' own function for SDPA (one token alone: `_of_one_token`).
+    scores themselves or a paged `cache` the keys, this is transformers' own function for SDPA (one token alone:
+    `_of_one_token`).
     """
     runs: Sequence[AttentionRun] | None = others.pop("runs", None)
-    if runs is None and query_NATD.shape[2] == 1 and others.get("position_bias") is None:
+    changes_keys = any(others.get(name) is not None for name in ("position_bias", "cache"))
+    if runs is None and query_NATD.shape[2] == 1 and not changes_keys:
         return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
-    if runs is None or others.get("position_bias") is not None:
+    if runs is None or changes_keys:
         return sdpa_attention_forward(
             module, query_NATD, key_NKTD, value_NKTD, attention_mask, dropout=dropout, scaling=scaling, **others
         )
@@ -134,12 +142,13 @@ def _of_one_token(
     scaling: float | None,
 ) -> torch.Tensor:
     """Return [N, 1, A, D]. Heads that share keys become the queries of one head: transformers would copy all keys and
-    values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19). In bfloat16 a lone query is
-    doubled: torch's kernel takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
+    values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19), and torch's `enable_gqa` does so
+    on CUDA wherever there is a mask. In bfloat16 on a CPU a lone query is doubled: torch's kernel takes 1.6 times as
+    long for one query as for two (torch 2.13, docs/lab_book.md)."""
     count, heads, _, size = query_NA1D.shape
     group = heads // key_NKTD.shape[1]
     query_NKgD = query_NA1D.reshape(count, -1, group, size)
-    if group == 1 and query_NKgD.dtype == torch.bfloat16:
+    if group == 1 and query_NKgD.dtype == torch.bfloat16 and query_NKgD.device.type == "cpu":
         query_NKgD = query_NKgD.expand(-1, -1, 2, -1)
     output_NKgD = functional.scaled_dot_product_attention(
         query_NKgD, key_NKTD, value_NKTD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
