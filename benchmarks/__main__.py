@@ -14,7 +14,9 @@ On a GPU the same commands run there, and the peak is that of the GPU's memory:
         --attn_implementation flex_attention
 
 Competitors take turns (A B C, A B C, ...), so that a machine whose speed drifts slows all of them; each figure is a
-median over all steady steps, and only ratios are claims. TRL runs in an environment of its own, made on first use.
+median over the steady steps of undisturbed rounds, and only ratios are claims. A round is disturbed if other processes
+and steal took more than --most_disturbed of the cores in one of its runs (/proc/stat); a claim takes three undisturbed
+rounds. TRL runs in an environment of its own, made on first use.
 """
 
 from __future__ import annotations
@@ -34,6 +36,15 @@ from pathlib import Path
 
 from benchmarks.competitions import COMPETITIONS, Competition
 from benchmarks.competitors.threestep import WITHIN_ROLLOUT
+from benchmarks.machine import (
+    MOST_DISTURBED,
+    Load,
+    closing_line,
+    is_disturbed,
+    load_between,
+    read_counters,
+    undisturbed,
+)
 from benchmarks.workload import SHAPES, make_workload
 
 ROOT = Path(__file__).parents[1]
@@ -44,11 +55,13 @@ WARM_UP_STEPS = 2
 @dataclass(frozen=True)
 class Measured:
     """rates: units a second of each steady step. peak_bytes: the most memory that the process, or a child, held.
-    parts: of each steady step the seconds of its parts by name, if reported."""
+    parts: of each steady step the seconds of its parts by name, if reported. load: what else the machine did, if it
+    tells."""
 
     rates: list[float]
     peak_bytes: int
     parts: list[dict[str, float]]
+    load: Load | None = None
 
 
 def main() -> None:
@@ -61,7 +74,7 @@ def main() -> None:
         for name, command in competition.commands.items():
             run = _run(command, arguments.threads)
             runs[name].append(run)
-            print(f"round {turn + 1}: {name}: {_figure(statistics.median(run.rates))}", file=sys.stderr, flush=True)
+            print(f"round {turn + 1}: {name}: {_told(run, arguments.most_disturbed)}", file=sys.stderr, flush=True)
     _report(arguments, competition, runs)
 
 
@@ -73,6 +86,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument(
+        "--most_disturbed",
+        type=float,
+        default=MOST_DISTURBED,
+        metavar="SHARE",
+        help="a round in which others and steal took more of all cores' time (0 to 1) than this is not quoted",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", default="runs/benchmarks")
     parser.add_argument("--without_trl", action="store_true")
@@ -100,17 +120,19 @@ def _run(command: list[str], threads: int) -> Measured:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     environment["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
+        before = read_counters()
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=error, text=True)
         on_gpu = _GpuPeak()
         # wait4 knows what the process and its own children used; Popen's wait does not.
         _, status, usage = os.wait4(process.pid, 0)
         peak_bytes = on_gpu.stop() or usage.ru_maxrss * 1024
+        load = load_between(before, read_counters())
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         error.seek(0)
         if process.returncode:
             sys.exit(f"{' '.join(command)} ended with code {process.returncode}:\n{error.read()[-3000:]}")
-        return _measured(command, out, peak_bytes)
+        return replace(_measured(command, out, peak_bytes), load=load)
 
 
 def _measured(command: list[str], lines: Iterable[str], peak_bytes: int) -> Measured:
@@ -184,22 +206,49 @@ def _figure(rate: float) -> str:
     return f"{rate:,.1f}" if rate >= 10 else f"{rate:.3f}"
 
 
+def _told(run: Measured, most_disturbed: float) -> str:
+    disturbed = " (disturbed, not quoted)" if is_disturbed(run.load, most_disturbed) else ""
+    return f"{_figure(statistics.median(run.rates))}; {run.load or 'the load of the machine is not known'}{disturbed}"
+
+
 def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[str, list[Measured]]) -> None:
-    medians = {name: statistics.median(rate for run in many for rate in run.rates) for name, many in runs.items()}
     peaks = {name: max(run.peak_bytes for run in many) for name, many in runs.items()}
-    first = next(iter(medians))
+    loads = [[many[turn].load for many in runs.values()] for turn in range(arguments.rounds)]
+    quoted = undisturbed(loads, arguments.most_disturbed)
+    kept = {name: [many[turn] for turn in quoted] for name, many in runs.items()}
+    medians = {
+        name: statistics.median(rate for run in many for rate in run.rates) for name, many in kept.items() if many
+    }
     settings = (arguments.shape, arguments.dtype, f"{arguments.threads} threads", f"{arguments.rounds} rounds")
     print(", ".join((arguments.name, *settings)))
-    print(f"| competitor | median {competition.unit}/s | {first} / competitor | peak memory |")
-    print("| --- | --- | --- | --- |")
-    for name, median in medians.items():
-        print(f"| {name} | {_figure(median)} | {medians[first] / median:.2f} | {peaks[name] / 1e9:.2f} GB |")
-    for line in [*_parts_table(runs), *_sending_shares(runs), *competition.notes]:
+    if quoted:
+        for line in [*_table(competition.unit, kept, peaks), *_parts_table(kept), *_sending_shares(kept)]:
+            print(line)
+    for line in [*competition.notes, closing_line(loads, arguments.most_disturbed)]:
         print(line)
     path = Path(arguments.folder) / f"{arguments.name}_{arguments.shape}_{arguments.dtype}.json"
     rates = {name: [run.rates for run in many] for name, many in runs.items()}
-    result = {"medians": medians, "peak_bytes": peaks, "rates": rates, "settings": vars(arguments)}
-    path.write_text(json.dumps({**result, "notes": competition.notes}, indent=2))
+    shares = {name: [run.load and run.load._asdict() for run in many] for name, many in runs.items()}
+    result = {"medians": medians, "peak_bytes": peaks, "rates": rates, "loads": shares, "undisturbed_rounds": quoted}
+    path.write_text(json.dumps({**result, "settings": vars(arguments), "notes": competition.notes}, indent=2))
+
+
+def _table(unit: str, runs: dict[str, list[Measured]], peaks: dict[str, int]) -> list[str]:
+    """Table lines: medians over all steps, the first one's over each, and in brackets the least and the most that this
+    ratio was in a round; the largest load of a run."""
+    medians = {name: statistics.median(rate for run in many for rate in run.rates) for name, many in runs.items()}
+    first = next(iter(runs))
+    lines = [f"| competitor | median {unit}/s | {first} / competitor | peak memory | others and steal |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for name, many in runs.items():
+        pairs = zip(runs[first], many, strict=True)
+        ratios = [statistics.median(ours.rates) / statistics.median(run.rates) for ours, run in pairs]
+        spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and name != first else ""
+        known = [run.load for run in many if run.load]
+        load = f"at most {100 * max(load.others + load.stolen for load in known):.1f} %" if known else "not known"
+        cells = (_figure(medians[name]), f"{medians[first] / medians[name]:.2f}{spread}", f"{peaks[name] / 1e9:.2f} GB")
+        lines.append(f"| {' | '.join((name, *cells, load))} |")
+    return lines
 
 
 if __name__ == "__main__":

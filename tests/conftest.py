@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from tests.support.cuda_stand_in.building import why_not
+from tests.support.cuda_stand_in.client import StandIn
 from tests.support.forked_programs import FORKS_VARIABLE
 
 # No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
@@ -95,6 +98,17 @@ def train_tokenizer(sentences: list[str], vocab_size: int = 384, pad_is_eos: boo
     )
     tokenizer.train_from_iterator(sentences, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
+
+
+@pytest.fixture(scope="session")
+def on_cuda() -> Iterator[Callable[..., Any]]:
+    """on_cuda(function, *arguments) -> its result, of a function that has a pretended GPU."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    stand_in = StandIn()
+    yield stand_in.run
+    stand_in.close()
 
 
 @pytest.fixture(scope="session")

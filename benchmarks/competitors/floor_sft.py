@@ -44,8 +44,7 @@ def main() -> None:
             hidden = model.model(input_ids=rows, use_cache=False)[0][:, :-1]
             wanted = rows[:, 1:]
             if arguments.head == "targets":
-                is_target = targets[:, 1:]
-                hidden, wanted = hidden[is_target], wanted[is_target]
+                hidden, wanted = hidden[targets[:, 1:]], wanted[targets[:, 1:]]
             logits = model.lm_head(hidden)
             loss = functional.cross_entropy(logits.flatten(0, -2).float(), wanted.flatten())
         loss.backward()

@@ -87,6 +87,7 @@ def test_a_recipe_resolves_and_fits_the_gpus_it_names(recipe, tmp_path, capsys, 
     main = importlib.import_module(f"training.{recipe.parent.parent.name}.main").main
 
     flags = [*flags_for(recipe, tmp_path), "--output_dir", str(tmp_path / "run")]
+    flags += ["--device", "cuda", "--device_memory_gb", str(gigabytes)]
     assert main(["--config", str(recipe), *flags, "--dry_run", "true", "--num_ranks", str(ranks)]) is None
 
     said = capsys.readouterr().out

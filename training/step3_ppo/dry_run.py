@@ -12,12 +12,14 @@ from training.step3_ppo.checks import Components, check_lengths
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.dry_run.activations import cache_bytes
-from training.utils.dry_run.engine_memory import ELEMENT_BYTES, weights_memory
+from training.utils.dry_run.device import PlannedDevice, planned_device
+from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, rows_at_most
-from training.utils.dry_run.table import MemoryLine, peak, print_memory, print_plan, ranks_of_dry_run
+from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, planned_limits, rows_at_most
+from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
+from training.utils.engine.zero3_limits import model_sizes
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -27,6 +29,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
+    device = planned_device(flags.run.device, flags.run.device_memory_gb)
     dtype = DTYPES[roles.dtype]
     check_lengths(flags, components.with_critic_tokenizer)
     actor = model_on_meta(roles.model("actor"), dtype)
@@ -37,34 +40,36 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 
     forward = _forward(ppo, components, longest)
     whole_logits = _whole_logits(actor, forward, components)
-    trained = {"actor": _trained("actor", actor, forward, roles, ranks, *whole_logits)}
+    trained = {"actor": _trained("actor", actor, forward, roles, ranks, device, *whole_logits)}
     if critic is not None:
-        trained["critic"] = _trained("critic", critic, replace(forward, with_entropy=False), roles, ranks)
+        trained["critic"] = _trained("critic", critic, replace(forward, with_entropy=False), roles, ranks, device)
     held = [line for planned in trained.values() for line in planned.engine.held]
-    held += _frozen(actor, scorer, roles, components, ranks)
+    frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
+    held += frozen_lines
 
     rollout = _rollout(actor, roles, ppo, longest)
     reused = _reused(trained, ppo, forward)
-    learning: list[MemoryLine] = []
-    for planned in trained.values():
-        learning += [planned.engine.buffers, *planned.forward, planned.engine.stepping]
+    moments = [Moment("rolling out", tuple(rollout)), *scoring]
+    for role, planned in trained.items():
+        backward, stepping = planned.moments
+        moments.append(Moment(f"in a backward of the {role}", (*backward.lines, *reused.get(role, ()))))
+        moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
     sentences.append(_batches(ppo, forward, longest, ranks))
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
-    rolling_out = sum(line.device_bytes for line in rollout)
-    largest_update = max(planned.extra_bytes for planned in trained.values())
-    updating = largest_update + sum(line.device_bytes for line in reused)
-    peaks = [peak(held, rolling_out, "most at once, rolling out"), peak(held, updating, "most at once, learning")]
-    print_memory([*held, *rollout, *learning, *reused], peaks)
+    print_memory(held, moments, device.verdict)
 
 
-def _reused(trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestForward) -> list[MemoryLine]:
-    """What --reuse_forwards holds besides the forward that learns."""
+def _reused(
+    trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestForward
+) -> dict[str, tuple[MemoryLine, ...]]:
+    """What --reuse_forwards holds in each role's backward, besides the forward that learns."""
     if not ppo.reuse_forwards:
-        return []
+        return {}
     forwards = -(-ppo.sequences_per_minibatch // forward.rows)
-    activations = [planned.forward[0].device_bytes for planned in trained.values()]
-    return [MemoryLine("further activations, kept", forwards * sum(activations) - max(activations))]
+    activations = {role: planned.forward[0].device_bytes for role, planned in trained.items()}
+    kept = forwards * sum(activations.values())
+    return {role: (MemoryLine("further activations, kept", kept - own),) for role, own in activations.items()}
 
 
 def _whole_logits(actor: Any, forward: LargestForward, components: Components) -> list[MemoryLine]:
@@ -86,36 +91,62 @@ def _forward(ppo: PpoArguments, components: Components, longest: int) -> Largest
 
 
 def _trained(
-    role: str, model: Any, forward: LargestForward, roles: RolesArguments, ranks: int, *further: MemoryLine
+    role: str,
+    model: Any,
+    forward: LargestForward,
+    roles: RolesArguments,
+    ranks: int,
+    device: PlannedDevice,
+    *further: MemoryLine,
 ) -> PlannedModel:
-    planned = plan_training(model, forward, roles.model(role), roles.engine(role), ranks)
+    planned = plan_training(model, forward, roles.model(role), roles.engine(role), ranks, device)
     named = [replace(line, name=f"{role}: {line.name}") for line in planned.forward]
     return replace(planned, engine=planned.engine.named(role), forward=(*named, *further))
 
 
-def _frozen(actor: Any, scorer: Any, roles: RolesArguments, components: Components, ranks: int) -> list[MemoryLine]:
-    """Reference, reward model and moving average, if any."""
-    frozen, lines = [], []
+def _frozen(
+    actor: Any,
+    scorer: Any,
+    roles: RolesArguments,
+    components: Components,
+    where: tuple[int, PlannedDevice, int],
+) -> tuple[list[MemoryLine], list[Moment]]:
+    """What reference, reward model and moving average hold, if there are any, and what forwards of sharded ones add.
+
+    where: ranks, the device, and the bytes of a layer's activations
+    """
+    frozen, lines, moments = [], [], list[Moment]()
+    ranks, device, layer_bytes = where
     adapter_is_all = roles.actor_lora_dim > 0 and roles.only_optimize_lora
     if components.algorithm.wants_reference and not adapter_is_all:
         frozen.append(("reference", actor, roles.frozen_engine("actor")))
     if scorer is not None:
         frozen.append(("reward model", scorer, roles.frozen_engine("critic")))
     for name, model, engine in frozen:
-        zero = {"stage": 0}
+        zero: dict[str, Any] = {"stage": 0}
+        sizes = [part.numel() for part in _plain_parameters(model)]
         if engine.zero_stage == 3:
-            zero = deepspeed_config(engine, ranks, 1, torch.cuda.is_available())["zero_optimization"]
-        line = weights_memory(_plain_elements(model), engine.dtype, zero, ranks)
-        lines.append(replace(line, name=f"{name}: {line.name}"))
+            whole_sizes = model_sizes(model)
+            limits = planned_limits(whole_sizes, engine, ranks, device)
+            zero = deepspeed_config(engine, ranks, 1, device.is_cuda, limits)["zero_optimization"]
+            gathered = gathered_elements(sum(sizes), whole_sizes.module, zero, trains=False)
+            whole = MemoryLine(f"{name}: gathered weights", ELEMENT_BYTES[engine.dtype] * gathered)
+            doing = f"in a forward of the {name}"
+            moments.append(Moment(doing, (whole, MemoryLine(f"{name}: a layer's activations", layer_bytes))))
+        for line in (
+            weights_memory(sum(sizes), engine.dtype, zero, ranks),
+            pinned_shards(sizes, engine.dtype, zero, ranks),
+        ):
+            lines.append(replace(line, name=f"{name}: {line.name}"))
     if roles.enable_ema:
         trained = sum(part.numel() for part in actor.parameters() if part.requires_grad)
         lines.append(MemoryLine("moving average", 4 * -(-trained // ranks)))
-    return lines
+    return lines, moments
 
 
-def _plain_elements(model: Any) -> int:
-    """Count weights without adapters."""
-    return sum(part.numel() for name, part in model.named_parameters() if ".lora_" not in name)
+def _plain_parameters(model: Any) -> list[Any]:
+    """Weights without adapters."""
+    return [part for name, part in model.named_parameters() if ".lora_" not in name]
 
 
 def _rollout(actor: Any, roles: RolesArguments, ppo: PpoArguments, longest: int) -> list[MemoryLine]:
@@ -128,7 +159,9 @@ def _rollout(actor: Any, roles: RolesArguments, ppo: PpoArguments, longest: int)
         MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
     if roles.actor_zero_stage == 3:
-        lines.append(MemoryLine("rollout: the actor's weights, whole", size * _plain_elements(actor)))
+        lines.append(
+            MemoryLine("rollout: the actor's weights, whole", size * sum(map(torch.numel, _plain_parameters(actor))))
+        )
     return lines
 
 

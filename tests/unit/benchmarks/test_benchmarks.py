@@ -15,6 +15,7 @@ import torch
 import benchmarks.__main__ as program
 from benchmarks import startup, steady_memory
 from benchmarks.competitions import COMPETITIONS, Competition
+from benchmarks.competitors import floor_sft
 from benchmarks.endless import PROMPTS, make_endless
 from benchmarks.rollout_engines import SpreadRollout
 from benchmarks.workload import RANKED, Workload, make_workload
@@ -214,6 +215,17 @@ def test_experience_runs(workload):
     run = ran(command)
     assert len(run.rates) == 1 and run.parts[0]["7_learn"] > 0
     assert sum(run.parts[0].values()) == pytest.approx(1 / run.rates[0])
+
+
+@pytest.mark.parametrize("head", ["all", "targets"])
+def test_the_bare_loop_takes_several_steps(head, workload, monkeypatch, capsys):
+    """On rows narrow enough for these few questions."""
+    monkeypatch.setattr(floor_sft, "ROWS", 2)
+    monkeypatch.setattr(floor_sft, "WIDTH", 64)
+    flags = ["--workload", str(workload.folder), "--steps", "3", "--head", head, "--dtype", "bf16"]
+    monkeypatch.setattr(sys, "argv", ["floor_sft", *flags])
+    floor_sft.main()
+    assert [json.loads(line)["units"] for line in capsys.readouterr().out.splitlines()] == [128] * 3
 
 
 LONG = pytest.mark.long

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from training.utils.dry_run.activations import head_bytes, saved_activations
+from training.utils.dry_run.attention_memory import mask_lines
+from training.utils.dry_run.device import PlannedDevice
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
-from training.utils.dry_run.table import MemoryLine
+from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
-from training.utils.models.attention import SDPA
+from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.models.settings import ModelSettings
 
 
@@ -33,40 +33,54 @@ class LargestForward:
 @dataclass(frozen=True)
 class PlannedModel:
     """A model that will be trained. engine: what it holds; forward: what its largest forward and backward add, with
-    activations first."""
+    activations first; layer_bytes: of the largest layer's activations."""
 
     sentences: tuple[str, ...]
     engine: EngineMemory
     forward: tuple[MemoryLine, ...]
+    layer_bytes: int
 
     @property
-    def extra_bytes(self) -> int:
-        """On the device, besides what is held: at the peak of a backward or of the optimizer's step."""
-        backward = self.engine.buffers.device_bytes + sum(line.device_bytes for line in self.forward)
-        return max(backward, self.engine.stepping.device_bytes)
+    def moments(self) -> tuple[Moment, Moment]:
+        """The height of a backward, and the optimizer's step."""
+        backward = Moment("in a backward", (self.engine.buffers, *self.forward))
+        return backward, Moment("in the optimizer's step", (self.engine.stepping,))
 
 
 def plan_training(
-    model: Any, forward: LargestForward, loading: ModelSettings, settings: EngineSettings, ranks: int
+    model: Any,
+    forward: LargestForward,
+    loading: ModelSettings,
+    settings: EngineSettings,
+    ranks: int,
+    device: PlannedDevice,
 ) -> PlannedModel:
     """Return what training `model` (on the meta device) takes of one rank."""
     trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
     weights = sum(part.numel() for part in model.parameters())
-    config = deepspeed_config(settings, ranks, trained, torch.cuda.is_available())
+    sizes = model_sizes(model)
+    limits = planned_limits(sizes, settings, ranks, device)
+    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
     zero = config["zero_optimization"]
-    engine = trained_memory(weights, trained, largest_module(model), settings.dtype, zero, ranks)
+    engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks)
     saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
         MemoryLine("gradients of activations", 3 * saved.widest),
     ]
+    if forward.masked:
+        lines += mask_lines(
+            loading.attn_implementation,
+            forward.rows,
+            forward.tokens,
+            1 if loading.gradient_checkpointing else len(saved.layers),
+            DTYPES[settings.dtype].itemsize,
+            not device.is_cuda and getattr(model, "_supports_attention_backend", False),
+        )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens
         lines.append(MemoryLine("logits", head_bytes(model, forward.targets, positions, forward.with_entropy)))
-    if forward.masked and loading.attn_implementation == SDPA:
-        size = DTYPES[settings.dtype].itemsize  # as bool, and as the numbers that the kernel adds to the scores
-        lines.append(MemoryLine("attention mask", forward.rows * forward.tokens**2 * (1 + size)))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     sentences = (
         f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
@@ -74,7 +88,13 @@ def plan_training(
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
     )
-    return PlannedModel(sentences, engine, tuple(lines))
+    return PlannedModel(sentences, engine, tuple(lines), max(saved.layers, default=saved.widest))
+
+
+def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, device: PlannedDevice) -> dict[str, int]:
+    """What ZeRO-3 gathers of a model on `ranks` such devices, as `limits_of` decides where there are some."""
+    memory_bytes = device.memory_bytes if device.is_cuda else host_share(ranks)
+    return zero3_limits(sizes, DTYPES[settings.dtype].itemsize, memory_bytes, device.is_cuda)
 
 
 def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, shared_by: int = 1) -> int:
@@ -84,8 +104,3 @@ def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens:
     if most_tokens is not None:
         return max(1, -(-most_tokens // longest_tokens))
     return sequences if packed else sequences * shared_by
-
-
-def largest_module(model: Any) -> int:
-    """Elements of the module with the most parameters of its own: what ZeRO-3 must gather at once."""
-    return max(sum(part.numel() for part in module.parameters(recurse=False)) for module in model.modules())

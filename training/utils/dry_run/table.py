@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -12,6 +12,7 @@ import yaml
 from training.utils.run.console import log, started_as_main_rank
 
 _GIB = 2**30
+_MOST = "most at once"
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,28 @@ class MemoryLine:
     host_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What is held for a while only, besides what is held all the time. doing: as in "in a backward"."""
+
+    doing: str
+    lines: tuple[MemoryLine, ...]
+
+
 def ranks_of_dry_run(given: int | None) -> int:
     """The number of ranks to plan for: the flag's, or the launcher's, or one."""
     return given if given is not None else int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def peak(held: Sequence[MemoryLine], extra_bytes: int, name: str = "most at once") -> MemoryLine:
-    """The sum of `held`, with `extra_bytes` on the device."""
-    device = sum(line.device_bytes for line in held) + extra_bytes
-    return MemoryLine(name, device, sum(line.host_bytes for line in held))
+def total(lines: Sequence[MemoryLine], name: str) -> MemoryLine:
+    """The sum of `lines`, under `name`."""
+    device, host = sum(line.device_bytes for line in lines), sum(line.host_bytes for line in lines)
+    return MemoryLine(name, device, host)
+
+
+def most_at_once(held: Sequence[MemoryLine], moments: Sequence[Moment]) -> list[MemoryLine]:
+    """The sum of `held` and of each moment's lines, in the moments' order."""
+    return [total([*held, *moment.lines], f"{_MOST}, {moment.doing}") for moment in moments]
 
 
 def print_plan(program: str, ranks: int, settings: Mapping[str, Any], plan: Sequence[str]) -> None:
@@ -45,15 +59,29 @@ def print_plan(program: str, ranks: int, settings: Mapping[str, Any], plan: Sequ
         log(sentence, started_as_main_rank())
 
 
-def print_memory(lines: Sequence[MemoryLine], peaks: Sequence[MemoryLine]) -> None:
-    """Print the table of memory of one rank, with `peaks` below it. Lines without bytes are left out."""
-    lines = [line for line in lines if line.device_bytes > 0 or line.host_bytes > 0]
-    width = max(len(line.name) for line in [*lines, *peaks])
-    table = [f"  {'':{width}} {'device':>10} {'host':>10}"]
-    table += [_row(line, width) for line in lines]
-    table += ["  " + "-" * (width + 22)]
-    table += [_row(line, width) for line in peaks]
-    log("memory of one rank, estimated, in GiB (docs/scale.md):\n" + "\n".join(table), started_as_main_rank())
+def print_memory(
+    held: Sequence[MemoryLine], moments: Sequence[Moment], verdict: Callable[[int], str | None] = lambda most: None
+) -> None:
+    """Print the table of memory of one rank: what is held, then what each moment adds and comes to with it, and the
+    largest of them. Lines without bytes are left out. verdict: a sentence on the most bytes on the device."""
+    sums = most_at_once(held, moments)
+    largest = MemoryLine(_MOST, max(one.device_bytes for one in sums), max(one.host_bytes for one in sums))
+    table: list[MemoryLine | None] = [*_shown(held), total(held, "held all the time"), None]
+    for moment, reached in zip(moments, sums, strict=True):
+        table += [*(replace(line, name=f"+ {line.name}") for line in _shown(moment.lines)), reached, None]
+    table.append(largest)
+    width = max(len(line.name) for line in table if line is not None)
+    rule = "  " + "-" * (width + 22)
+    rows = [rule if line is None else _row(line, width) for line in table]
+    title = "memory of one rank, estimated, in GiB (docs/scale.md):"
+    log("\n".join([title, f"  {'':{width}} {'device':>10} {'host':>10}", *rows]), started_as_main_rank())
+    sentence = verdict(largest.device_bytes)
+    if sentence is not None:
+        log(sentence, started_as_main_rank())
+
+
+def _shown(lines: Sequence[MemoryLine]) -> list[MemoryLine]:
+    return [line for line in lines if line.device_bytes > 0 or line.host_bytes > 0]
 
 
 def _row(line: MemoryLine, width: int) -> str:

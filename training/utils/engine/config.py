@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,28 @@ from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.refused_keys import refused_keys
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 
+# DeepSpeed's own (deepspeed 0.19, runtime/zero/config.py), in elements.
+DEEPSPEED_LIMITS = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+}
 _DTYPE_SECTIONS = ("bf16", "fp16")  # each under the name of its --dtype
 
 
-def deepspeed_config(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
-    """Return the configuration for `deepspeed.initialize`.
+def deepspeed_config(
+    settings: EngineSettings,
+    ranks: int,
+    trainable_elements: int,
+    on_gpu: bool,
+    limits: Mapping[str, int] = DEEPSPEED_LIMITS,
+) -> dict[str, Any]:
+    """Return the configuration for `deepspeed.initialize`. limits: of what ZeRO-3 gathers (`zero3_limits`).
 
     The planner sets batch sizes, so DeepSpeed gets one sequence per rank, and accumulation that ends when the caller
     calls step().
     """
-    ours = _from_flags(settings, ranks, trainable_elements, on_gpu)
+    ours = _from_flags(settings, ranks, trainable_elements, on_gpu, limits)
     if settings.deepspeed_config is None:
         return ours
     theirs = users_config(settings.deepspeed_config)
@@ -42,7 +55,9 @@ def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = 
     return names
 
 
-def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool) -> dict[str, Any]:
+def _from_flags(
+    settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool, limits: Mapping[str, int]
+) -> dict[str, Any]:
     stage = settings.zero_stage
     # DeepSpeed's default buckets (5e8 elements) are allocated in full: 2 GB for a model of any size.
     # Even, as half precision requires (deepspeed 0.19, stage_1_and_2.py: nccl_start_alignment_factor).
@@ -54,10 +69,13 @@ def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, o
         "allgather_bucket_size": bucket,
     }
     if stage == 3:
-        # DeepSpeed-Chat's values: parameters below 1e4 elements stay whole; up to 3e7 may be live or prefetched.
-        zero["stage3_param_persistence_threshold"] = 10_000
-        zero["stage3_max_live_parameters"] = 30_000_000
-        zero["stage3_prefetch_bucket_size"] = 30_000_000
+        zero["stage3_param_persistence_threshold"] = 10_000  # DeepSpeed-Chat's: smaller parameters stay whole
+        zero |= limits
+        if settings.zero3_live_parameters is not None:
+            zero["stage3_max_live_parameters"] = settings.zero3_live_parameters
+            zero["stage3_max_reuse_distance"] = settings.zero3_live_parameters
+        if settings.zero3_prefetch_parameters is not None:
+            zero["stage3_prefetch_bucket_size"] = settings.zero3_prefetch_parameters
     if settings.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
         if stage == 3:
@@ -93,6 +111,16 @@ def users_config(path: str) -> dict[str, Any]:
         raise ThreestepError(f"--deepspeed_config {path} is not valid JSON: {problem}") from problem
     if not isinstance(values, dict):
         raise ThreestepError(f"--deepspeed_config {path}: expected an object, got a {type(values).__name__}")
+    zero = values.get("zero_optimization")
+    if isinstance(zero, dict):  # DeepSpeed takes these by either name: under one, ours cannot stand beside theirs
+        for name in (
+            "max_live_parameters",
+            "max_reuse_distance",
+            "prefetch_bucket_size",
+            "param_persistence_threshold",
+        ):
+            if name in zero:
+                zero.setdefault(f"stage3_{name}", zero.pop(name))
     return values
 
 

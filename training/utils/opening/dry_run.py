@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
-from training.utils.dry_run.table import peak, print_memory, print_plan, ranks_of_dry_run
+from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.startup import DTYPES
 from training.utils.loading.configurations import check_positions
 from training.utils.opening.flags import OneModelFlags
@@ -14,6 +15,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
     engine, model, max_seq_len = flags.engine, flags.model.settings(), flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
+    device = planned_device(flags.run.device, flags.run.device_memory_gb)
     settings = engine.settings(flags.own.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)
@@ -21,7 +23,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)
     tokens = rows * max_seq_len
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded)
-    planned = plan_training(built, forward, model, settings, ranks)
+    planned = plan_training(built, forward, model, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
@@ -29,7 +31,4 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
     print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, batches])
-    held = planned.engine.held
-    print_memory(
-        [*held, planned.engine.buffers, *planned.forward, planned.engine.stepping], [peak(held, planned.extra_bytes)]
-    )
+    print_memory(planned.engine.held, planned.moments, device.verdict)

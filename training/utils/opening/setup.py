@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from training.utils.engine.arguments import EngineArguments, EngineSettings
 from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
+from training.utils.engine.devices import device_sentence, make_deterministic
 from training.utils.engine.matmul_rate import peak_of_all_ranks
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
@@ -24,10 +26,14 @@ from training.utils.run.seeds import seed_everything
 
 
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
-    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank."""
+    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank, and say on
+    what it runs."""
     folder = RunFolder(run.output_dir, ranks.is_main)
     folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
     seed_everything(run.seed, ranks.rank)
+    if run.deterministic:
+        make_deterministic(ranks.device, os.environ)
+    log(device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ), ranks.is_main)
     return folder
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,6 +25,8 @@ _NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRAC
 _FIRST_ERROR = "the first error of the run"
 _FIRST_ERROR_SECONDS = 3.0  # how long a rank that lost another one waits for the other's error
 _CLAIM_LIFETIME_SECONDS = 60.0
+LEAVING_THREAD = "leaving the process group"  # alive where a collective is pending
+_EXIT_SECONDS = 10.0  # for what is registered with atexit, in a process that will not end by itself
 
 
 def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True) -> None:
@@ -31,6 +35,8 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
     for name in _NO_TELEMETRY:
         os.environ.setdefault(name, "1")
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
@@ -53,14 +59,14 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
             print(f"error on rank {rank}, the first of the run:", file=sys.stderr)
             traceback.print_exception(problem)
             sys.stderr.flush()
-        sys.exit(1)
+        _leave(1)
     # A launcher ends the remaining ranks about a second after the first one ended.
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     deadline = time.monotonic() + _FIRST_ERROR_SECONDS
     while time.monotonic() < deadline:
         if _claim_of(_FIRST_ERROR).exists():
-            sys.exit(1)  # the other rank has printed why it ended
+            _leave(1)  # the other rank has printed why it ended
         time.sleep(0.05)
     said = first_line(problem)
     if "timed out" in said.lower() or "timeout" in said.lower():
@@ -86,7 +92,31 @@ def _exit_with(sentence: str, code: int, claim: str = "") -> NoReturn:
     if _claim_to_speak(claim or sentence):
         print(f"error: {sentence}", file=sys.stderr, flush=True)
     _claim_to_speak(_FIRST_ERROR)
-    sys.exit(code)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """sys.exit; or where a thread still waits for other ranks, an end that does not wait for it."""
+    if not any(thread.name == LEAVING_THREAD for thread in threading.enumerate()):
+        sys.exit(code)
+    threading.Thread(target=_end_after, args=(_EXIT_SECONDS, code), daemon=True).start()
+    atexit._run_exitfuncs()
+    _end_after(0.0, code)
+
+
+def end_without_waiting(sentence: str) -> NoReturn:
+    """End the process with code 1, from any thread; print `sentence` unless this host has read of an error."""
+    if _claim_to_speak(_FIRST_ERROR):
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+    _end_after(0.0, 1)
+
+
+def _end_after(seconds: float, code: int) -> NoReturn:
+    time.sleep(seconds)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _world_size() -> int:

@@ -10,6 +10,7 @@ from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 from training.utils.run.traces import Traces
 
+DEVICES = ("cpu", "cuda")
 RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
 
@@ -20,6 +21,10 @@ class RunArguments:
     output_dir: str = flag("runs/last", "The run's folder: settings, metrics, model.")
     seed: int = flag(
         1234, "Seed of the split, the order, dropout and sampling; the same default in all steps.", least=0
+    )
+    deterministic: bool = flag(
+        False,
+        "CUDA: the same bits from the same numbers, by slower operations (docs/resume.md); a CPU needs it not.",
     )
     profile_steps: list[int] = flag(
         [], "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.", least=1
@@ -32,6 +37,12 @@ class RunArguments:
     num_ranks: int | None = flag(
         None, "--dry_run: ranks to plan for; default: the launcher's, or one.", aliases=["--ranks"], least=1
     )
+    device: str | None = flag(
+        None, "--dry_run: the device to plan for, cpu or cuda; default: this machine's.", choices=DEVICES
+    )
+    device_memory_gb: float | None = flag(
+        None, "--dry_run: gigabytes (1e9 bytes) of a GPU; default: this machine's, if it has one.", above=0
+    )
 
     def traces(self) -> Traces:
         return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
@@ -42,6 +53,17 @@ class RunArguments:
             self.num_ranks is None or self.dry_run,
             f"--num_ranks expects --dry_run, got {self.num_ranks} without it; a run's launcher sets its ranks "
             "(THREESTEP_RANKS with scripts/*.sh)",
+        )
+        for name in ("device", "device_memory_gb"):
+            given = getattr(self, name)
+            mistakes.require(
+                given is None or self.dry_run,
+                f"--{name} expects --dry_run, got {given} without it; a run takes the device that it finds "
+                "(CUDA_VISIBLE_DEVICES= for the CPU)",
+            )
+        mistakes.require(
+            self.device_memory_gb is None or self.device != "cpu",
+            f"--device_memory_gb {self.device_memory_gb} is a GPU's, and --device is cpu; leave one out",
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.dry_run.engine_memory import trained_memory, weights_memory
+from training.utils.dry_run.engine_memory import gathered_elements, pinned_shards, trained_memory, weights_memory
 
-BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300}
+BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300, "stage3_max_reuse_distance": 300}
 
 
 def held(weights: int, dtype: str, zero: dict, ranks: int, trained: int | None = None) -> tuple[int, int]:
@@ -42,9 +42,41 @@ def test_only_what_trains_has_gradients():
 
 def test_stage_3_gathers_what_may_live():
     memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3}, 2)
-    assert memory.buffers.device_bytes == (500 + 300) * 2
+    assert memory.buffers.device_bytes == (500 + 300 + 100) * 2
     one_large = trained_memory(1000, 1000, 900, "bf16", {**BUCKETS, "stage": 3}, 2)
-    assert one_large.buffers.device_bytes == (500 + 900) * 2
+    assert one_large.buffers.device_bytes == (500 + 1000) * 2  # no more than there is
+    far = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 1200}, 2)
+    assert far.buffers.device_bytes == (500 + 600 + 100) * 2
+
+
+def test_a_backward_finds_the_last_of_the_forward_still_whole():
+    """Half of the distance of 800 comes before the backward begins, and a module of 100 is gathered beside it."""
+    zero = {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 800}
+    assert gathered_elements(1000, 100, zero, trains=True) == 400 + 100
+    assert gathered_elements(1000, 100, zero, trains=False) == 300 + 100
+    assert gathered_elements(450, 100, zero, trains=True) == 450  # there are no more
+
+
+def test_a_second_copy_is_sharded_over_a_node():
+    zero = {**BUCKETS, "stage": 3, "zero_hpz_partition_size": 4}
+    plain, with_copy = (held(1000, "bf16", {**zero, **other}, 8) for other in ({"zero_hpz_partition_size": 1}, {}))
+    assert with_copy[0] - plain[0] == 2 * 1000 // 4
+    on_host = trained_memory(1000, 1000, 100, "bf16", {**zero, "offload_param": {"device": "cpu"}}, 8).secondary
+    assert (on_host.device_bytes, on_host.host_bytes) == (0, 500)
+
+
+def test_pinned_memory_comes_in_powers_of_two():
+    pinned = {"device": "cpu", "pin_memory": True}
+    # stage 2, 500 weights a rank: float32 weights and gradients 2000 -> 2048 bytes each, bfloat16 1000 -> 1024
+    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 2, "offload_optimizer": pinned}, 2)
+    assert memory.pinned.host_bytes == 48 + 48 + 24
+    # stage 3: sums of gradients 2000 -> 2048, the step's in groups of 300 and what is left, weights 1000 -> 1024
+    zero = {"stage": 3, "offload_optimizer": pinned, "offload_param": pinned, "sub_group_size": 300}
+    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, **zero}, 2)
+    assert memory.pinned.host_bytes == 48 + (2048 - 1200) + (1024 - 800) + 24
+    # shards that are only read are pinned one by one: 2 x 150 -> 512, 2 x 128 -> 256
+    assert pinned_shards([300, 256], "bf16", zero, 2).host_bytes == 212
+    assert pinned_shards([300], "bf16", {"stage": 3, "offload_param": {"device": "cpu"}}, 2).host_bytes == 0
 
 
 def test_a_frozen_model_has_weights_alone():

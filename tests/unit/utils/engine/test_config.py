@@ -52,6 +52,21 @@ def test_offload(config_of):
     assert zero["offload_param"] == zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
 
 
+def test_limits_of_zero_3_are_the_flags_then_the_models(config_of):
+    limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size")
+
+    def of(**settings):
+        zero = config_of(zero_stage=3, **settings)["zero_optimization"]
+        return [zero[name] for name in limits]
+
+    assert of(zero3_live_parameters=7, zero3_prefetch_parameters=0) == [7, 7, 0]
+    assert of(theirs={"zero_optimization": {"max_live_parameters": 9}}, zero3_prefetch_parameters=3)[::2] == [9, 3]
+    settings = EngineSettings(zero_stage=3)
+    sized = deepspeed_config(settings, 2, 10, False, dict.fromkeys(limits, 5))["zero_optimization"]
+    assert [sized[name] for name in limits] == [5, 5, 5]
+    assert limits[0] not in config_of(zero_stage=2)["zero_optimization"]
+
+
 def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of, tmp_path):
     theirs = {
         "gradient_clipping": 0.25,

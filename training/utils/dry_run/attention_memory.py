@@ -1,0 +1,39 @@
+"""What an attention implementation keeps for its masks, in bytes of one forward. Pure numbers.
+
+N rows, T tokens in a row.
+"""
+
+from __future__ import annotations
+
+from training.utils.dry_run.table import MemoryLine
+from training.utils.models.attention import FLEX, SDPA
+
+_BLOCK = 128  # tokens; of FlexAttention's block masks (torch 2.13, flex_attention.py: _DEFAULT_SPARSE_BLOCK_SIZE)
+
+
+def mask_lines(
+    implementation: str, rows: int, tokens: int, layers: int, element_bytes: int, by_document: bool
+) -> list[MemoryLine]:
+    """Return what masks of `rows` packed rows take.
+
+    layers: whose forward is kept for the backward at once: all, or with gradient checkpointing one.
+    element_bytes: of a number that the model computes with.
+    by_document: sdpa goes run by run, as on a CPU: masks of responses alone, taken to be less than one of all.
+
+    sdpa: one boolean mask [N, 1, T, T]; each call converts it to the scores' dtype, in rows of whole multiples of 16
+    bytes, and keeps what it made for its backward (torch 2.13, ATen/native/transformers/attention.cpp:
+    convert_boolean_attn_mask, pad_bias). flex_attention: four tables of blocks, and their transposes. Others: none.
+    """
+    if implementation == SDPA:
+        own = rows * tokens**2
+        if by_document:
+            return [MemoryLine("attention mask", own * (1 + element_bytes))]
+        aligned = 16 // element_bytes
+        width = -(-tokens // aligned) * aligned
+        kept = layers * rows * tokens * width * element_bytes
+        what = f"attention masks that sdpa keeps, of {layers} layer{'s' if layers > 1 else ''}"
+        return [MemoryLine("attention mask", own), MemoryLine(what, kept)]
+    if implementation == FLEX:
+        blocks = -(-rows * tokens // _BLOCK)
+        return [MemoryLine("block mask", 4 * 4 * (blocks**2 + blocks))]
+    return []
