@@ -133,14 +133,14 @@ class _Drawn:
         rows are over. The host waits once, at the end."""
         rows_A, bad_words = decoding.rows_A, self._bad_words
         uniform_At = self._uniform_BR[rows_A, start:end]
-        recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else None
+        recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else rows_A.unsqueeze(1)
         tokens, logprobs = list[torch.Tensor](), list[torch.Tensor]()
         for place in range(end - start):
             if place:
                 logits_AV = decoding.step(tokens[-1])
             banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1]) if bad_words else None
             token_A, logprob_A = draw(logits_AV, uniform_At[:, place], self._sampling, banned_AV)
-            recent_AK = bad_words.after(recent_AK, token_A) if bad_words else None
+            recent_AK = bad_words.after(recent_AK, token_A) if bad_words else recent_AK
             tokens.append(token_A)
             logprobs.append(logprob_A)
         token_At = torch.stack(tokens, dim=1)
