@@ -12,7 +12,7 @@ from training.utils.layout.documents import Document
 from training.utils.layout.planner import plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import plan_for
-from training.utils.models.layout_check import check_padded, why_not_packed
+from training.utils.models.layout_check import check_padded, notes_on, why_not_packed
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.console import log
 
@@ -33,6 +33,8 @@ def row_losses(
 
     check_padded(asked.model, logprobs_M, ranks.device)
     reason = why_not_packed(asked.model, logprobs_M, longest_tokens, ranks.device, sharing=False)
+    for note in notes_on(asked.model):
+        log(f"{asked.name}: {note}")
     if reason is not None:
         log(f"warning: {asked.name} reads padded rows: {reason}")
     plan = plan_for(asked.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)

@@ -15,6 +15,7 @@ from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.models.attention_choice import planned_attention
 from training.utils.models.settings import ModelSettings
 
 
@@ -63,7 +64,8 @@ def plan_training(
     config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
     zero = config["zero_optimization"]
     engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks)
-    saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
+    attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
+    saved = saved_activations(model, forward.rows, forward.tokens, attention)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
@@ -71,12 +73,12 @@ def plan_training(
     ]
     if forward.masked:
         lines += mask_lines(
-            loading.attn_implementation,
+            attention,
             forward.rows,
             forward.tokens,
             1 if loading.gradient_checkpointing else len(saved.layers),
             DTYPES[settings.dtype].itemsize,
-            not device.is_cuda and getattr(model, "_supports_attention_backend", False),
+            not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False),
         )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens
@@ -84,7 +86,7 @@ def plan_training(
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     sentences = (
         f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
-        f"{settings.dtype}, attention {loading.attn_implementation}, gradient checkpointing "
+        f"{settings.dtype}, attention {attention}, gradient checkpointing "
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
     )

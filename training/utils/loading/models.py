@@ -16,7 +16,7 @@ from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
-from training.utils.models.attention import SDPA
+from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
@@ -171,8 +171,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     implementation, has_cuda = settings.attn_implementation, torch.cuda.is_available()
     attention = {}
     # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
-    if implementation != SDPA:
-        attention["attn_implementation"] = implementation
+    if implementation not in (AUTO, SDPA):
+        if implementation != VARLEN:  # which is ours, and given once the model has been measured
+            attention["attn_implementation"] = implementation
         if not has_cuda:
             raise ThreestepError(
                 f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
@@ -229,13 +230,12 @@ def _measure(
     device: torch.device | None,
     drew_weights: bool,
 ) -> None:
-    """Measure the model's own forward; then give it the attention function for CPUs, if that computes the same.
+    """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
-    from training.utils.models.document_attention import comparisons_with_sdpa, use_document_attention
-    from training.utils.models.flex_attention import use_flex_attention
-    from training.utils.models.own_forward import difference_now, read_own_forward
+    from training.utils.models.attention_choice import settle_attention
+    from training.utils.models.own_forward import read_own_forward
     from training.utils.models.sharding import send_from_first_rank
 
     _on(device, model)
@@ -243,19 +243,7 @@ def _measure(
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
     own = read_own_forward(model, longest_tokens)
-    use_flex_attention(model)
-    # Compiled blocks would be recompiled for the runs of every row.
-    if settings.attn_implementation != SDPA or settings.torch_compile or model.device.type != "cpu":
-        return
-    implementation = model.config._attn_implementation
-    use_document_attention(model)
-    if model.config._attn_implementation == implementation:
-        return
-    with comparisons_with_sdpa(model) as comparing:
-        difference = difference_now(model, own)
-    if comparing or not difference <= own.tolerance:
-        model.set_attn_implementation(implementation)
-        own.notes.append(f"attention stays '{implementation}': the family computes something else under another name")
+    settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:

@@ -91,7 +91,17 @@ def may_pack(
         )
     if reason is not None:
         log(f"warning: {name} trains on padded rows: {reason}", engine.ranks.is_main)
-    return reason is None and not padded
+    packs = reason is None and not padded
+    if packs and device.type == "cuda" and engine.ranks.is_main:
+        _time_attention(engine.module, model, lambda said: log(f"{name}: {said}"))
+    return packs
+
+
+def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None:
+    from training.utils.models.attention_forms import FORMS, time_on_first_rows
+
+    if model.config._attn_implementation in FORMS and getattr(reader, "model", None) is model:
+        time_on_first_rows(reader, model, say)
 
 
 def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
