@@ -56,7 +56,9 @@ class _Tape(TorchDispatchMode):
             return now.get(id(part), part)
 
         for operator, args, kwargs, was in self._calls:
-            is_now = operator(*tree_map_only(torch.Tensor, current, args), **tree_map_only(torch.Tensor, current, kwargs))
+            is_now = operator(
+                *tree_map_only(torch.Tensor, current, args), **tree_map_only(torch.Tensor, current, kwargs)
+            )
             for before, after in zip(tree_leaves(was), tree_leaves(is_now), strict=True):
                 if isinstance(before, torch.Tensor):
                     now[id(before)] = after

@@ -1,8 +1,8 @@
 """The mask that attention reads for one more token of each row, made once for a whole rollout.
 
-A family makes it anew in each forward from which tokens are padding (a dozen operators), and asks the device whether any
-is: a wait for every token. A row's response is never padding, so that all that changes from token to token is how much of
-the mask is read.
+A family makes it anew in each forward from which tokens are padding (a dozen operators), and asks the device whether
+any is: a wait for every token. A row's response is never padding, so that all that changes from token to token is how
+much of the mask is read.
 
 A rows, T tokens, L columns.
 """

@@ -112,7 +112,9 @@ def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
     monkeypatch.setattr(fixed_steps, "CapturedStep", refused)
     way, notes = fitting_way(_OnAGpu(model), own)
     assert way == MASKED and len(notes) == 1
-    assert notes[0].startswith("warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails (")
+    assert notes[0].startswith(
+        "warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails ("
+    )
     model, own = known("bloom")
     way, notes = fitting_way(_OnAGpu(model), own)
     assert way == WAYS[0] and len(notes) == 1
@@ -150,7 +152,9 @@ def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
     monkeypatch.setattr(fixed_steps, "CapturedStep", refused)
     way, notes = fitting_way(_OnAGpu(model), own)
     assert way == MASKED and len(notes) == 1
-    assert notes[0].startswith("warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails (")
+    assert notes[0].startswith(
+        "warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails ("
+    )
     model, own = known("bloom")
     way, notes = fitting_way(_OnAGpu(model), own)
     assert way == WAYS[0] and len(notes) == 1
