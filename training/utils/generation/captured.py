@@ -15,9 +15,9 @@ import torch
 class CapturedStep:
     """Calls `function`, which reads and writes tensors in fixed places, and returns one.
 
-    On CUDA its kernels are captured once, after one ordinary call, and replayed: so `function` must give the same when it
-    is called twice, and must not depend on anything of the host that changes. What it returns is overwritten by the next
-    call. On other devices each call is an ordinary one.
+    On CUDA its kernels are captured once, after one ordinary call, and replayed: so `function` must give the same when
+    it is called twice, and must not depend on anything of the host that changes. What it returns is overwritten by the
+    next call. On other devices each call is an ordinary one.
     """
 
     def __init__(

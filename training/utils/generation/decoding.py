@@ -57,7 +57,7 @@ class Decoding:
     """The active rows: their indices in B, cache, mask and last position.
 
     Where `way` is not padded, the prompts of `request` are of one length, without padding (`of_one_length`), and the
-    family is given neither mask nor positions. Where it is fixed, rows that are over may stay for a while (`leave_now`).
+    family is given neither mask nor positions. Where it is fixed, rows that are over may stay a while (`leave_now`).
     """
 
     def __init__(self, model: PreTrainedModel, request: RolloutRequest, way: DecodeWay = WAYS[0]) -> None:

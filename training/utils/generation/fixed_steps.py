@@ -1,9 +1,9 @@
 """Decode steps whose tensors stay where they are, so that a forward can be captured (`captured.CapturedStep`).
 
-Keys and values have their room from the start; a step writes the column of its token, and attention reads the whole room
+Keys and values have their room from the start; a step writes the column of its token, and attention reads all the room
 with a mask of what is filled. A layer with a window has as many columns as the window and writes them in turns: keys
-carry their positions, so that their order does not matter. A capture is valid for one number of rows and one size of the
-room; both change a few times in a rollout.
+carry their positions, so that their order does not matter. A capture is valid for one number of rows and one size of
+the room; both change a few times in a rollout.
 
 A rows, H heads, T tokens, L columns, D head size, V vocabulary.
 """
@@ -113,8 +113,8 @@ class FixedSteps:
         position_A1: torch.Tensor,
         limit_tokens: int,
     ) -> None:
-        """cache: holds the prompts; its layers are replaced. windows: see `windows_of`. seen_AT: bool, False at padding.
-        position_A1: of the last tokens."""
+        """cache: holds the prompts; its layers are replaced. windows: see `windows_of`. seen_AT: bool, False at
+        padding. position_A1: of the last tokens."""
         layers: list[Any] = cache.layers
         self._forward, self._limit = forward, limit_tokens
         extent, dtype = self._extent(seen_AT.shape[1] + 1), layers[0].keys.dtype

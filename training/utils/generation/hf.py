@@ -27,7 +27,6 @@ from training.utils.generation.stop_strings import StopStrings, stop_strings
 from training.utils.models.document_attention import share_keys_of_one_token
 from training.utils.models.own_forward import OwnForward
 
-
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8
 
@@ -129,8 +128,8 @@ class _Drawn:
     def advance(
         self, decoding: Decoding, logits_AV: torch.Tensor, start: int, end: int
     ) -> tuple[torch.Tensor, list[bool]]:
-        """Draw the tokens from `start` to `end` of the active rows, the first by `logits_AV`; return the last, and which
-        rows are over. The host waits once, at the end."""
+        """Draw the tokens from `start` to `end` of the active rows, the first by `logits_AV`; return the last, and
+        which rows are over. The host waits once, at the end."""
         rows_A, bad_words = decoding.rows_A, self._bad_words
         uniform_At = self._uniform_BR[rows_A, start:end]
         recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else rows_A.unsqueeze(1)
@@ -177,8 +176,8 @@ class _Drawn:
 
 
 def end_check_tokens(device: torch.device) -> int:
-    """Return after how many tokens a rollout looks at which responses have ended, by default. Asking a GPU makes the host
-    wait until all tokens are computed; on a CPU it costs nothing."""
+    """Return after how many tokens a rollout looks at which responses have ended, by default. Asking a GPU makes the
+    host wait until all tokens are computed; on a CPU it costs nothing."""
     return _END_CHECK_TOKENS if device.type == "cuda" else 1
 
 

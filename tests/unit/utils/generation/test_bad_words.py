@@ -51,10 +51,6 @@ def test_several_sequences_with_one_end():
     assert banned([(5, 2), (6, 2), (2, 2), (3, 5, 2)], [[5], [6]]) == [[2], [2]]
 
 
-def test_several_sequences_with_one_end():
-    assert banned([(5, 2), (6, 2), (2, 2), (3, 5, 2)], [[5], [6]]) == [[2], [2]]
-
-
 def test_rows_that_have_left():
     assert banned([(5, 2)], [[1], [5]], rows=(1,)) == [[2]]
     assert banned([(5, 2)], [[1], [5]], rows=(1, 0)) == [[2], []]

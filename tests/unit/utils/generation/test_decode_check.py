@@ -15,7 +15,6 @@ from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.unit.utils.generation.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
 from training.utils.generation import decode_check, fixed_steps
-from training.utils.generation import decode_check, fixed_steps
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
@@ -86,46 +85,6 @@ def test_the_usual_way_takes_few_forwards(longest_tokens):
     way, seen = shapes_of_inputs(model, lambda: fitting_way(model, own))
     assert way == (MASKED, []) and len(seen) <= 8
     assert seen[0] == (4, 32 if longest_tokens else 9)
-
-
-class _OnAGpu:
-    """A model that says it is on a GPU, and computes here."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self._model(**inputs)
-
-    device = SimpleNamespace(type="cuda")
-
-
-def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
-    """A family that cannot be captured says why, once, and is decoded as on a CPU."""
-    monkeypatch.setattr("training.utils.generation.decode_check._request", on_the_cpu(decode_check._request))
-    model, own = known("llama")
-    assert fitting_way(_OnAGpu(model), own) == (FIXED, [])
-    model, own = known("mixtral")
-    monkeypatch.setattr(fixed_steps, "CapturedStep", refused)
-    way, notes = fitting_way(_OnAGpu(model), own)
-    assert way == MASKED and len(notes) == 1
-    assert notes[0].startswith(
-        "warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails ("
-    )
-    model, own = known("bloom")
-    way, notes = fitting_way(_OnAGpu(model), own)
-    assert way == WAYS[0] and len(notes) == 1
-
-
-def on_the_cpu(made: Any) -> Any:
-    return lambda cases, device: made(cases, torch.device("cpu"))
-
-
-def refused(*_: Any) -> Any:
-    raise RuntimeError("called a synchronizing CUDA operation")
 
 
 class _OnAGpu:

@@ -122,8 +122,8 @@ def test_rows_leave_the_batch():
 
 @pytest.mark.parametrize("way", [FIXED, WAYS[0]], ids=["fixed", "growing"])
 def test_looking_seldom_for_ends_gives_the_same_bits(way, monkeypatch):
-    """Ends, stop strings and banned words inside of the tokens between two looks. To the bit where as many rows stand in
-    the batch: a row that leaves later rounds the others' numbers otherwise, as any batch does."""
+    """Ends, stop strings and banned words inside of the tokens between two looks. To the bit where as many rows stand
+    in the batch: a row that leaves later rounds the others' numbers otherwise, as any batch does."""
 
     class InThisWay(TransformersRollout):
         _way = way

@@ -162,27 +162,6 @@ def test_rounds_of_nucleus():
     assert 700 < rounds_of_nucleus(1e-300) < 1000  # and it ends
 
 
-@pytest.mark.parametrize(("top_p", "min_p"), [(0.9, 0.0), (0.3, 0.0), (0.5, 0.02)])
-def test_rounds_without_waits_draw_the_same_tokens(top_p, min_p):
-    """As a GPU draws: no row is asked whether it was rejected."""
-    logits_V = torch.randn(300, generator=torch.Generator().manual_seed(2)) * 2
-    weights_AV = (logits_V - logits_V.max()).exp().expand(20_000, -1)
-    uniform_A = torch.rand(20_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    given = (weights_AV, weights_AV.masked_fill(weights_AV < min_p, 0.0), uniform_A, top_p * weights_AV.sum(dim=-1))
-    rounds = rounds_of_nucleus(top_p)
-    token_A = _nucleus(*given)
-    assert torch.equal(_nucleus_in_rounds(*given, rounds), token_A)
-    without = _nucleus_in_rounds(*given, 0)  # refused rows have the likeliest token
-    assert not torch.equal(without, token_A) and bool(((without == token_A) | (without == logits_V.argmax())).all())
-
-
-def test_rounds_of_nucleus():
-    """Poisson with mean -ln(top_p): for 1 / e that is 1, and P(N > 14) = 3e-13 where P(N > 13) = 4.6e-12."""
-    assert rounds_of_nucleus(math.exp(-1)) == 14
-    assert rounds_of_nucleus(0.999999) == 1  # P(N > 1) = 5e-13
-    assert 700 < rounds_of_nucleus(1e-300) < 1000  # and it ends
-
-
 def test_a_banned_token_is_not_drawn_and_changes_no_log_probability():
     """Though it is likelier than all others by e^200: what is left is drawn as if it were not there."""
     logits_AV = torch.tensor([[200.0, 0.0, math.log(3.0), -1e4]]).expand(8000, -1)
