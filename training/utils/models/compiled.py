@@ -31,7 +31,9 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = REC
     many. Rows may have any width; compilation happens at the first forward.
 
     The compiled forward equals the plain one up to rounding. Names of weights do not change.
-    limit: compilations of one code; beyond it the blocks run uncompiled, and one line says so
+    limit: compilations of one code; beyond it the blocks run uncompiled, and one line says so. Blocks of sharded
+        weights keep torch's limit and its warning: DeepSpeed's hooks, which gather them, are traced too, and a block
+        that has begun to gather cannot be begun anew.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -66,10 +68,13 @@ class _CompiledBlock:
         self._plain: Callable[..., Any] = block._call_impl
         self._compiled: Callable[..., Any] = block._compiled_call_impl  # type: ignore[assignment]
         self._fallback = fallback
+        self._is_sharded = any(hasattr(weight, "ds_id") for weight in block.parameters())
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         if self._fallback.reached or any(named.get(name) is not None for name in _CACHES):
             return self._plain(*given, **named)
+        if self._is_sharded:
+            return self._compiled(*given, **named)
         limits = {"recompile_limit": self._fallback.limit, "fail_on_recompile_limit_hit": True}
         try:
             with torch._dynamo.config.patch(limits):
