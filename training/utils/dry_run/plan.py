@@ -15,6 +15,7 @@ from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.settings import ModelSettings
 
@@ -65,7 +66,9 @@ def plan_training(
     zero = config["zero_optimization"]
     engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
-    saved = saved_activations(model, forward.rows, forward.tokens, attention)
+    by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
+    in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
+    saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
@@ -78,7 +81,7 @@ def plan_training(
             forward.tokens,
             1 if loading.gradient_checkpointing else len(saved.layers),
             DTYPES[settings.dtype].itemsize,
-            not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False),
+            by_document,
         )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens

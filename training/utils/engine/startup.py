@@ -17,7 +17,7 @@ import torch
 from training.utils.engine.collectives import barrier, wait_for_main
 from training.utils.engine.devices import device_of, set_allocator, set_threads, take_accelerator
 from training.utils.engine.host_memory import keep_freed_memory
-from training.utils.engine.rank_watch import RankWatch, leave_process_group
+from training.utils.engine.rank_watch import leave_process_group, started_watch
 from training.utils.models.one_precision import ROUNDED
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import free_port
@@ -83,7 +83,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     if device.type == "cpu":
         keep_freed_memory()
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
-    watch = RankWatch(ranks.rank, ranks.world_size)
+    watch = started_watch(ranks.rank, ranks.world_size)
     failed = True
     try:
         yield ranks

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.adapter_folders import find_adapter
@@ -210,17 +212,25 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, ImportError, ThreestepError):
-        raise
     except Exception as problem:
         import torch
 
-        if not is_deepspeed_zero3_enabled() or isinstance(problem, torch.OutOfMemoryError):
+        is_explained = isinstance(problem, (OSError, ImportError, ThreestepError, torch.OutOfMemoryError))
+        # transformers' own ValueErrors explain themselves; a family's code fails to unpack a shape.
+        if isinstance(problem, ValueError):
+            is_explained = not _is_raised_by_a_family(problem)
+        if is_explained or not is_deepspeed_zero3_enabled():
             raise
         raise ThreestepError(
             f"'{name_or_path}' cannot be loaded in shards, as --zero_stage 3 does ({type(problem).__name__}: "
             f"{first_line(problem)}); use --zero_stage 2"
         ) from problem
+
+
+def _is_raised_by_a_family(problem: Exception) -> bool:
+    """Whether a file modeling_FAMILY.py raised it, not transformers' common code."""
+    raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
+    return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
 
 
 def _measure(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from training.utils.engine.arguments import EngineArguments, EngineSettings
-from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.devices import device_sentence, make_deterministic
 from training.utils.engine.matmul_rate import peak_of_all_ranks
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
@@ -117,8 +118,11 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
     dtype = check_dtype(settings.dtype)
     config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
     if settings.deepspeed_config is not None:
-        filled_in = filled_in_keys(users_config(settings.deepspeed_config), config)
-        log(f"filled in the keys that {settings.deepspeed_config} lacks: {', '.join(filled_in)}", ranks.is_main)
+        theirs = users_config(settings.deepspeed_config)
+        filled_in = ", ".join(filled_in_keys(theirs, config))
+        log(f"filled in the keys that {settings.deepspeed_config} lacks: {filled_in}", ranks.is_main)
+        for sentence in without_effect(theirs, config):
+            log(f"warning: {settings.deepspeed_config}: {sentence}", ranks.is_main)
     with born_sharded(config, settings.zero_stage):
         model = load(dtype)
     to_one_precision(model, dtype)

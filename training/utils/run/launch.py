@@ -125,14 +125,21 @@ def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, 
     return shared
 
 
-def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None) -> int:
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    asked_ranks: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
     """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run.
 
     arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
+    environment: the run's; by default this process's
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, accelerate launch, ...: this is one rank
-        return run_and_wait([sys.executable, "-m", module, *arguments])
-    arguments, environment, lines = as_variables(arguments, os.environ)
+    given = os.environ if environment is None else environment
+    if "RANK" in given and "WORLD_SIZE" in given:  # torchrun, accelerate launch, ...: this is one rank
+        return run_and_wait([sys.executable, "-m", module, *arguments], given)
+    arguments, environment, lines = as_variables(arguments, given)
     for line in lines:
         print(line, flush=True)
     if environment.get(HOSTFILE_VARIABLE):
