@@ -172,7 +172,7 @@ def _of_one_token(
 ) -> torch.Tensor:
     """Return [N, 1, A, D]. Heads that share keys become the queries of one head: transformers would copy all keys and
     values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19), and torch's `enable_gqa`
-    does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone query is doubled: torch's kernel takes 1.6 times
+    does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone query is doubled: torch takes 1.6 times
     as long for one query as for two (torch 2.13, docs/lab_book.md)."""
     count, heads, _, size = query_NA1D.shape
     group = heads // key_NKTD.shape[1]
