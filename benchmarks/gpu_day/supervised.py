@@ -14,6 +14,7 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.programs import WARM_UP_STEPS, flags_of, json_lines, made_up_workload, ran, train
 from benchmarks.gpu_day.record import NotHere, Report
+from training.utils.models.attention import IMPLEMENTATIONS
 
 WANTED_MFU, WANTED_OVER_PEERS, WANTED_OF_RATIO = 0.5, 1.3, 0.85
 
@@ -49,8 +50,10 @@ def measure(report: Report) -> None:
 
 
 def _forms(report: Report) -> list[str]:
-    """The default first; where another can be chosen, that too."""
-    return ["sdpa", "flex_attention"] if report.full else ["sdpa"]
+    """A dense mask, and what this version has beside it on CUDA."""
+    return (
+        [form for form in ("varlen", "sdpa", "flex_attention") if form in IMPLEMENTATIONS] if report.full else ["sdpa"]
+    )
 
 
 def _batch(sequences: int) -> list[str]:
