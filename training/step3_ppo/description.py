@@ -22,10 +22,10 @@ def described(
     experiences: Sequence[Experience], settings: ExperienceSettings, device: torch.device
 ) -> dict[str, float]:
     """Return means over tokens, responses or groups; a field that an experience lacks has no figure. A collective."""
-    sums: dict[str, float] = {}
+    sums: dict[str, float | torch.Tensor] = {}
     for experience in experiences:
         for name, value in _sums(experience, settings).items():
-            sums[name] = sums.get(name, 0.0) + value
+            sums[name] = sums.get(name, 0.0) + (value.double() if isinstance(value, torch.Tensor) else value)
     total = summed_numbers(sums, device)
     tokens, responses = total.pop("tokens"), total.pop("responses")
     figures = {
@@ -64,25 +64,25 @@ _A_RESPONSE = (
 )  # fmt: skip
 
 
-def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, float]:
+def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, float | torch.Tensor]:
     """Return this rank's sums, under the names of their means."""
     rollout, mask_BR = experience.rollout, experience.rollout.response_mask_BR
     old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.sampled_logprobs_BR
     outcomes_B = outcome_scores(rollout, experience.scores_B, settings.length)
-    sums = {
+    sums: dict[str, float | torch.Tensor] = {
         "responses": float(mask_BR.shape[0]),
-        "tokens": float(mask_BR.sum()),
-        "prompt_tokens": float(rollout.prompt_mask_BP.sum()),
-        "equal_groups": float(equal_groups(outcomes_B, settings.samples_per_prompt).sum()),
-        "rollout/score": float(experience.scores_B.sum()),
-        "rollout/outcome": float(outcomes_B.sum()),
-        "rollout/ended_share": float(rollout.ended_B.sum()),
-        "rollout/left_out": float((~experience.counts_B).sum()),
+        "tokens": mask_BR.sum(),
+        "prompt_tokens": rollout.prompt_mask_BP.sum(),
+        "equal_groups": equal_groups(outcomes_B, settings.samples_per_prompt).sum(),
+        "rollout/score": experience.scores_B.sum(),
+        "rollout/outcome": outcomes_B.sum(),
+        "rollout/ended_share": rollout.ended_B.sum(),
+        "rollout/left_out": (~experience.counts_B).sum(),
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
-        "rollout/entropy": -float(sampled_BR.sum()),
+        "rollout/entropy": -sampled_BR.sum(),
     }
     if ref_BR is not None:  # without a training forward, from the rollout's own log-probabilities
-        sums["rollout/kl"] = float(((sampled_BR if old_BR is None else old_BR) - ref_BR).sum())
+        sums["rollout/kl"] = ((sampled_BR if old_BR is None else old_BR) - ref_BR).sum()
     if old_BR is not None:
         found = mismatch_sums(old_BR, sampled_BR, mask_BR)
         sums["rollout/logprob_mismatch"] = found.pop("absolute")
@@ -90,6 +90,6 @@ def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, flo
         if settings.mismatch is not None:
             sums["mismatch/clipped_share"] = clipped_tokens(old_BR, sampled_BR, mask_BR, settings.mismatch)
     if experience.values_BR is not None and experience.returns_BR is not None:
-        sums["critic/value_mean"] = float(experience.values_BR.sum())
-        sums["critic/return_mean"] = float(experience.returns_BR.sum())
+        sums["critic/value_mean"] = experience.values_BR.sum()
+        sums["critic/return_mean"] = experience.returns_BR.sum()
     return sums

@@ -50,8 +50,8 @@ def importance_weights(
 
 def mismatch_sums(
     old_logprobs_BR: torch.Tensor, sampled_logprobs_BR: torch.Tensor, inside_BR: torch.Tensor
-) -> dict[str, float]:
-    """Return sums over this rank's responses, to be added up over ranks and divided by tokens or sequences.
+) -> dict[str, torch.Tensor]:
+    """Return sums over this rank's responses, scalars to be added up over ranks and divided by tokens or sequences.
 
     Over tokens: `k1` and `k3`, estimates of KL(rollout || training) (Schulman 2020), and `absolute` differences.
     Over sequences: `perplexity_ratio`, training / rollout perplexity, exp of the mean difference of a response.
@@ -59,10 +59,10 @@ def mismatch_sums(
     difference_BR = torch.where(inside_BR, old_logprobs_BR - sampled_logprobs_BR, 0.0)
     mean_B = difference_BR.sum(dim=1) / inside_BR.sum(dim=1)
     return {
-        "k1": float(-difference_BR.sum()),
-        "k3": float((torch.exp(difference_BR.clamp(max=_MOST)) - difference_BR - 1.0).sum()),
-        "absolute": float(difference_BR.abs().sum()),
-        "perplexity_ratio": float(torch.exp((-mean_B).clamp(max=_MOST)).sum()),
+        "k1": -difference_BR.sum(),
+        "k3": (torch.exp(difference_BR.clamp(max=_MOST)) - difference_BR - 1.0).sum(),
+        "absolute": difference_BR.abs().sum(),
+        "perplexity_ratio": torch.exp((-mean_B).clamp(max=_MOST)).sum(),
     }
 
 
@@ -71,9 +71,9 @@ def clipped_tokens(
     sampled_logprobs_BR: torch.Tensor,
     inside_BR: torch.Tensor,
     settings: MismatchSettings,
-) -> float:
-    """Return the number of tokens whose ratio `importance_weights` truncates or masks."""
+) -> torch.Tensor:
+    """Return the number, a scalar, of tokens whose ratio `importance_weights` truncates or masks."""
     unbounded = MismatchSettings("truncate", settings.level, float("inf"))
     free = importance_weights(old_logprobs_BR, sampled_logprobs_BR, inside_BR, unbounded)
     held = importance_weights(old_logprobs_BR, sampled_logprobs_BR, inside_BR, settings)
-    return float((free != held)[inside_BR].sum())
+    return ((free != held) & inside_BR).sum()

@@ -73,6 +73,8 @@ def _from_flags(settings: EngineSettings, ranks: int, trainable_elements: int, o
         "gradient_clipping": settings.max_grad_norm,
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
+        # Otherwise DeepSpeed waits for the device in each forward and step, to time what nobody reads.
+        "timers": {"throughput": {"enabled": False}},
     }
     if settings.dtype == "bf16":
         config["bf16"] = {"enabled": True}

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from training.utils.layout.documents import Document, TokenSequence, plain
+from training.utils.layout.transfer import moved
 from training.utils.run.errors import ThreestepError
 
 PAD_SEGMENT = -1
@@ -54,7 +55,7 @@ class TokenRows:
     copies_NS: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
-        return replace(self, **{name: part.to(device) for name, part in vars(self).items() if part is not None})
+        return moved(self, device)
 
     def copies_NT(self) -> torch.Tensor:
         """Return int64 [N, T]: how often each token stands in the separate sequences that the rows hold; 0 is padding.
