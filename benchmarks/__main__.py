@@ -36,6 +36,7 @@ from pathlib import Path
 
 from benchmarks.competitions import COMPETITIONS, Competition
 from benchmarks.competitors.threestep import WITHIN_ROLLOUT
+from benchmarks.floors import floor_flops, floor_lines
 from benchmarks.machine import (
     MOST_DISTURBED,
     Load,
@@ -75,7 +76,7 @@ def main() -> None:
             run = _run(command, arguments.threads)
             runs[name].append(run)
             print(f"round {turn + 1}: {name}: {_told(run, arguments.most_disturbed)}", file=sys.stderr, flush=True)
-    _report(arguments, competition, runs)
+    _report(arguments, competition, runs, floor_flops(arguments.name, workload, arguments.shape))
 
 
 def _arguments() -> argparse.Namespace:
@@ -211,7 +212,13 @@ def _told(run: Measured, most_disturbed: float) -> str:
     return f"{_figure(statistics.median(run.rates))}; {run.load or 'the load of the machine is not known'}{disturbed}"
 
 
-def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[str, list[Measured]]) -> None:
+def _report(
+    arguments: argparse.Namespace,
+    competition: Competition,
+    runs: dict[str, list[Measured]],
+    flops: dict[str, float],
+) -> None:
+    """flops: the least that a unit takes, by competitor."""
     peaks = {name: max(run.peak_bytes for run in many) for name, many in runs.items()}
     loads = [[many[turn].load for many in runs.values()] for turn in range(arguments.rounds)]
     quoted = undisturbed(loads, arguments.most_disturbed)
@@ -224,13 +231,25 @@ def _report(arguments: argparse.Namespace, competition: Competition, runs: dict[
     if quoted:
         for line in [*_table(competition.unit, kept, peaks), *_parts_table(kept), *_sending_shares(kept)]:
             print(line)
-    for line in [*competition.notes, closing_line(loads, arguments.most_disturbed)]:
+    floors = floor_lines(flops, medians, _matmul_rate(arguments), competition.unit) if flops and medians else []
+    for line in [*floors, *competition.notes, closing_line(loads, arguments.most_disturbed)]:
         print(line)
     path = Path(arguments.folder) / f"{arguments.name}_{arguments.shape}_{arguments.dtype}.json"
     rates = {name: [run.rates for run in many] for name, many in runs.items()}
     shares = {name: [run.load and run.load._asdict() for run in many] for name, many in runs.items()}
     result = {"medians": medians, "peak_bytes": peaks, "rates": rates, "loads": shares, "undisturbed_rounds": quoted}
     path.write_text(json.dumps({**result, "settings": vars(arguments), "notes": competition.notes}, indent=2))
+
+
+def _matmul_rate(arguments: argparse.Namespace) -> float:
+    """FLOPs a second of a plain matmul in the competitors' precision and threads."""
+    import torch
+
+    from training.utils.engine.matmul_rate import measured_matmul_rate
+
+    torch.set_num_threads(arguments.threads)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
+    return measured_matmul_rate(dtype, torch.device("cuda" if torch.cuda.is_available() else "cpu"), seconds=2.0)
 
 
 def _table(unit: str, runs: dict[str, list[Measured]], peaks: dict[str, int]) -> list[str]:

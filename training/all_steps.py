@@ -180,12 +180,12 @@ def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
         _run("a new model with random weights", "training.new_model", flags, 1)
     seconds = {}
-    os.environ[WHOLE_RUN_VARIABLE] = "1"
+    environment = {**os.environ, WHOLE_RUN_VARIABLE: "1"}  # the steps' alone
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
         title = f"step {place} of {len(plan.settings)}, {step.title}"
         flags = ["--config", str(config_files[step.name])]
-        seconds[step.name] = _run(title, step.program, flags, plan.ranks)
+        seconds[step.name] = _run(title, step.program, flags, plan.ranks, environment)
         _end_where_stopped(title, plan.output_dir / step.name)
     return seconds
 
@@ -276,11 +276,13 @@ def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], fold
     return {**inherited, **section, "out": str(folder / "new_model")}
 
 
-def _run(title: str, module: str, flags: Sequence[str], ranks: int | None) -> float:
+def _run(
+    title: str, module: str, flags: Sequence[str], ranks: int | None, environment: Mapping[str, str] | None = None
+) -> float:
     """Run one program; return its seconds, or end this program with its exit code."""
     print(f"\n== {title}", flush=True)
     started = time.monotonic()
-    code = launch(module, flags, ranks)
+    code = launch(module, flags, ranks, environment)
     seconds = time.monotonic() - started
     if code != 0:
         print(

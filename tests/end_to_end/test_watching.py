@@ -17,6 +17,7 @@ FLAGS = (
     "--max_train_steps 3 --per_device_generation_batch_size 2 --per_device_training_batch_size 2 --dtype fp32 "
     "--max_answer_seq_len 8 --actor_learning_rate 1e-2 --critic_learning_rate 1e-3 --val_greedy --checker exact_match"
 )
+SAMPLES = 3  # of evaluation alone
 PHASES = ("1_prompts", "2_rollout", "3_score", "4_read", "5_rewards", "6_advantages", "7_learn", "other")
 
 
@@ -32,7 +33,7 @@ def runs(place: Path, start: Path, scorer: Path, pairs_file: Path) -> dict[str, 
     flags += ["--data_output_path", root / "cache"]
     stopped = [*flags, "--stop_kl", 1e-9, "--save_at_end"]
     wanted = {
-        "only": [*flags, "--val_only"],
+        "only": [*flags, "--val_only", "--val_samples", SAMPLES],
         "trained": [*flags, "--val_before_train", "false", "--profile_steps", 2],
         "stopped": stopped,
         "unwatched": [*flags, "--eval_fraction", 0, "--max_train_steps", 1],
@@ -50,9 +51,17 @@ def test_evaluation_alone(runs):
     assert line["step"] == 0 and not (folder / "model").exists() and not (folder / "critic").exists()
     for group, greedy in (("eval", False), ("eval_greedy", True)):
         rewards = [sample["reward"] for sample in samples if sample.get("greedy", False) is greedy]
-        assert line[f"{group}/reward"] == pytest.approx(sum(rewards) / len(rewards)) and len(rewards) == 24
+        count = 24 if greedy else 24 * SAMPLES
+        assert line[f"{group}/reward"] == pytest.approx(sum(rewards) / len(rewards)) and len(rewards) == count
         halves = [line[f"{group}_{name}.jsonl/reward"] for name in ("one", "two")]
         assert line[f"{group}/reward"] == pytest.approx(sum(halves) / 2)
+    sampled = [sample for sample in samples if not sample.get("greedy")]
+    by_prompt = [[own["reward"] for own in sampled if own["prompt_index"] == index] for index in range(24)]
+    assert all(len(set(own)) > 1 for own in by_prompt)  # seeds of their own
+    assert line["eval/reward_best@3"] == pytest.approx(sum(map(max, by_prompt)) / 24)
+    assert line["eval/reward_worst@3"] == pytest.approx(sum(map(min, by_prompt)) / 24)
+    assert line["eval/check_pass@3_low"] <= line["eval/check_pass@3"] <= line["eval/check_pass@3_high"]
+    assert "eval_two.jsonl/check_majority@2" in line and not any(name.startswith("eval_greedy/check_") for name in line)
     # The same prompts have the same greedy answers, and other samples.
     assert line["eval_greedy_one.jsonl/response_tokens"] == line["eval_greedy_two.jsonl/response_tokens"]
     summary = json.loads((folder / "summary.json").read_text())

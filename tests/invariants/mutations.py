@@ -453,7 +453,8 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
 def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     """A DeepSpeed configuration of the user's, damaged."""
     from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
+    from training.utils.engine.config import deepspeed_config
+    from training.utils.engine.deepspeed_json import filled_in_keys, users_config
 
     content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
     if dice.random() < 0.7:

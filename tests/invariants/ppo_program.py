@@ -303,7 +303,7 @@ def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str])
             figures.append(
                 {
                     **trainer.learn([experience], iteration),
-                    **described([experience], trainer.settings.experience, ranks.device),
+                    **described([experience], trainer.settings.experience),
                 }
             )
         found[case] = figures

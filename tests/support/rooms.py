@@ -77,6 +77,7 @@ MATHS = {
     "training.step2_dpo.loss": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
+    "training.step3_ppo.measures": (),
     "training.step3_ppo.mismatch": (),
     "training.step3_ppo.reward_shaping": (),
     "training.step3_ppo.advantages": (),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 import yaml
 
 from training import all_steps
+from training.utils.data.build.arguments import WHOLE_RUN_VARIABLE
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import ThreestepError
 
@@ -56,8 +58,11 @@ def steps(monkeypatch, tmp_path):
     calls: list[tuple[str, list[str], int | None]] = []
     codes: dict[str, int] = {}
 
-    def launch(module, flags, ranks):
+    def launch(module, flags, ranks, environment):
         calls.append((module, list(flags), ranks))
+        assert (environment is None) == (module == "training.new_model")
+        assert environment is None or environment[WHOLE_RUN_VARIABLE] == "1"
+        assert WHOLE_RUN_VARIABLE not in os.environ
         name = module.split(".")[1]
         if name in FIGURES and not codes.get(module):
             settings = yaml.safe_load(open(flags[1], encoding="utf-8"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from training.asking.model import Answer, AskedModel, check_room
 from training.asking.scorer import Scorer
+from training.asking.sharing import ALONE, Sharers
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.arguments import SamplingArguments
@@ -18,27 +19,41 @@ from training.utils.run.seeds import derived_seed
 
 
 def answers_to(
-    asked: AskedModel, rows: Sequence[PromptRow], flags: SamplingArguments, seed: int, rows_per_batch: int
+    asked: AskedModel,
+    rows: Sequence[PromptRow],
+    flags: SamplingArguments,
+    seed: int,
+    rows_per_batch: int,
+    shared: tuple[Sharers, str] = (ALONE, ""),
 ) -> list[Answer]:
-    """One answer per prompt, with the seeds of step 3's evaluation: equal flags give the samples that it wrote."""
+    """One answer per prompt, with the seeds of step 3's evaluation: equal flags give the samples that it wrote.
+
+    shared: processes that take batches in turns, and this call's name among them. The batches are those of one process,
+        and so are the answers; ranks other than the first get none.
+    """
     longest = asked.data.rows.max_prompt_seq_len + flags.max_new_tokens
     check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
     sampling, device = asked.sampling(flags), asked.model.device
-    answers = []
-    with progress_bar(len(rows), f"answers of {asked.name}", True, "prompt", on_terminal_only=True) as bar:
-        for first in range(0, len(rows), rows_per_batch):
-            places = range(first, min(first + rows_per_batch, len(rows)))
+    sharers, name = shared
+    batches = [range(first, min(first + rows_per_batch, len(rows))) for first in range(0, len(rows), rows_per_batch)]
+    own = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
+    with progress_bar(own, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
+
+        def answered(piece: int) -> list[tuple[str, list[int], bool]]:
+            places = batches[piece]
             batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
             seeds = [derived_seed(seed, "evaluation", place) for place in places]
             request = RolloutRequest(batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds)
             rollout = asked.engine.roll_out(asked.model, request)
             texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_id)
-            answers += [
-                Answer(texts[index], tuple(rollout.response_of(index).tolist()), bool(rollout.ended_B[index]))
+            bar.update(len(places))
+            return [
+                (texts[index], rollout.response_of(index).tolist(), bool(rollout.ended_B[index]))
                 for index in range(len(places))
             ]
-            bar.update(len(places))
-    return answers
+
+        found = sharers.results(name, len(batches), answered)
+    return [Answer(text, tuple(token_ids), ended) for batch in found for text, token_ids, ended in batch]
 
 
 def scores_of(

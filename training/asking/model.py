@@ -5,6 +5,7 @@ Prompts are rendered by the data room, as step 3 renders those made during a run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from training.utils.data.chat.chat import adopt_style
 from training.utils.data.rows.phases import PromptRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.data.sources.messages import Message
+from training.utils.engine.devices import device_of, set_threads
 from training.utils.engine.startup import DTYPES, Ranks
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
@@ -86,10 +88,15 @@ class AskedModel:
 
 
 def start_alone() -> Ranks:
-    """Silence transformers' log; return the only rank, on the GPU if there is one."""
+    """Silence transformers' log; return a rank that computes for itself, on the GPU of its number on this host
+    (LOCAL_RANK), if there is one. Ranks share a host's cores out as threads."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    set_threads(os.environ, int(os.environ.get("WORLD_SIZE", "1")))
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = device_of(int(os.environ.get("LOCAL_RANK", "0")), visible)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return Ranks(0, 0, 1, device)
 
 
@@ -106,6 +113,11 @@ def engine_maker(
     )
     mistakes.raise_if_any()
     assert engine is not None  # an unknown name is a mistake
+    if engine.frees_gpu_memory and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ThreestepError(
+            f"--rollout_engine {flags.rollout_engine} batches by itself, and {os.environ['WORLD_SIZE']} ranks share "
+            "the prompts: start one process (--vllm_tensor_parallel_size takes several GPUs), or use hf"
+        )
     awake = replace(vllm, vllm_sleep=False)  # nothing is trained next to it
 
     def started(model: PreTrainedModel) -> RolloutEngine:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from training.asking.model import AskedModel, check_room
+from training.asking.sharing import ALONE, Sharers
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
 from training.utils.layout.planner import plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import plan_for
-from training.utils.models.layout_check import check_padded, why_not_packed
+from training.utils.models.layout_check import check_padded, notes_on, why_not_packed
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.console import log
 
@@ -21,10 +22,19 @@ _PLANNED_ROWS = 256  # planned together, so that rows of similar length share a 
 
 @torch.no_grad()
 def row_losses(
-    asked: AskedModel, documents: Sequence[Document], longest_tokens: int, rows_per_batch: int, flag: str
+    asked: AskedModel,
+    documents: Sequence[Document],
+    longest_tokens: int,
+    rows_per_batch: int,
+    flag: str,
+    sharers: Sharers = ALONE,
 ) -> tuple[list[float], list[int], float]:
     """Return each document's loss (nats, summed over its target tokens) and number of targets, and the share of all
-    targets that are the model's first choice. ThreestepError if `flag` allows more than the model's positions."""
+    targets that are the model's first choice. ThreestepError if `flag` allows more than the model's positions.
+
+    sharers: processes that take documents in turns, as many at a time as are planned together; ranks other than the
+        first get none.
+    """
     check_room(asked, longest_tokens, flag)
     read, ranks = PolicyModel(asked.model), Ranks(0, 0, 1, asked.model.device)
 
@@ -33,18 +43,25 @@ def row_losses(
 
     check_padded(asked.model, logprobs_M, ranks.device)
     reason = why_not_packed(asked.model, logprobs_M, longest_tokens, ranks.device, sharing=False)
+    for note in notes_on(asked.model):
+        log(f"{asked.name}: {note}")
     if reason is not None:
-        log(f"warning: {asked.name} reads padded rows: {reason}")
+        log(f"warning: {asked.name} reads padded rows: {reason}", sharers.is_main)
     plan = plan_for(asked.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)
     pad = asked.tokenizer.pad_token_id
-    losses, targets, right = [0.0] * len(documents), [0] * len(documents), 0
-    for first in range(0, len(documents), _PLANNED_ROWS):
-        part = documents[first : first + _PLANNED_ROWS]
+
+    def part_losses(piece: int) -> tuple[list[float], list[int], int]:
+        part = documents[piece * _PLANNED_ROWS : (piece + 1) * _PLANNED_ROWS]
+        losses, targets, right = [0.0] * len(part), [0] * len(part), 0
         for layout in plan_step([document.tokens for document in part], plan)[0]:
             found = read(packed_rows([[part[index] for index in row] for row in layout], pad).to(ranks.device))
             right += int(found.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]
             own = found.logprobs_M.double().split([count for _, count in counts])
             for (index, count), logprobs in zip(counts, own, strict=True):
-                losses[first + index], targets[first + index] = -float(logprobs.sum()), count
-    return losses, targets, right / max(1, sum(targets))
+                losses[index], targets[index] = -float(logprobs.sum()), count
+        return losses, targets, right
+
+    parts = sharers.results("losses", -(-len(documents) // _PLANNED_ROWS), part_losses)
+    losses, targets = ([number for part in parts for number in part[place]] for place in (0, 1))
+    return losses, targets, sum(part[2] for part in parts) / max(1, sum(targets))

@@ -12,11 +12,11 @@ import numpy as np
 
 from training.asking.answers import answers_to, scores_of
 from training.asking.arguments import AskedArguments
-from training.asking.figures import Figure, mean, ratio, share
 from training.asking.model import Answer, AskedModel, engine_maker, load_asked_model, start_alone
 from training.asking.pairs_page import page
 from training.asking.perplexity import row_losses
 from training.asking.scorer import load_answer_scorer
+from training.asking.sharing import ALONE, Sharers, sharers
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
@@ -27,6 +27,7 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.documents import Document
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.intervals import Figure, mean, ratio, share
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -55,7 +56,10 @@ def run_task(flags: Evaluated) -> list[str]:
     for path in (flags.asked.model_name_or_path, flags.asked.baseline, flags.asked.reward_model):
         if path is not None:
             check_model_folder(path)
-    return evaluate_perplexity(flags) if flags.task == "perplexity" else evaluate_answers(flags, rewards)
+    with sharers() as together:
+        if flags.task == "perplexity":
+            return evaluate_perplexity(flags, together)
+        return evaluate_answers(flags, rewards, together)
 
 
 def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
@@ -84,21 +88,27 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
     return rewards
 
 
-def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...]) -> list[str]:
-    """Let each model answer the same prompts, score the answers, write figures and samples."""
+def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sharers = ALONE) -> list[str]:
+    """Let each model answer the same prompts, score the answers, write figures and samples. The first rank scores all
+    answers and writes; the others return no line."""
     asked = flags.asked
     paths = [asked.model_name_or_path, *([asked.baseline] if asked.baseline else [])]
     models = [load(flags, path) for path in paths]
     prompts = shared_prompts([_rows(flags, 3, model) for model in models])
     scorer = None
-    if asked.reward_model is not None and reads_model(rewards):
+    if asked.reward_model is not None and reads_model(rewards) and together.is_main:
         scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone())
     answers: list[list[Answer]] = []
     scores: list[list[float]] = []
-    for model, rows in zip(models, prompts, strict=True):
-        found = answers_to(model, rows, flags.sampling, flags.run.seed, asked.per_device_eval_batch_size)
+    for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
+        shared = (together, f"answers of {place}")
+        found = answers_to(model, rows, flags.sampling, flags.run.seed, asked.per_device_eval_batch_size, shared)
+        if not together.is_main:
+            continue
         answers.append(found)
         scores.append(scores_of(model, rows, found, rewards, scorer, flags.reward.reward_timeout))
+    if not together.is_main:
+        return []
     figures = answer_figures(scores, answers, flags.run.seed)
     samples = [
         {
@@ -164,13 +174,15 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
     return [[own[row_id] for row_id in both] for own in by_id]
 
 
-def evaluate_perplexity(flags: Evaluated) -> list[str]:
+def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str]:
     """The exponential of the mean loss per token, of responses or of text."""
     model, longest, seed = load(flags, flags.asked.model_name_or_path), flags.data.rows.max_seq_len, flags.run.seed
     documents = _documents(flags, model, longest)
     losses, targets, accuracy = row_losses(
-        model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len"
+        model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len", together
     )
+    if not together.is_main:
+        return []
     loss = ratio(losses, targets, seed)  # nats per token, resampled by rows
     perplexity = Figure(*(math.exp(end) for end in (loss.value, loss.low, loss.high)))
     figures = {"rows": len(losses), "tokens": sum(targets), "perplexity": perplexity, "loss": loss}

@@ -14,7 +14,8 @@ from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstima
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.losses import AGGREGATIONS, PolicyLoss
 from training.step3_ppo.losses.tokens import PolicyLossSettings
-from training.step3_ppo.mismatch import MismatchSettings
+from training.step3_ppo.mismatch.settings import MismatchSettings
+from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LearningSettings, LengthSettings
 from training.utils.generation.engines import engine_class
 from training.utils.layout.planner import PlanSettings
@@ -30,6 +31,7 @@ class Algorithm:
     """The flags, and what their names select."""
 
     flags: AlgorithmArguments
+    mismatch: MismatchArguments
     estimator: Estimator
     policy_loss: PolicyLoss
     kl_estimator: KlEstimator
@@ -39,7 +41,9 @@ class Algorithm:
         return self.flags.kl_coef > 0
 
 
-def selected_algorithm(flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mistakes) -> Algorithm | None:
+def selected_algorithm(
+    flags: AlgorithmArguments, mismatch: MismatchArguments, ppo: PpoArguments, mistakes: Mistakes
+) -> Algorithm | None:
     """Look every name up and note flags that do not go together; None where a name is unknown."""
     estimator = mistakes.note(estimator_named, flags.advantage)
     policy_loss = mistakes.note(policy_loss_named, flags.policy_loss)
@@ -74,8 +78,30 @@ def selected_algorithm(flags: AlgorithmArguments, ppo: PpoArguments, mistakes: M
         f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
         f"{flags.overlong_buffer_tokens}",
     )
+    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes)
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
-    return Algorithm(flags, estimator, policy_loss, kl_estimator)
+    return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator)
+
+
+def _note_mismatch(
+    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, mistakes: Mistakes
+) -> None:
+    """Note a correction that does not go with the policy loss, and flags of one where there is none."""
+    found = mistakes.note(given.chosen, _default_correction(ppo))
+    if found is None:
+        return
+    mistakes.require(
+        not (found.bypass and found.correction != "none" and has_ratio),
+        f"--mismatch_bypass makes the ratio of --policy_loss {policy_loss} one to the rollout's policy, and "
+        f"--mismatch_correction {found.correction} weighs by that ratio once more; give --policy_loss gpg, or "
+        "--mismatch_correction none",
+    )
+    for name in ("level", "threshold_lower", "normalize"):
+        mistakes.require(
+            found.correction != "none" or not getattr(given, f"mismatch_{name}"),
+            f"--mismatch_{name} {getattr(given, f'mismatch_{name}')} is of the weights of a correction, and "
+            "--mismatch_correction is none; give truncate or mask, or leave it out",
+        )
 
 
 def experience_settings(
@@ -91,19 +117,14 @@ def experience_settings(
     flags, estimator = algorithm.flags, algorithm.estimator
     control = KlControl(flags.kl_coef, flags.kl_target if flags.kl_control == "adaptive" else None, flags.kl_horizon)
     kl = KlSettings(control, in_loss=flags.kl_in == "loss", estimator=algorithm.kl_estimator)
-    # By default, rollouts are corrected if another program than the trained model computes their log-probabilities.
-    default = "none" if engine_class(ppo.rollout_engine).logprobs_are_trained_models else "truncate"
-    correction = flags.mismatch_correction or default
-    mismatch = None
-    if correction != "none":
-        mismatch = settings_of(MismatchSettings, flags, "mismatch", correction=correction)
+    mismatch = mismatch_settings(algorithm, ppo)
+    bypasses = mismatch is not None and mismatch.bypass
     # Otherwise the actor takes one step on each rollout: the old policy is the one that is trained.
     reads_old_logprobs = (
         ppo.reuse_forwards
-        or ppo.steps_per_rollout > 1
-        or (algorithm.wants_reference and not kl.in_loss)
-        or mismatch is not None
-        or algorithm.policy_loss.keys is not None
+        or (algorithm.wants_reference and not kl.in_loss and (kl.estimator.of_logits or not bypasses))
+        or (mismatch is not None and not bypasses)
+        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
     )
     return settings_of(
         ExperienceSettings,
@@ -126,6 +147,17 @@ def experience_settings(
     )
 
 
+def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:
+    """Return the correction, None where nothing is corrected."""
+    found = algorithm.mismatch.chosen(_default_correction(ppo))
+    return found if found.acts else None
+
+
+def _default_correction(ppo: PpoArguments) -> str:
+    """Rollouts are corrected if another program than the trained model computes their log-probabilities."""
+    return "none" if engine_class(ppo.rollout_engine).logprobs_are_trained_models else "truncate"
+
+
 def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettings:
     """Return the settings of part 7. A clip of one direction overrides that of both, which overrides the loss's own."""
     flags, policy_loss = algorithm.flags, algorithm.policy_loss
@@ -133,6 +165,7 @@ def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettin
     def bound(one_way: float | None, own: float) -> float:
         return next(value for value in (one_way, flags.clip_range, own) if value is not None)
 
+    mismatch = mismatch_settings(algorithm, ppo)
     low, high = bound(flags.clip_range_low, policy_loss.clip_low), bound(flags.clip_range_high, policy_loss.clip_high)
     return settings_of(
         LearningSettings,
@@ -141,4 +174,5 @@ def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettin
         policy=settings_of(PolicyLossSettings, flags, clip_low=low, clip_high=high),
         aggregation=flags.loss_aggregation or policy_loss.aggregation,
         unsup_coef=ppo.unsup_coef,
+        bypass=mismatch if mismatch is not None and mismatch.bypass else None,
     )

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES, PolicyLoss
-from training.utils.generation.engines import WITH_OTHER_LOGPROBS
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 from training.utils.run.tables import either
 
 KL_CONTROLS = ("fixed", "adaptive")
-MISMATCH_CORRECTIONS = ("none", "truncate", "mask")
-MISMATCH_LEVELS = ("token", "sequence")
 # Flags that a policy loss leaves unread.
 _UNREAD = {
     "geo_mean": ("dual_clip",),
@@ -116,14 +113,6 @@ class AlgorithmArguments:
     )
     overlong_penalty: float = flag(1.0, "Punishment of a response of full length.", least=0)
     mask_truncated_responses: bool = flag(False, "Leave responses that did not end out of the loss.")
-    mismatch_correction: str | None = flag(
-        None,
-        "Weight tokens by p_train / p_rollout: none, truncate at the threshold, or mask outside it; "
-        f"default: none, with --rollout_engine {either(WITH_OTHER_LOGPROBS)} truncate.",
-        choices=MISMATCH_CORRECTIONS,
-    )
-    mismatch_level: str = flag("token", f"Ratio per {either(MISMATCH_LEVELS)}.", choices=MISMATCH_LEVELS)
-    mismatch_threshold: float = flag(2.0, "Largest ratio; mask also drops ratios below its inverse.", above=1)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

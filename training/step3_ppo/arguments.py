@@ -69,6 +69,11 @@ class PpoArguments:
     val_before_train: bool = flag(True, "Also evaluate before training.")
     val_only: bool = flag(False, "Evaluate only; train and save nothing.")
     val_greedy: bool = flag(False, "Also evaluate greedy responses: eval_greedy/... in the metrics.")
+    val_samples: int = flag(
+        1,
+        "Responses to each held-out prompt; above 1 also best, worst, majority and pass@k: eval/NAME_best@k.",
+        least=1,
+    )
     show_samples: int = flag(1, "Print this many prompts with responses and rewards at each evaluation.", least=0)
     report_mfu: bool = flag(True, "Report train/mfu of the updates.")
     per_device_eval_batch_size: int = flag(64, "Prompts of one evaluation rollout of a rank.", least=1)

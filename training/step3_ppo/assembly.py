@@ -112,6 +112,7 @@ def make_parts(
         checker=components.checker,
         settings=settings,
         prompts_per_batch=ppo.per_device_eval_batch_size,
+        samples_per_prompt=ppo.val_samples,
         with_greedy=ppo.val_greedy,
         shown=ppo.show_samples,
     )

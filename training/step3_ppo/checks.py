@@ -47,7 +47,7 @@ def checked_components(flags: PpoFlags) -> Components:
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
     rewards = named_rewards(flags.reward, mistakes)
-    algorithm = selected_algorithm(flags.algorithm, ppo, mistakes)
+    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)

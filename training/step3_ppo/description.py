@@ -6,38 +6,39 @@ B sequences, R response tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 
 from training.step3_ppo.dynamic_sampling import equal_groups
-from training.step3_ppo.mismatch import clipped_tokens, mismatch_sums
+from training.step3_ppo.measures import NOTHING, Measure, Moments, figures_of, moments, spread
+from training.step3_ppo.mismatch.figures import mismatch_measures
 from training.step3_ppo.records import Experience
 from training.step3_ppo.scoring import outcome_scores
 from training.step3_ppo.settings import ExperienceSettings
-from training.utils.engine.collectives import gathered, summed_numbers
+from training.utils.engine.collectives import gathered
 
 
-def described(
-    experiences: Sequence[Experience], settings: ExperienceSettings, device: torch.device
-) -> dict[str, float]:
-    """Return means over tokens, responses or groups; a field that an experience lacks has no figure. A collective."""
-    sums: dict[str, float | torch.Tensor] = {}
-    for experience in experiences:
-        for name, value in _sums(experience, settings).items():
-            sums[name] = sums.get(name, 0.0) + (value.double() if isinstance(value, torch.Tensor) else value)
-    total = summed_numbers(sums, device)
-    tokens, responses = total.pop("tokens"), total.pop("responses")
-    figures = {
-        "rollout/tokens": tokens + total.pop("prompt_tokens"),
-        "rollout/response_tokens": tokens / responses,
-    }
-    equal = total.pop("equal_groups")
-    if settings.samples_per_prompt > 1:
-        figures["rollout/equal_groups"] = equal * settings.samples_per_prompt / responses
-    figures |= {name: value / responses for name, value in total.items() if name in _A_RESPONSE}
-    figures |= {name: value / tokens for name, value in total.items() if name not in _A_RESPONSE}
-    return figures | reward_means(experiences)
+def described(experiences: Sequence[Experience], settings: ExperienceSettings) -> dict[str, float]:
+    """Return statistics over tokens, responses or groups; a field that an experience lacks has no figure. A
+    collective."""
+    each = [_measures(experience, settings) for experience in experiences]
+    own = [_joined(found) for found in zip(*(moments(measures) for measures in each), strict=True)]
+    of_all = [_joined(found) for found in zip(*gathered(own), strict=True)]
+    figures = figures_of(each[0], of_all)
+    return figures | _explained_variance(figures) | reward_means(experiences)
+
+
+def _joined(found: Sequence[Moments]) -> Moments:
+    return reduce(Moments.joined, found, NOTHING)
+
+
+def _explained_variance(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of the returns' variance that the critic's values explain, 1 - Var(returns - values) /
+    Var(returns): 1 for a perfect critic, 0 for a constant one; none without one, or where all returns are equal."""
+    returns = figures.get("critic/return_std", 0.0)
+    return {"critic/explained_variance": 1.0 - (figures["critic/error_std"] / returns) ** 2} if returns > 0 else {}
 
 
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -57,39 +58,37 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
     return means
 
 
-# The other figures are means over tokens.
-_A_RESPONSE = (
-    "rollout/score", "rollout/outcome", "rollout/kl", "rollout/ended_share", "rollout/left_out",
-    "mismatch/perplexity_ratio",
-)  # fmt: skip
-
-
-def _sums(experience: Experience, settings: ExperienceSettings) -> dict[str, float | torch.Tensor]:
-    """Return this rank's sums, under the names of their means."""
+def _measures(experience: Experience, settings: ExperienceSettings) -> list[Measure]:
+    """Return what is reported of one experience, the same list for each experience and rank."""
     rollout, mask_BR = experience.rollout, experience.rollout.response_mask_BR
     old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.sampled_logprobs_BR
     outcomes_B = outcome_scores(rollout, experience.scores_B, settings.length)
-    sums: dict[str, float | torch.Tensor] = {
-        "responses": float(mask_BR.shape[0]),
-        "tokens": mask_BR.sum(),
-        "prompt_tokens": rollout.prompt_mask_BP.sum(),
-        "equal_groups": equal_groups(outcomes_B, settings.samples_per_prompt).sum(),
-        "rollout/score": experience.scores_B.sum(),
-        "rollout/outcome": outcomes_B.sum(),
-        "rollout/ended_share": rollout.ended_B.sum(),
-        "rollout/left_out": (~experience.counts_B).sum(),
+    lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
+    measures = [
+        Measure(lengths_B + prompts_B, {"total": "rollout/tokens"}),
+        Measure(lengths_B, spread("rollout/response_tokens", mean="rollout/response_tokens")),
+        Measure(prompts_B, spread("rollout/prompt_tokens")),
+        Measure(experience.scores_B, spread("rollout/score", mean="rollout/score")),
+        Measure(outcomes_B, {"mean": "rollout/outcome"}),
+        Measure(rollout.ended_B, {"mean": "rollout/ended_share"}),
+        Measure(~experience.counts_B, {"mean": "rollout/left_out"}),
+        Measure(experience.advantages_BR[mask_BR], spread("rollout/advantage")),
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
-        "rollout/entropy": -sampled_BR.sum(),
-    }
+        Measure(-sampled_BR[mask_BR], {"mean": "rollout/entropy"}),
+    ]
+    if settings.samples_per_prompt > 1:
+        equal = equal_groups(outcomes_B, settings.samples_per_prompt)
+        measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
     if ref_BR is not None:  # without a training forward, from the rollout's own log-probabilities
-        sums["rollout/kl"] = ((sampled_BR if old_BR is None else old_BR) - ref_BR).sum()
-    if old_BR is not None:
-        found = mismatch_sums(old_BR, sampled_BR, mask_BR)
-        sums["rollout/logprob_mismatch"] = found.pop("absolute")
-        sums |= {f"mismatch/{name}": value for name, value in found.items()}
-        if settings.mismatch is not None:
-            sums["mismatch/clipped_share"] = clipped_tokens(old_BR, sampled_BR, mask_BR, settings.mismatch)
+        kl_BR = (sampled_BR if old_BR is None else old_BR) - ref_BR
+        measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
+    if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):
+        measures += mismatch_measures(old_BR, sampled_BR, mask_BR, settings.mismatch, experience.weights_BR)
     if experience.values_BR is not None and experience.returns_BR is not None:
-        sums["critic/value_mean"] = experience.values_BR.sum()
-        sums["critic/return_mean"] = experience.returns_BR.sum()
-    return sums
+        values_M, returns_M = experience.values_BR[mask_BR], experience.returns_BR[mask_BR]
+        measures += [
+            Measure(values_M, spread("critic/value")),
+            Measure(returns_M, spread("critic/return")),
+            Measure(returns_M - values_M, {"mean": "critic/error_mean", "std": "critic/error_std"}),
+        ]
+    return measures

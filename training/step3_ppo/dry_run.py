@@ -15,10 +15,11 @@ from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedModel, largest_module, plan_training, rows_at_most
+from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, planned_limits, rows_at_most
 from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
+from training.utils.engine.zero3_limits import model_sizes
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -125,8 +126,10 @@ def _frozen(
         zero: dict[str, Any] = {"stage": 0}
         sizes = [part.numel() for part in _plain_parameters(model)]
         if engine.zero_stage == 3:
-            zero = deepspeed_config(engine, ranks, 1, device.is_cuda)["zero_optimization"]
-            gathered = gathered_elements(sum(sizes), largest_module(model), zero, trains=False)
+            whole_sizes = model_sizes(model)
+            limits = planned_limits(whole_sizes, engine, ranks, device)
+            zero = deepspeed_config(engine, ranks, 1, device.is_cuda, limits)["zero_optimization"]
+            gathered = gathered_elements(sum(sizes), whole_sizes.module, zero, trains=False)
             whole = MemoryLine(f"{name}: gathered weights", ELEMENT_BYTES[engine.dtype] * gathered)
             doing = f"in a forward of the {name}"
             moments.append(Moment(doing, (whole, MemoryLine(f"{name}: a layer's activations", layer_bytes))))

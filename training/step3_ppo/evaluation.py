@@ -18,6 +18,7 @@ from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
 from training.utils.rewards.calling import Rule
+from training.utils.rewards.several import several_figures
 from training.utils.run.console import log
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
@@ -26,9 +27,10 @@ from training.utils.run.seeds import derived_seed
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Samples one response per held-out prompt, each from its own seed, the same in every evaluation.
+    """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation.
 
-    with_greedy: also evaluates greedy responses. shown: number of samples to print.
+    samples_per_prompt: of the sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number
+    of samples to print.
     """
 
     roles: Roles
@@ -40,19 +42,20 @@ class Evaluator:
     prompts_per_batch: int
     metrics: MetricsWriter
     folder: RunFolder
+    samples_per_prompt: int = 1
     with_greedy: bool = False
     shown: int = 0
 
     def evaluate(self, step: int) -> PpoEvaluation | None:
-        """Return the score and check of each prompt's sampled response; record every sample and the means over all
-        prompts and per data source. None, and nothing recorded, without held-out prompts."""
+        """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
+        all prompts and per data source. None, and nothing recorded, without held-out prompts."""
         if not len(self.prompts):
             return None
-        sampled = self._samples_of_all_ranks(step, self.settings.sampling)
-        figures = evaluation_figures(sampled, "eval")
+        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.samples_per_prompt)
+        figures = evaluation_figures(sampled, "eval", self.settings.seed)
         if self.with_greedy:
-            greedy = self._samples_of_all_ranks(step, replace(self.settings.sampling, temperature=0.0))
-            figures |= evaluation_figures(greedy, "eval_greedy")
+            greedy = self._samples_of_all_ranks(step, replace(self.settings.sampling, temperature=0.0), 1)
+            figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
         self.metrics.write_samples(step, sampled)
@@ -60,38 +63,43 @@ class Evaluator:
         for sample in sampled[: self.shown]:
             log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
         return PpoEvaluation(
-            scores=[sample["reward"] for sample in sampled],
-            checks=[sample["check"] for sample in sampled] if self.checker else None,
+            scores=[_mean(values) for values in _of_each_prompt(sampled, "reward")],
+            checks=[_mean(values) for values in _of_each_prompt(sampled, "check")] if self.checker else None,
         )
 
-    def _samples_of_all_ranks(self, step: int, sampling: Sampling) -> list[dict[str, Any]]:
-        """Return all ranks' samples, in the order of the prompts."""
+    def _samples_of_all_ranks(self, step: int, sampling: Sampling, each: int) -> list[dict[str, Any]]:
+        """Return all ranks' samples, in the order of the prompts, `each` a prompt."""
         ranks = self.roles.actor.ranks
         mine = list(range(ranks.rank, len(self.prompts), ranks.world_size))
         # Ranks may differ by one prompt: those with fewer repeat their last and drop the copy, so that all run the
         # same number of batches.
         per_rank = -(-len(self.prompts) // ranks.world_size)
         padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
-        samples: dict[int, dict[str, Any]] = {}
+        samples: dict[tuple[int, int], dict[str, Any]] = {}
         for start in range(0, per_rank, self.prompts_per_batch):
-            for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling):
-                samples[sample["prompt_index"]] = sample
+            for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling, each):
+                samples[sample["prompt_index"], sample["sample"]] = sample
         found = {index: sample for part in gathered(samples) for index, sample in part.items()}
         return [{"step": step, **found[index]} for index in sorted(found)]
 
-    def _samples(self, indices: Sequence[int], sampling: Sampling) -> list[dict[str, Any]]:
-        rows = [self.prompts[index] for index in indices]
-        batch = collate_prompts(rows, self.settings.sampling.pad_token_id)
+    def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
+        own = [self.prompts[index] for index in prompts]
+        batch = collate_prompts(own, self.settings.sampling.pad_token_id)
         device = self.roles.actor.ranks.device
-        seeds = [derived_seed(self.settings.seed, "evaluation", index) for index in indices]
-        request = RolloutRequest(batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds)
+        indices = [(index, sample) for index in prompts for sample in range(each)]
+        rows = [self.prompts[index] for index, _ in indices]
+        # The first sample has the seed that it has where it is the only one.
+        seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
+        ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = self.rollout_engine.roll_out(model, request)
-            scored = start_scoring(rows, rollout, self.roles, self.settings.experience).scored
+            scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
         responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_id)
         columns: dict[str, Sequence[Any]] = {
-            "prompt_index": indices,
+            "prompt_index": [index for index, _ in indices],
+            "sample": [sample for _, sample in indices],
             "uid": [row.uid for row in rows],
             "prompt": [row.prompt_text for row in rows],
             "response": responses,
@@ -104,7 +112,7 @@ class Evaluator:
         }
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
-            wait = start_rules(rules, rows, responses, rewards.columns, rewards.timeout_seconds, device)
+            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device)
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
@@ -120,15 +128,16 @@ def sample_line(sample: dict[str, Any], characters: int = 100) -> str:
     return f"after {sample['step']} rollouts: {prompt} -> {response} (reward {sample['reward']:.3f})"
 
 
-def evaluation_figures(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:
-    """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME."""
-    figures = _means(samples, group)
+def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:
+    """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME; and with
+    several samples of a prompt, what `several_figures` has of them, with the ends of their 95 % intervals."""
+    figures = _means(samples, group, seed)
     by_source: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
         by_source.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
     if len(by_source) > 1:
         for name, own in zip(_short_names(list(by_source)), by_source.values(), strict=True):
-            figures |= _means(own, f"{group}_{name}")
+            figures |= _means(own, f"{group}_{name}", seed)
     return figures
 
 
@@ -139,7 +148,7 @@ def _short_names(sources: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else whole
 
 
-def _means(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:
+def _means(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:
     def mean(name: str) -> float:
         return _mean([float(sample[name]) for sample in samples if name in sample])
 
@@ -151,7 +160,46 @@ def _means(samples: Sequence[dict[str, Any]], group: str) -> dict[str, float]:
     # The mean of a value is over the samples that have it.
     names = dict.fromkeys(name for sample in samples for name in sample)
     own = [name for name in names if name == "check" or name.startswith(("check/", "reward/"))]
-    return figures | {f"{group}/{name}": mean(name) for name in own}
+    figures |= {f"{group}/{name}": mean(name) for name in own}
+    for name in ["reward", *own]:
+        figures |= _of_several(samples, name, f"{group}/{name}", seed)
+    return figures
+
+
+def _of_several(samples: Sequence[dict[str, Any]], name: str, figure: str, seed: int) -> dict[str, float]:
+    """Return the figures of a value over several samples of each prompt, of the prompts whose samples all have it. A
+    majority is of responses that are equal but for white space, or of equal numbers where the value's function also
+    gives one named `answer`."""
+    own = [sample for sample in samples if name in sample]
+    values = _of_each_prompt(own, name)
+    most = max(map(len, values), default=0)
+    if most < 2:
+        return {}
+    source = f"{name.split('/')[0]}/{name.split('/')[1]}" if name.startswith("reward/") else "check"
+    answers = [
+        [sample.get(f"{source}/answer", " ".join(str(sample["response"]).split())) for sample in of_prompt]
+        for of_prompt in _each_prompt(own)
+    ]
+    whole = [place for place, each in enumerate(values) if len(each) == most]
+    found = several_figures([values[place] for place in whole], [answers[place] for place in whole], seed)
+    ends = {
+        f"{figure}_{key}{end}": value
+        for key, got in found.items()
+        for end, value in (("", got.value), ("_low", got.low), ("_high", got.high))
+    }
+    ends.pop(f"{figure}_mean@{most}")  # it is the figure without a suffix
+    return ends
+
+
+def _each_prompt(samples: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for sample in samples:
+        found.setdefault(sample["prompt_index"], []).append(sample)
+    return list(found.values())
+
+
+def _of_each_prompt(samples: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
+    return [[float(sample[name]) for sample in own] for own in _each_prompt(samples)]
 
 
 @dataclass(frozen=True)

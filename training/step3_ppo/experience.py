@@ -13,7 +13,7 @@ import torch
 from training.step3_ppo.advantages.inputs import AdvantageInputs
 from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.exchange import read_balanced
-from training.step3_ppo.mismatch import importance_weights
+from training.step3_ppo.mismatch.weights import corrected
 from training.step3_ppo.records import Experience, Forward, Samples, sequence_number
 from training.step3_ppo.reward_shaping import shaped_rewards
 from training.step3_ppo.roles import Roles
@@ -44,6 +44,9 @@ def make_experience(
     with clock.phase("4_read"):
         read, reusable = _per_token(rollout, roles, settings)
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
+    bypasses = settings.mismatch is not None and settings.mismatch.bypass
+    if bypasses:
+        old_BR = torch.where(mask_BR, rollout.sampled_logprobs_BR.float(), 0.0)
     with clock.phase("5_rewards"):
         kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
         if "kl" in read:
@@ -62,10 +65,12 @@ def make_experience(
         if settings.whiten_advantages:
             learns_BR = mask_BR & counts_B.unsqueeze(1)
             advantages_BR = whiten(advantages_BR, learns_BR, summed(moments(advantages_BR, learns_BR)))
-        weights_BR = None
-        if settings.mismatch is not None:
+        weights_BR = kept_BR = None
+        if settings.mismatch is not None and not bypasses:
             assert old_BR is not None  # reads_old_logprobs is True wherever there is a correction
-            weights_BR = importance_weights(old_BR, rollout.sampled_logprobs_BR, mask_BR, settings.mismatch)
+            weights_BR, kept_BR = corrected(
+                old_BR, rollout.sampled_logprobs_BR, mask_BR, counts_B, settings.mismatch, over_ranks=summed
+            )
     return Experience(
         rollout=rollout,
         scores_B=scored.scores_B,
@@ -77,6 +82,7 @@ def make_experience(
         values_BR=values_BR,
         returns_BR=returns_BR,
         weights_BR=weights_BR,
+        kept_BR=kept_BR,
         reward_parts=scored.parts,
         reusable=reusable,
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
+from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
@@ -26,6 +27,7 @@ class PpoFlags(NamedTuple):
     roles: RolesArguments
     ppo: PpoArguments
     algorithm: AlgorithmArguments
+    mismatch: MismatchArguments
     reward: ScoringArguments
     vllm: VllmArguments
 

@@ -20,11 +20,13 @@ from training.step3_ppo.losses.entropy import entropy_loss
 from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.tokens import PolicyTokens
 from training.step3_ppo.losses.value import value_loss
+from training.step3_ppo.mismatch.weights import loss_weights
 from training.step3_ppo.records import Experience, Forward
 from training.step3_ppo.roles import Roles
 from training.step3_ppo.sequences import (
     TokenColumns,
     TrainingSequence,
+    counted_by_the_actor,
     sequences_of_all_ranks,
     text_sequence,
     training_sequences,
@@ -73,7 +75,9 @@ class Learner:
         # What the step's denominators count.
         counted = [sequence for sequence in sequences if sequence.counts]
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
-        totals = StepTotals(tokens, float(len(counted)), float(self.experience.length.max_tokens))
+        longest = float(self.experience.length.max_tokens)
+        totals = StepTotals(tokens, float(len(counted)), longest)
+        actor_totals = StepTotals(*counted_by_the_actor(counted), longest)
         selected = None
         if self.settings.policy_loss.keys is not None:
             selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
@@ -87,7 +91,7 @@ class Learner:
             batch = TokenColumns([by_number[number] for number in forward.numbers], device)
             seen: dict[str, torch.Tensor] = {}
             if self.train_actor:
-                loss, seen = self._actor_loss(forward, batch, totals, selected)
+                loss, seen = self._actor_loss(forward, batch, actor_totals, selected)
                 actor.backward(loss + actor_routers.part(forward.rows))
             if critic is not None:
                 values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
@@ -159,10 +163,13 @@ class Learner:
         # Exactly on-policy, the old policy is this one.
         old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
         tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)
-        weights_M = AGGREGATIONS[settings.aggregation](batch.counted_M, rows.sequence_M, totals)
+        weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, rows.sequence_M, totals)
         policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
-        if batch.weights_M is not None:
-            policy_M = policy_M * batch.weights_M
+        corrections_M = batch.weights_M
+        if settings.bypass is not None:
+            corrections_M = loss_weights(tokens.log_ratio_M.detach(), rows.sequence_M, settings.bypass)
+        if corrections_M is not None:
+            policy_M = policy_M * corrections_M
         loss = (policy_M * weights_M).sum()
         counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         seen = {

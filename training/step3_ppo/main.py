@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> None:
         from training.step3_ppo.dry_run import dry_run
 
         return dry_run(flags, components)
-    with started_process_group(flags.faults.rank_timeout) as ranks, only_run_in(flags.run.output_dir, ranks):
+    shares_gpu = components.rollout_engine.frees_gpu_memory and flags.vllm.vllm_sleep
+    group = started_process_group(flags.faults.rank_timeout, shares_gpu)
+    with group as ranks, only_run_in(flags.run.output_dir, ranks):
         run(flags, components, ranks)
 
 

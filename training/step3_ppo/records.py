@@ -81,12 +81,13 @@ class Experience:
     rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.
     advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
         response is left out.
-    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature; None where the
-        update is exactly on-policy and nothing else reads them.
+    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature, or the
+        rollout's own with --mismatch_bypass; None where the update is exactly on-policy and nothing else reads them.
     ref_logprobs_BR: of the reference; None without a KL.
     values_BR: of the critic, in the state that chooses the token; returns_BR: advantages before whitening + values;
         both None without a critic.
     weights_BR: correct the rollout's mismatch; None without a correction.
+    kept_BR: bool, False where a rejected token is in no denominator of the actor's loss; None where all are.
     reusable: this rank's forwards with their graphs, for --reuse_forwards.
     """
 
@@ -100,5 +101,6 @@ class Experience:
     values_BR: torch.Tensor | None = None
     returns_BR: torch.Tensor | None = None
     weights_BR: torch.Tensor | None = None
+    kept_BR: torch.Tensor | None = None
     reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
     reusable: Sequence[Forward] = ()

@@ -8,11 +8,14 @@ from training.utils.engine.arguments import (
     CYCLES_HELP,
     DTYPE_NAMES,
     INIT_LR_HELP,
+    LIVE_HELP,
     MIN_LR_HELP,
+    PREFETCH_HELP,
     STABLE_HELP,
     EngineSettings,
     check_offload,
     check_schedule,
+    check_zero3_limits,
 )
 from training.utils.engine.schedules import SCHEDULES
 from training.utils.models.settings import ModelSettings
@@ -42,6 +45,8 @@ class RolesArguments:
     critic_weight_decay: float = flag(0.0, "AdamW's decay on the critic's matrices.")
     actor_zero_stage: int = flag(0, "ZeRO stage of the actor; 3 shards the reference too.", least=0, most=3)
     critic_zero_stage: int = flag(0, "ZeRO stage of the critic; 3 shards the reward model too.", least=0, most=3)
+    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0)
+    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0)
     actor_gradient_checkpointing: bool = flag(False, "Recompute the actor's activations.")
     critic_gradient_checkpointing: bool = flag(False, "Recompute the critic's activations.")
     actor_dropout: float | None = flag(
@@ -88,6 +93,8 @@ class RolesArguments:
         )  # whether there has to be a critic's too, --reward and --advantage say
         check_offload(mistakes, self.offload, "--actor_zero_stage", self.actor_zero_stage)
         check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
+        is_zero3 = 3 in (self.actor_zero_stage, self.critic_zero_stage)
+        check_zero3_limits(mistakes, self, "--actor_zero_stage 3 or --critic_zero_stage 3", is_zero3)
         check_schedule(mistakes, self)
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)

@@ -24,6 +24,7 @@ class TrainingSequence:
 
     number: among the rollout's on all ranks, the same for any number of ranks.
     counts: False where the response is left out of the loss.
+    kept_r: bool, False where a rejected token is left out of the actor's; None where none is.
     """
 
     number: int
@@ -35,9 +36,10 @@ class TrainingSequence:
     values_r: torch.Tensor | None
     returns_r: torch.Tensor | None
     weights_r: torch.Tensor | None
+    kept_r: torch.Tensor | None = None
 
 
-_FIELDS = ("advantages_r", "old_logprobs_r", "ref_logprobs_r", "values_r", "returns_r", "weights_r")
+_FIELDS = ("advantages_r", "old_logprobs_r", "ref_logprobs_r", "values_r", "returns_r", "weights_r", "kept_r")
 
 
 class TokenColumns:
@@ -60,6 +62,14 @@ class TokenColumns:
         self.values_M = joined("values_r")
         self.returns_M = joined("returns_r")
         self.weights_M = joined("weights_r")
+        kept_M = joined("kept_r")
+        self.actor_counted_M = self.counted_M if kept_M is None else self.counted_M * kept_M
+
+
+def counted_by_the_actor(sequences: Sequence[TrainingSequence]) -> tuple[float, float]:
+    """Return how many tokens the actor's loss counts, and sequences with such tokens."""
+    tokens = [len(each.advantages_r) if each.kept_r is None else int(each.kept_r.sum()) for each in sequences]
+    return float(sum(tokens)), float(sum(count > 0 for count in tokens))
 
 
 def training_sequences(

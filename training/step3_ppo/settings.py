@@ -13,7 +13,7 @@ from training.step3_ppo.kl import KlEstimator
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.losses import PolicyLoss
 from training.step3_ppo.losses.tokens import PolicyLossSettings
-from training.step3_ppo.mismatch import MismatchSettings
+from training.step3_ppo.mismatch.settings import MismatchSettings
 from training.utils.generation.base import Sampling
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
@@ -86,7 +86,8 @@ class ExperienceSettings:
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """Of part 7; see the flags of the same names. policy_loss, aggregation: entries of their tables."""
+    """Of part 7; see the flags of the same names. policy_loss, aggregation: entries of their tables. bypass: the
+    correction where the loss makes it, from the policy of each update; None where the experience has it."""
 
     policy_loss: PolicyLoss
     policy: PolicyLossSettings
@@ -97,6 +98,7 @@ class LearningSettings:
     clip_cov_low: float
     clip_cov_high: float
     unsup_coef: float
+    bypass: MismatchSettings | None = None
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class PpoTrainer:
                     rows += samples.rows
                     self.prompt_source.observe(samples.rows, experiences[-1])
                 figures = self.learn(experiences, iteration, rows)  # 7
-                figures |= described(experiences, settings.experience, self.ranks.device)
+                figures |= described(experiences, settings.experience)
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import startup, steady_memory
+from benchmarks import floors, startup, steady_memory
 from benchmarks.competitions import COMPETITIONS, Competition
 from benchmarks.competitors import floor_sft
 from benchmarks.endless import PROMPTS, make_endless
 from benchmarks.rollout_engines import SpreadRollout
-from benchmarks.workload import RANKED, Workload, make_workload
+from benchmarks.workload import RANKED, VOCABULARY, Workload, make_workload
 from tests.support.forked_programs import run_python
 from training.utils.run.errors import ThreestepError
 
@@ -226,6 +226,28 @@ def test_the_bare_loop_takes_several_steps(head, workload, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["floor_sft", *flags])
     floor_sft.main()
     assert [json.loads(line)["units"] for line in capsys.readouterr().out.splitlines()] == [128] * 3
+
+
+def test_the_floor_of_the_passes(workload):
+    """From the shape's numbers; the model's own weights give the same. Reusing forwards saves a third of a training."""
+    from transformers import AutoModelForCausalLM
+
+    from training.utils.models.flops import model_shape
+
+    make_endless(workload)
+    body = 2 * (4 * 64**2 + 3 * 64 * 128)
+    assert floors.shape_of("tiny") == model_shape(AutoModelForCausalLM.from_pretrained(workload.model))
+    # A prompt of 3 tokens with responses of 2 and 1: 6 + (2 x 3 + 3) + (3 + 1) pairs (training.utils.models.flops).
+    assert floors._shared(3, [2, 1]) == (6, 19, 2) and floors._one(3, 2) == (5, 15, 2)
+    a_token = floors.floor_flops("sft", workload, "tiny")["Threestep"]
+    assert 6 * body < a_token < 6 * (body + 64 * VOCABULARY) + 12 * 2 * 64 * 100
+    plain, reused = floors.floor_flops("ppo", workload, "tiny").values()
+    tokens = PROMPTS * (floors.NEW_TOKENS + 10)
+    assert plain - reused > 2 * 2 * body * tokens  # two forwards less
+    assert floors.floor_flops("grpo", workload, "tiny") == {}
+    assert floors.floor_lines({"ours": 4e9, "silent": 1.0}, {"ours": 0.1}, 2e9, "step") == [
+        "ours: its passes' products at the 2 GFLOP/s measured here take 2 s a step, 0.20 of its time"
+    ]
 
 
 LONG = pytest.mark.long

@@ -73,7 +73,7 @@ def reported(tmp_path, capsys, *rounds: tuple[float, Load | None]) -> tuple[str,
         "ours": [program.Measured([2.0, 2.0], 10**9, [{}, {}], QUIET) for _ in rounds],
         "other": [program.Measured([rate, rate], 10**9, [{}, {}], load) for rate, load in rounds],
     }
-    program._report(arguments, Competition("token", {"ours": [], "other": []}, ["a note"]), runs)
+    program._report(arguments, Competition("token", {"ours": [], "other": []}, ["a note"]), runs, {})
     return capsys.readouterr().out, json.loads((tmp_path / "sft_tiny_bf16.json").read_text())
 
 

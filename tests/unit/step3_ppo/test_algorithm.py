@@ -7,11 +7,20 @@ import dataclasses
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.algorithm import Algorithm, experience_settings, learning_settings, selected_algorithm
+from training.step3_ppo.algorithm import (
+    Algorithm,
+    experience_settings,
+    learning_settings,
+    mismatch_settings,
+    selected_algorithm,
+)
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
+from training.step3_ppo.mismatch import RECIPES
+from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
+from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.utils.layout.planner import PlanSettings
 from training.utils.run.errors import Mistakes
 
@@ -21,16 +30,54 @@ FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}
 
 def told(ppo: dict, **flags) -> list[str]:
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(**flags), PpoArguments(**ppo), mistakes)
+    mismatch = flags.pop("mismatch", MismatchArguments())
+    selected_algorithm(AlgorithmArguments(**flags), mismatch, PpoArguments(**ppo), mistakes)
     return mistakes.sentences
 
 
 def algorithm(ppo: PpoArguments, **flags) -> Algorithm:
     mistakes = Mistakes()
-    found = selected_algorithm(AlgorithmArguments(**flags), ppo, mistakes)
+    mismatch = flags.pop("mismatch", MismatchArguments())
+    found = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, mistakes)
     mistakes.raise_if_any()
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_arrive_and_flags_win(recipe):
+    ppo = PpoArguments(**FOUR)
+    loss = "gpg" if recipe.startswith("bypass_pg") else "ppo"
+
+    def made(**flags) -> MismatchSettings | None:
+        given = MismatchArguments(mismatch_recipe=recipe, **flags)
+        return mismatch_settings(algorithm(ppo, policy_loss=loss, mismatch=given), ppo)
+
+    found, wanted = made(), dict(RECIPES[recipe].flags)
+    rejection = tuple(rejection_of(each) for each in wanted.pop("rejection", ()))
+    if recipe == "disabled":
+        assert found is None
+    else:
+        assert found == MismatchSettings(**wanted, rejection=rejection)
+    other = made(mismatch_threshold=7.0, mismatch_veto=1e-3)
+    assert other is not None and (other.threshold, other.veto) == (7.0, 1e-3)
+
+
+def test_a_bypass_and_a_correction_want_a_loss_without_a_ratio():
+    sentence = (
+        "--mismatch_bypass makes the ratio of --policy_loss ppo one to the rollout's policy, and --mismatch_correction "
+        "truncate weighs by that ratio once more; give --policy_loss gpg, or --mismatch_correction none"
+    )
+    assert told(FOUR, mismatch=MismatchArguments(mismatch_recipe="bypass_pg_is")) == [sentence]
+    # By vLLM a correction is the default.
+    assert told({**FOUR, "rollout_engine": "vllm"}, mismatch=MismatchArguments(mismatch_bypass=True)) == [sentence]
+
+
+def test_weights_flags_without_a_correction():
+    assert told(FOUR, mismatch=MismatchArguments(mismatch_level="sequence")) == [
+        "--mismatch_level sequence is of the weights of a correction, and --mismatch_correction is none; give truncate "
+        "or mask, or leave it out"
+    ]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -103,8 +150,9 @@ def test_the_flags_arrive():
     given = algorithm(
         ppo, advantage="grpo", gamma=0.5, lam=0.4, norm_adv_by_std=False, dual_clip=3.0, clip_range_value=0.3,
         cov_share=0.1, clip_cov_low=0.2, clip_cov_high=0.6, kl_cov_coef=0.8, entropy_coef=0.01, missing_eos_penalty=1.5,
-        overlong_buffer_tokens=7, overlong_penalty=0.9, mask_truncated_responses=True, mismatch_correction="mask",
-        mismatch_level="sequence", mismatch_threshold=3.0, kl_coef=0.05, kl_estimator="k2", kl_control="adaptive",
+        overlong_buffer_tokens=7, overlong_penalty=0.9, mask_truncated_responses=True, mismatch=MismatchArguments(
+            mismatch_correction="mask", mismatch_level="sequence", mismatch_threshold=3.0
+        ), kl_coef=0.05, kl_estimator="k2", kl_control="adaptive",
         kl_target=2.0, kl_horizon=500.0,
     )  # fmt: skip
     learning = learning_settings(given, ppo)
@@ -152,9 +200,16 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
     assert not reads()
     assert not reads(kl_in="reward", kl_coef=0.0)
     assert reads(kl_in="reward")
-    assert reads(mismatch_correction="truncate")
+    corrected, bypassed, free = (
+        MismatchArguments(**given)
+        for given in ({"mismatch_correction": "truncate"}, {"mismatch_bypass": True}, {"mismatch_correction": "none"})
+    )
+    assert reads(mismatch=corrected) and reads(mismatch=MismatchArguments(mismatch_veto=1e-4))
     by_vllm = dataclasses.replace(one_step, rollout_engine="vllm")  # which is corrected unless told otherwise
-    assert reads(by_vllm) and not reads(by_vllm, mismatch_correction="none")
+    assert reads(by_vllm) and not reads(by_vllm, mismatch=free)
+    assert not reads(kl_in="reward", mismatch=bypassed)
+    assert reads(kl_in="reward", kl_estimator="full", mismatch=bypassed)  # which takes the actor's logits
     assert reads(policy_loss="kl_cov")
     assert reads(PpoArguments(**FOUR, per_device_training_batch_size=8))
-    assert reads(PpoArguments(**FOUR, per_device_training_batch_size=16, ppo_epochs=2))
+    two_epochs = PpoArguments(**FOUR, per_device_training_batch_size=16, ppo_epochs=2)
+    assert reads(two_epochs) and not reads(two_epochs, mismatch=bypassed)

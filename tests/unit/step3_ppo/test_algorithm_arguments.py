@@ -31,7 +31,6 @@ def test_the_defaults_are_sound():
         ({"kl_target": 0.0}, "--kl_target expects more than 0, got 0.0"),
         ({"kl_horizon": 0.0}, "--kl_horizon expects more than 0, got 0.0"),
         ({"dual_clip": 1.0}, "--dual_clip expects more than 1, got 1.0"),
-        ({"mismatch_threshold": 1.0}, "--mismatch_threshold expects more than 1, got 1.0"),
         ({"kl_coef": -0.1}, "--kl_coef expects 0 or more, got -0.1"),
         ({"entropy_coef": -0.1}, "--entropy_coef expects 0 or more, got -0.1"),
         ({"critic_warmup": -1}, "--critic_warmup expects 0 or more, got -1"),
@@ -63,11 +62,6 @@ def test_the_defaults_are_sound():
         ),
         ({"stop_update_kl": 0.0}, "--stop_update_kl expects more than 0, got 0.0"),
         ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'; did you mean 'fixed'?"),
-        (
-            {"mismatch_correction": "clip"},
-            "--mismatch_correction expects one of none, truncate, mask, got 'clip'",
-        ),
-        ({"mismatch_level": "row"}, "--mismatch_level expects one of token, sequence, got 'row'"),
         (
             {"kl_control": "adaptive", "kl_coef": 0.0},
             "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay so; give one to start from",

@@ -14,7 +14,7 @@ from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.description import described, reward_means
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.mismatch import MismatchSettings
+from training.step3_ppo.mismatch.settings import MismatchSettings
 from training.step3_ppo.records import Experience
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.utils.generation.records import Rollout
@@ -45,7 +45,7 @@ def made() -> Experience:
         scores_B=torch.tensor([1.0, 2.0]),
         counts_B=torch.tensor([True, False]),
         rewards_BR=torch.zeros(2, 2),
-        advantages_BR=torch.zeros(2, 2),
+        advantages_BR=torch.tensor([[-1.0, 0.0], [1.0, 3.0]]),
         old_logprobs_BR=torch.tensor([[-1.5, 0.0], [-2.0, -2.0]]),
         ref_logprobs_BR=torch.tensor([[-2.0, 0.0], [-2.5, -2.0]]),
         values_BR=torch.tensor([[1.0, 0.0], [2.0, 3.0]]),
@@ -54,44 +54,73 @@ def made() -> Experience:
 
 
 def test_by_hand():
-    figures = described([made(), made()], SETTINGS, CPU)
+    figures = described([made(), made()], SETTINGS)
+    mismatch = [figures.pop(name) for name in list(figures) if name.startswith("mismatch/")]
+    assert len(mismatch) > 20  # test_figures.py has them
     assert figures == pytest.approx(
         {
             "rollout/tokens": 2 * (3 + 4),
             "rollout/response_tokens": 1.5,
+            "rollout/response_tokens_std": 0.5,
+            "rollout/response_tokens_min": 1.0,
+            "rollout/response_tokens_max": 2.0,
+            "rollout/prompt_tokens_mean": 2.0,
+            "rollout/prompt_tokens_std": 0.0,
+            "rollout/prompt_tokens_min": 2.0,
+            "rollout/prompt_tokens_max": 2.0,
             "rollout/score": 1.5,
+            "rollout/score_std": 0.5,
+            "rollout/score_min": 1.0,
+            "rollout/score_max": 2.0,
             "rollout/outcome": (1.0 + 2.0 - 1.0) / 2,  # the second did not end
             "rollout/equal_groups": 1.0,  # which makes both outcomes 1
             "rollout/kl": (0.5 + 0.5 + 0.0) / 2,
             "rollout/ended_share": 0.5,
             "rollout/left_out": 0.5,
             "rollout/entropy": (1.0 + 2.0 + 3.0) / 3,
-            # old - sampled: -0.5 | 0, 1
-            "rollout/logprob_mismatch": 1.5 / 3,
-            "mismatch/k1": -0.5 / 3,
-            "mismatch/k3": (math.exp(-0.5) + 0.5 - 1 + math.exp(1.0) - 1.0 - 1) / 3,
-            "mismatch/perplexity_ratio": (math.exp(0.5) + math.exp(-0.5)) / 2,
-            "mismatch/clipped_share": 1 / 3,  # e is above 1.5
-            "critic/value_mean": 2.0,
-            "critic/return_mean": 3.0,
+            "rollout/advantage_mean": 1.0,  # -1 | 1, 3
+            "rollout/advantage_std": math.sqrt(8 / 3),
+            "rollout/advantage_min": -1.0,
+            "rollout/advantage_max": 3.0,
+            "rollout/logprob_mismatch": 1.5 / 3,  # old - sampled: -0.5 | 0, 1
+            "critic/value_mean": 2.0,  # 1 | 2, 3
+            "critic/value_std": math.sqrt(2 / 3),
+            "critic/value_min": 1.0,
+            "critic/value_max": 3.0,
+            "critic/return_mean": 3.0,  # 2 | 2, 5
+            "critic/return_std": math.sqrt(2),
+            "critic/return_min": 2.0,
+            "critic/return_max": 5.0,
+            "critic/error_mean": 1.0,  # 1 | 0, 2
+            "critic/error_std": math.sqrt(2 / 3),
+            "critic/explained_variance": 1 - (2 / 3) / 2,
         }
     )
+
+
+def test_the_share_that_the_bounds_change():
+    assert described([made()], SETTINGS)["mismatch/clipped_share"] == pytest.approx(1 / 3)  # e is above 1.5
+
+
+def test_returns_that_are_all_the_same_have_nothing_to_explain():
+    figures = described([dataclasses.replace(made(), returns_BR=torch.ones(2, 2))], SETTINGS)
+    assert "critic/explained_variance" not in figures and figures["critic/return_mean"] == 1.0
 
 
 def test_what_is_missing_has_no_figure():
     bare = dataclasses.replace(
         made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None, scores_B=torch.ones(2)
     )
-    figures = described([bare], SETTINGS, CPU)
+    figures = described([bare], SETTINGS)
     assert not any(name.startswith(("critic/", "mismatch/")) for name in figures)
     assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
     assert figures["rollout/equal_groups"] == 0.0  # 1 and 1 - 1
     alone = dataclasses.replace(SETTINGS, samples_per_prompt=1)
-    assert "rollout/equal_groups" not in described([bare], alone, CPU)
+    assert "rollout/equal_groups" not in described([bare], alone)
 
 
 def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():
-    sampled = described([dataclasses.replace(made(), old_logprobs_BR=None)], SETTINGS, CPU)
+    sampled = described([dataclasses.replace(made(), old_logprobs_BR=None)], SETTINGS)
     assert sampled["rollout/kl"] == pytest.approx((1.0 + 0.5 - 1.0) / 2)
 
 
@@ -101,7 +130,7 @@ def test_rewards_are_means_over_those_that_have_them(monkeypatch):
     both = {"gsm8k": torch.tensor([1.0, 1.0]), "gsm8k/n": torch.tensor([nan, 3.0]), "none": torch.tensor([nan, nan])}
     second = dataclasses.replace(made(), reward_parts=both)
     assert reward_means([first, second]) == {"reward/gsm8k": 3 / 4, "reward/gsm8k/n": 3.0}
-    assert described([first, second], SETTINGS, CPU)["reward/gsm8k"] == 3 / 4
+    assert described([first, second], SETTINGS)["reward/gsm8k"] == 3 / 4
     # Another rank has one response of each, and a value that this one lacks.
     other = {"gsm8k": (0.0, 1), "gsm8k/n": (1.0, 1), "gsm8k/m": (5.0, 1)}
     monkeypatch.setattr(description, "gathered", lambda own: [own, other])

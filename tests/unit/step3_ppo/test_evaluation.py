@@ -20,23 +20,58 @@ from training.utils.run.run_folder import RunFolder
 
 def sample(source: str, reward: float, **more) -> dict:
     columns = {"data_source": source}
-    return {"reward": reward, "response_tokens": 4, "ended": True, "columns": columns, "prompt": "p", **more}
+    return {
+        "prompt_index": 0,
+        "response": "r",
+        "reward": reward,
+        "response_tokens": 4,
+        "ended": True,
+        "columns": columns,
+        "prompt": "p",
+        **more,
+    }
 
 
 def test_means_over_all_prompts_and_of_each_source():
-    samples = [sample("jsonl:/data/a.jsonl", 1.0, check=0.0), sample("openai/gsm8k", 2.0), sample("openai/gsm8k", 6.0)]
-    assert evaluation_figures(samples, "eval") == {
+    samples = [
+        sample("jsonl:/data/a.jsonl", 1.0, check=0.0),
+        sample("openai/gsm8k", 2.0, prompt_index=1),
+        sample("openai/gsm8k", 6.0, prompt_index=2),
+    ]
+    assert evaluation_figures(samples, "eval", 0) == {
         "eval/reward": 3.0, "eval/response_tokens": 4.0, "eval/ended_share": 1.0, "eval/check": 0.0,
         "eval_a.jsonl/reward": 1.0, "eval_a.jsonl/response_tokens": 4.0, "eval_a.jsonl/ended_share": 1.0,
         "eval_a.jsonl/check": 0.0,
         "eval_gsm8k/reward": 4.0, "eval_gsm8k/response_tokens": 4.0, "eval_gsm8k/ended_share": 1.0,
     }  # fmt: skip
-    assert all(name.startswith("eval/") for name in evaluation_figures(samples[1:], "eval"))  # one source
+    assert all(name.startswith("eval/") for name in evaluation_figures(samples[1:], "eval", 0))  # one source
 
 
 def test_sources_that_end_alike_keep_their_whole_names():
-    found = evaluation_figures([sample("jsonl:/a/x.jsonl", 1.0), sample("jsonl:/b/x.jsonl", 2.0)], "eval")
+    found = evaluation_figures(
+        [sample("jsonl:/a/x.jsonl", 1.0), sample("jsonl:/b/x.jsonl", 2.0, prompt_index=1)], "eval", 0
+    )
     assert found["eval_jsonl__a_x.jsonl/reward"] == 1.0 and found["eval_jsonl__b_x.jsonl/reward"] == 2.0
+
+
+def test_several_samples_of_a_prompt():
+    """Rewards 1, 3 and 2, 2; the rule gives an answer to the first prompt's responses, by which both are one vote."""
+    scores = [(0, 1.0, "a", 7.0), (0, 3.0, "b", 7.0), (1, 2.0, "c", 1.0), (1, 2.0, " c ", 2.0)]
+    samples = [
+        sample(
+            "one", reward, prompt_index=index, response=text, **{"reward/rule": reward, "reward/rule/answer": answer}
+        )
+        for index, reward, text, answer in scores
+    ]
+    found = evaluation_figures(samples, "eval", 0)
+    assert found["eval/reward"] == found["eval/reward/rule"] == 2.0
+    assert (found["eval/reward_best@2"], found["eval/reward_worst@2"], found["eval/reward_std@2"]) == (2.5, 1.5, 0.5)
+    assert found["eval/reward/rule_majority@2"] == 2.0  # the mean of 1 and 3, and of 2 and 2
+    assert found["eval/reward_mean@2_low"] <= 2.0 <= found["eval/reward_mean@2_high"]
+    # A value that a prompt's responses do not all have leaves that prompt out.
+    some = [dict(each) for each in samples]
+    del some[3]["reward/rule"]
+    assert evaluation_figures(some, "eval", 0)["eval/reward/rule_best@2"] == 3.0
 
 
 def test_a_sample_in_one_line():

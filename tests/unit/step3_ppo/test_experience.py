@@ -16,7 +16,7 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.mismatch import MismatchSettings, importance_weights
+from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
 from training.step3_ppo.records import Samples, Scored
 from training.step3_ppo.scoring import outcome_scores, score
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
@@ -308,5 +308,23 @@ def test_the_weights_of_the_correction(rollout, roles):
     off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
     mismatch = MismatchSettings("truncate", "token", 2.0)
     made = made_from(off, roles, how(mismatch=mismatch))
-    want_BR = importance_weights(made.old_logprobs_BR, sampled_BR, rollout.response_mask_BR, mismatch)
-    assert torch.equal(made.weights_BR, want_BR) and made_from(off, roles, how()).weights_BR is None
+    ratio_BR = torch.exp(made.old_logprobs_BR - sampled_BR).clamp(max=2.0)
+    want_BR = torch.where(rollout.response_mask_BR, ratio_BR, 0.0)
+    torch.testing.assert_close(made.weights_BR, want_BR)
+    assert made.kept_BR is None and made_from(off, roles, how()).weights_BR is None
+    some = MismatchSettings("none", rejection=(Rejection("token_k1", 0.5, 1.5),), rejected="leave")
+    rejected = made_from(off, roles, how(mismatch=some))
+    kept_BR = (ratio_BR >= 0.5) & (ratio_BR <= 1.5) & rollout.response_mask_BR
+    assert torch.equal(rejected.kept_BR, kept_BR) and 0 < int(kept_BR.sum()) < int(rollout.response_mask_BR.sum())
+    assert torch.equal(rejected.weights_BR, kept_BR.float())
+
+
+def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout, roles):
+    sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
+    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
+    settings = how(mismatch=MismatchSettings("none", bypass=True), reads_old_logprobs=False)
+    made = made_from(off, roles, settings)
+    want_BR = sampled_BR
+    kl_BR = want_BR - made.ref_logprobs_BR
+    torch.testing.assert_close((made.rewards_BR + 0.1 * kl_BR).sum(1), made.scores_B)  # the KL is the rollout's too
+    assert torch.equal(made.old_logprobs_BR, want_BR) and made.weights_BR is None

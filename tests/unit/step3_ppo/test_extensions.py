@@ -13,6 +13,7 @@ from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.extensions import estimator_named, policy_loss_named
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.utils.run.errors import Mistakes, ThreestepError
 
 OWN = """
@@ -65,7 +66,7 @@ def test_an_estimator_says_what_it_needs(own):
     estimator = estimator_named(own("grouped"))
     assert estimator.needs_groups and estimator.whitens
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(advantage=own("grouped")), PpoArguments(), mistakes)
+    selected_algorithm(AlgorithmArguments(advantage=own("grouped")), MismatchArguments(), PpoArguments(), mistakes)
     assert "compares the samples of a prompt and --num_samples_per_prompt is 1; give 2" in mistakes.sentences[0]
 
 
@@ -119,5 +120,5 @@ def test_mistakes_in_a_policy_loss(own):
     with pytest.raises(ThreestepError, match="^--policy_loss expects loss_M of '.*' to have a gradient, got none"):
         policy_loss_named(own("constant")).loss(tokens(), CLIP)
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(policy_loss=own("misnamed")), PpoArguments(), mistakes)
+    selected_algorithm(AlgorithmArguments(policy_loss=own("misnamed")), MismatchArguments(), PpoArguments(), mistakes)
     assert mistakes.sentences[0].startswith("--loss_aggregation expects one of token-mean, ")

@@ -15,6 +15,7 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.step3_ppo.records import Experience
 from training.step3_ppo.sequences import text_sequence, training_sequences
 from training.utils.data.rows.phases import TextBlock
@@ -97,7 +98,8 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
         num_samples_per_prompt=2, max_answer_seq_len=6, per_device_generation_batch_size=3,
         per_device_training_batch_size=6, unsup_coef=flags.pop("unsup_coef", 27.8),
     )  # fmt: skip
-    algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
+    mismatch = flags.pop("mismatch", MismatchArguments())
+    algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
     assert algorithm is not None
     how, learning = experience_settings(algorithm, ppo, None, plan, 0), learning_settings(algorithm, ppo)
     learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
@@ -126,6 +128,78 @@ def test_micro_batches_change_nothing(policy_loss, aggregation):
         torch.testing.assert_close(actor, found[0][1], rtol=1e-5, atol=1e-8)
         torch.testing.assert_close(critic, found[0][2], rtol=1e-5, atol=1e-8)
     assert found[0][1].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggregation):
+    """Against a plain loop: the first response keeps two of its three tokens, the sixth none, the others all; the
+    second does not count. The critic learns from all that count."""
+    made = random_experience(0)
+    kept_BR = made.rollout.response_mask_BR.clone()
+    kept_BR[0, 1] = False
+    kept_BR[5] = False
+    left = dataclasses.replace(made, kept_BR=kept_BR, weights_BR=made.weights_BR * kept_BR)
+    roles = made_roles(with_critic=True)
+    flags = {"loss_aggregation": aggregation, "kl_in": "loss", "clip_range": 5.0}
+    figures = stepped(plan, left, roles, **flags)
+    critic_alone = made_roles(with_critic=True)
+    stepped(plan, made, critic_alone, **flags)
+    torch.testing.assert_close(roles.critic.gradient(), critic_alone.critic.gradient())
+
+    plain, losses = tiny_causal_lm("llama", seed=1, dtype=torch.float64), []
+    for row, counts in enumerate(made.counts_B.tolist()):
+        ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
+        length = int(made.rollout.response_lengths_B[row])
+        logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
+        logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
+        old_r, advantages_r, weights_r = (
+            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.weights_BR)
+        )
+        ratio_r = torch.exp(logp_r - old_r)
+        free_r, held_r = -advantages_r * ratio_r, -advantages_r * ratio_r.clamp(-4.0, 6.0)
+        ref_r = made.ref_logprobs_BR[row, :length]
+        kl_r = torch.exp(ref_r - logp_r) - (ref_r - logp_r) - 1
+        loss_r = torch.maximum(free_r, held_r) * weights_r + 0.3 * kl_r.clamp(max=10)
+        if counts and kept_BR[row].any():
+            losses.append(loss_r[kept_BR[row, :length]])
+    tokens = sum(len(loss_r) for loss_r in losses)
+    assert (len(losses), tokens) == (4, 2 + 1 + 4 + 2)
+    expected = {
+        "token-mean": sum(loss_r.sum() for loss_r in losses) / tokens,
+        "seq-mean-token-sum": sum(loss_r.sum() for loss_r in losses) / 4,
+        "seq-mean-token-mean": sum(loss_r.mean() for loss_r in losses) / 4,
+        "seq-mean-token-sum-norm": sum(loss_r.sum() for loss_r in losses) / 6 / 4,
+    }[aggregation]
+    expected.backward()
+    own = torch.cat([p.grad.flatten() for p in plain.parameters()])
+    torch.testing.assert_close(roles.actor.gradient(), own, rtol=1e-6, atol=1e-10)
+    assert figures["actor/policy_loss"] + 0.3 * figures["actor/kl_loss"] == pytest.approx(float(expected.detach()))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_bypass_weighs_by_the_policy_of_the_update(plan):
+    """REINFORCE with truncated weights of whole responses and a veto, against a plain loop: weights have no gradient,
+    and the vetoed tokens stay in the denominator."""
+    made = dataclasses.replace(random_experience(0), weights_BR=None)
+    roles = made_roles(with_critic=False)
+    bypass = MismatchArguments(mismatch_recipe="bypass_pg_is", mismatch_veto=0.05)
+    stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", mismatch=bypass)
+    plain, total, tokens, vetoed = tiny_causal_lm("llama", seed=1, dtype=torch.float64), 0.0, 0, 0
+    for row, counts in enumerate(made.counts_B.tolist()):
+        ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
+        length = int(made.rollout.response_lengths_B[row])
+        logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
+        logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
+        d_r = (logp_r - made.old_logprobs_BR[row, :length]).detach()
+        weight = 0.0 if (d_r.exp() < 0.05).any() else min(float(d_r.sum().exp()), 2.0)
+        if counts:
+            vetoed, tokens = vetoed + (weight == 0.0), tokens + length
+            total = total - weight * (made.advantages_BR[row, :length] * logp_r).sum()
+    assert 0 < vetoed < 5
+    (total / tokens).backward()
+    own = torch.cat([p.grad.flatten() for p in plain.parameters()])
+    torch.testing.assert_close(roles.actor.gradient(), own, rtol=1e-6, atol=1e-10)
 
 
 def test_a_response_that_does_not_count_changes_nothing():

@@ -23,6 +23,7 @@ class PolicyLoss:
     loss: see `losses.tokens`.
     keys: ranks the tokens of a step for losses that treat some of them apart (`losses.covariance`); None for others.
     aggregation, clip_low, clip_high: defaults, those of the loss's authors.
+    has_ratio: the loss has the ratio of the new to the old policy, and so needs no other weight for it.
     """
 
     loss: Callable[[PolicyTokens, PolicyLossSettings], tuple[torch.Tensor, torch.Tensor]]
@@ -30,6 +31,7 @@ class PolicyLoss:
     aggregation: str = "token-mean"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    has_ratio: bool = True
 
 
 _COVARIANCE = f"{__name__}.covariance"
@@ -41,7 +43,7 @@ POLICY_LOSSES = {
         imported(f"{__name__}.geo_mean:geo_mean"), None, "seq-mean-token-mean", clip_low=0.4, clip_high=0.4
     ),
     "sapo": PolicyLoss(imported(f"{__name__}.sapo:sapo"), None, "seq-mean-token-mean"),
-    "gpg": PolicyLoss(imported(f"{__name__}.gpg:gpg")),
+    "gpg": PolicyLoss(imported(f"{__name__}.gpg:gpg"), has_ratio=False),
     "kl_cov": PolicyLoss(imported(f"{_COVARIANCE}:kl_cov"), imported(f"{_COVARIANCE}:kl_cov_keys")),
     "clip_cov": PolicyLoss(imported(f"{_COVARIANCE}:clip_cov"), imported(f"{_COVARIANCE}:clip_cov_keys")),
 }

@@ -51,10 +51,13 @@ class SavedActivations:
         return self.outside + len(self.layers) * self.boundary + max(self.layers, default=0)
 
 
-def saved_activations(model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA) -> SavedActivations:
+def saved_activations(
+    model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA, in_float32: bool = False
+) -> SavedActivations:
     """Count what a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on the meta device,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
-    key-value heads are repeated for their query heads, and the copies saved."""
+    key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
+    float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`)."""
     base: Any = model.base_model
     found = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
     kinds = [_kind(layer) for layer in found]
@@ -68,7 +71,10 @@ def saved_activations(model: PreTrainedModel, rows: int, tokens: int, attention:
     def leave(layer: nn.Module, args: Any, output: Any) -> None:
         counting.within = 0
 
-    with _first_of_each_kind(base, found, kinds) as run, _counted_attention(model, repeats=attention == SDPA):
+    with (
+        _first_of_each_kind(base, found, kinds) as run,
+        _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
+    ):
         hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in run]
         hooks += [layer.register_forward_hook(leave) for layer in run]
         ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
@@ -191,12 +197,14 @@ class _SavedByKernel(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _counted_attention(model: PreTrainedModel, repeats: bool) -> Iterator[None]:
+def _counted_attention(model: PreTrainedModel, repeats: bool, in_float32: bool) -> Iterator[None]:
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> tuple[torch.Tensor, None]:
         groups = query.shape[1] // key.shape[1]
         if repeats and groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        return _SavedByKernel.apply(query, key, value).transpose(1, 2).contiguous(), None
+        wide = torch.promote_types(query.dtype, torch.float32) if in_float32 else query.dtype
+        output = _SavedByKernel.apply(*(part.to(wide) for part in (query, key, value)))
+        return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
     before = model.config._attn_implementation
     AttentionInterface.register(_COUNTED, attention)

@@ -6,7 +6,7 @@ N rows, T tokens in a row.
 from __future__ import annotations
 
 from training.utils.dry_run.table import MemoryLine
-from training.utils.models.attention import FLEX, SDPA
+from training.utils.models.attention import FLEX, SDPA, VARLEN
 
 _BLOCK = 128  # tokens; of FlexAttention's block masks (torch 2.13, flex_attention.py: _DEFAULT_SPARSE_BLOCK_SIZE)
 
@@ -22,7 +22,9 @@ def mask_lines(
 
     sdpa: one boolean mask [N, 1, T, T]; each call converts it to the scores' dtype, in rows of whole multiples of 16
     bytes, and keeps what it made for its backward (torch 2.13, ATen/native/transformers/attention.cpp:
-    convert_boolean_attn_mask, pad_bias). flex_attention: four tables of blocks, and their transposes. Others: none.
+    convert_boolean_attn_mask, pad_bias). flex_attention: four tables of blocks, and their transposes. varlen: where the
+    runs begin and which token each key is, 16 bytes a token at most; keys and values that several responses see are
+    copied for each, which no length here tells. Others: none.
     """
     if implementation == SDPA:
         own = rows * tokens**2
@@ -36,4 +38,6 @@ def mask_lines(
     if implementation == FLEX:
         blocks = -(-rows * tokens // _BLOCK)
         return [MemoryLine("block mask", 4 * 4 * (blocks**2 + blocks))]
+    if implementation == VARLEN:
+        return [MemoryLine("lengths of runs", 16 * rows * tokens)]
     return []

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.dry_run.table import MemoryLine
+from training.utils.engine.config import DEEPSPEED_LIMITS
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # DeepSpeed 0.19's own, runtime/zero/config.py.
-_MAX_LIVE, _MAX_REUSE_DISTANCE, _SUB_GROUP = 1_000_000_000, 1_000_000_000, 1_000_000_000
+_SUB_GROUP = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -122,16 +123,18 @@ def secondary_memory(weights: int, dtype: str, zero: dict[str, Any]) -> MemoryLi
 
 
 def gathered_elements(weights: int, largest: int, zero: dict[str, Any], trains: bool) -> int:
-    """Elements that ZeRO-3 may hold whole at once: the configuration's limit, or a single module that is larger.
+    """Elements that ZeRO-3 may hold whole at once: gathering ahead ends with the weight that passes the limit, and a
+    module that is needed is gathered at once.
 
     A model that trains also keeps the weights whose next use is within stage3_max_reuse_distance elements of the
     trace: the last half of that distance in the forward comes first in the backward (deepspeed 0.19,
-    partitioned_param_coordinator.py: __params_to_release), with the module that is gathered next to them.
+    partitioned_param_coordinator.py: __params_to_release).
     """
-    live = max(largest, zero.get("stage3_max_live_parameters", _MAX_LIVE))
+    whole = zero.get("stage3_max_live_parameters", DEEPSPEED_LIMITS["stage3_max_live_parameters"])
     if trains:
-        live = max(live, zero.get("stage3_max_reuse_distance", _MAX_REUSE_DISTANCE) // 2 + largest)
-    return min(weights, live)
+        distance = zero.get("stage3_max_reuse_distance", DEEPSPEED_LIMITS["stage3_max_reuse_distance"])
+        whole = max(whole, distance // 2)
+    return min(weights, whole + largest)
 
 
 def _optimizer_state(share: int, stage: int, bf16_states: bool, is_offloaded: bool) -> MemoryLine:

@@ -14,6 +14,9 @@ from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
+from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.models.attention import SDPA
+from training.utils.models.attention_choice import planned_attention
 from training.utils.models.settings import ModelSettings
 
 
@@ -57,10 +60,15 @@ def plan_training(
     """Return what training `model` (on the meta device) takes of one rank."""
     trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
     weights = sum(part.numel() for part in model.parameters())
-    config = deepspeed_config(settings, ranks, trained, device.is_cuda)
+    sizes = model_sizes(model)
+    limits = planned_limits(sizes, settings, ranks, device)
+    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
     zero = config["zero_optimization"]
-    engine = trained_memory(weights, trained, largest_module(model), settings.dtype, zero, ranks)
-    saved = saved_activations(model, forward.rows, forward.tokens, loading.attn_implementation)
+    engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks)
+    attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
+    by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
+    in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
+    saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
@@ -68,12 +76,12 @@ def plan_training(
     ]
     if forward.masked:
         lines += mask_lines(
-            loading.attn_implementation,
+            attention,
             forward.rows,
             forward.tokens,
             1 if loading.gradient_checkpointing else len(saved.layers),
             DTYPES[settings.dtype].itemsize,
-            not device.is_cuda and getattr(model, "_supports_attention_backend", False),
+            by_document,
         )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens
@@ -81,11 +89,17 @@ def plan_training(
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     sentences = (
         f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
-        f"{settings.dtype}, attention {loading.attn_implementation}, gradient checkpointing "
+        f"{settings.dtype}, attention {attention}, gradient checkpointing "
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
     )
     return PlannedModel(sentences, engine, tuple(lines), max(saved.layers, default=saved.widest))
+
+
+def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, device: PlannedDevice) -> dict[str, int]:
+    """What ZeRO-3 gathers of a model on `ranks` such devices, as `limits_of` decides where there are some."""
+    memory_bytes = device.memory_bytes if device.is_cuda else host_share(ranks)
+    return zero3_limits(sizes, DTYPES[settings.dtype].itemsize, memory_bytes, device.is_cuda)
 
 
 def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, shared_by: int = 1) -> int:
@@ -95,8 +109,3 @@ def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens:
     if most_tokens is not None:
         return max(1, -(-most_tokens // longest_tokens))
     return sequences if packed else sequences * shared_by
-
-
-def largest_module(model: Any) -> int:
-    """Elements of the module with the most parameters of its own: what ZeRO-3 must gather at once."""
-    return max(sum(part.numel() for part in module.parameters(recurse=False)) for module in model.modules())

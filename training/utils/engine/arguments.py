@@ -21,6 +21,8 @@ def _reading(setting: str) -> tuple[str, ...]:
 INIT_LR_HELP = f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))})."
 MIN_LR_HELP = f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))})."
 CYCLES_HELP = f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once."
+LIVE_HELP = "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md)."
+PREFETCH_HELP = "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md)."
 STABLE_HELP = f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))})."
 
 
@@ -29,12 +31,15 @@ class EngineSettings:
     """learning_rate: the schedule's peak.
     init_lr_ratio, min_lr_ratio, num_cycles, stable_ratio: see `schedules.ScheduleShape`.
     lora_learning_rate: of LoRA's adapters; None: the same.
+    zero3_live_parameters, zero3_prefetch_parameters: None: by the model's size (`zero3_limits`).
     max_grad_norm: over all weights and ranks; 0 turns clipping off.
     """
 
     dtype: str = "fp32"
     zero_stage: int = 0
     offload: bool = False
+    zero3_live_parameters: int | None = None
+    zero3_prefetch_parameters: int | None = None
     deepspeed_config: str | None = None
     learning_rate: float = 1e-5
     weight_decay: float = 0.0
@@ -92,11 +97,14 @@ class EngineArguments:
     )
     zero_stage: int = flag(0, "ZeRO: 0 none, 1 optimizer, 2 and gradients, 3 and weights.", least=0, most=3)
     offload: bool = flag(False, "Keep optimizer state (ZeRO-3: weights too) in CPU memory.")
+    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0)
+    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0)
     deepspeed_config: str | None = flag(None, "Your own DeepSpeed JSON; missing keys are filled in and named.")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
         check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
+        check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
         check_schedule(mistakes, self)
 
     def settings(self, learning_rate: float) -> EngineSettings:
@@ -108,6 +116,16 @@ def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int
     mistakes.require(
         not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
     )
+
+
+def check_zero3_limits(mistakes: Mistakes, flags: Any, wanted: str, is_zero3: bool) -> None:
+    """Note limits of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
+    for name in ("zero3_live_parameters", "zero3_prefetch_parameters"):
+        given = getattr(flags, name)
+        mistakes.require(
+            given is None or is_zero3,
+            f"--{name} {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give {wanted}",
+        )
 
 
 def check_schedule(mistakes: Mistakes, flags: Any) -> None:

@@ -11,6 +11,7 @@ from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.startup import Ranks
+from training.utils.engine.zero3_limits import limits_of
 from training.utils.models.buffers import buffers_kept
 
 
@@ -25,7 +26,8 @@ class FrozenModel:
         if settings.zero_stage == 3:
             import deepspeed
 
-            config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
+            limits = limits_of(module, settings, ranks)
+            config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda", limits)
             config["zero_optimization"].pop("offload_optimizer", None)
             with buffers_kept(module):
                 self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)

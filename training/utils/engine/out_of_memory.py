@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from training.utils.layout.rows import PAD_SEGMENT, TokenRows
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
 _SHOWN_ROWS = 16
@@ -14,10 +14,18 @@ _SHOWN_ROWS = 16
 
 @contextlib.contextmanager
 def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterator[None]:
-    """Inside, an allocator's out-of-memory error becomes a ThreestepError. shape: describes the input."""
+    """Inside, an allocator's out-of-memory error becomes a ThreestepError, as does what --deterministic refuses.
+
+    shape: describes the input
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as problem:
+        if "deterministic implementation" in str(problem):  # torch's words, with --deterministic on CUDA
+            raise ThreestepError(
+                f"--deterministic: {doing} of {shape()} needs an operation that CUDA has in no deterministic form "
+                f"({first_line(problem)}); leave the flag out"
+            ) from problem
         if not is_out_of_memory(problem):
             raise
         raise ThreestepError(out_of_memory_sentence(problem, f" on rank {rank} in {doing} of {shape()}")) from problem

@@ -17,35 +17,48 @@ import torch.distributed as dist
 from training.utils.run.program import LEAVING_THREAD, end_without_waiting
 
 _FAILED = "threestep_failed_rank"
+_WATCHES = "threestep_watches_of_rank_"
 _POLL_SECONDS = 2.0
 _GRACE_SECONDS = 20.0  # for a rank to end by itself, once another has failed: gloo tells it, an error is its own too
 _LEAVE_SECONDS = 5.0
 
 
 class RankWatch:
-    """Looks for another rank's failure until `stop`; with one rank, nothing."""
+    """Looks for another rank's failure from `start` until `stop`.
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    store: shared by all ranks; None with one rank, which has nobody to look for. Each rank counts how often it has made
+        one: a process that runs several programs, one after the other, may keep its store.
+    """
+
+    def __init__(self, rank: int, store: Any) -> None:
         self._rank = rank
         self._stopped = threading.Event()
-        self._store: Any = None
-        if world_size > 1:
-            store: Any = dist.distributed_c10d._get_default_store()
-            self._store = store.clone()  # a connection of its own: a call of the main thread may block
+        self._store = store
+        self._key = "" if store is None else f"{_FAILED}_{store.add(f'{_WATCHES}{rank}', 1)}"
+
+    def start(self) -> None:
+        if self._store is not None:
             threading.Thread(target=self._watch, name="watching other ranks", daemon=True).start()
 
     def tell(self) -> None:
         """Say that this rank failed, to the others."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store's host may have gone first
-                self._store.set(_FAILED, str(self._rank))
+                self._store.set(self._key, str(self._rank))
 
     def stop(self) -> None:
         self._stopped.set()
 
+    def failed_rank(self) -> str | None:
+        """Who has failed, in words; None if nobody has."""
+        try:
+            return f"rank {self._store.get(self._key).decode()}" if self._store.check([self._key]) else None
+        except RuntimeError:  # torch's DistError: the store has ended with its host
+            return "the first rank or its launcher"
+
     def _watch(self) -> None:
         while not self._stopped.wait(_POLL_SECONDS):
-            failed = self._failed_rank()
+            failed = self.failed_rank()
             if failed is None:
                 continue
             if self._stopped.wait(_GRACE_SECONDS):
@@ -55,11 +68,13 @@ class RankWatch:
                 "continues from the last one"
             )
 
-    def _failed_rank(self) -> str | None:
-        try:
-            return f"rank {self._store.get(_FAILED).decode()}" if self._store.check([_FAILED]) else None
-        except RuntimeError:  # torch's DistError: the store has ended with its host
-            return "the first rank or its launcher"
+
+def started_watch(rank: int, world_size: int) -> RankWatch:
+    """Return the watch of this rank, at work, in the store of the default process group."""
+    store: Any = dist.distributed_c10d._get_default_store() if world_size > 1 else None
+    watch = RankWatch(rank, None if store is None else store.clone())  # a connection of its own: calls may block
+    watch.start()
+    return watch
 
 
 def leave_process_group(failed: bool) -> None:

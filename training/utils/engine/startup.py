@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from training.utils.engine.collectives import barrier, wait_for_main
+from training.utils.engine.devices import device_of, set_allocator, set_threads, take_accelerator
 from training.utils.engine.host_memory import keep_freed_memory
-from training.utils.engine.rank_watch import RankWatch, leave_process_group
+from training.utils.engine.rank_watch import leave_process_group, started_watch
 from training.utils.models.one_precision import ROUNDED
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import free_port
@@ -40,15 +41,21 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[Ranks]:
+def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_gpu: bool = False) -> Iterator[Ranks]:
     """Join the launcher's process group, or make one of a single process; leave it at the end.
 
     timeout_seconds: how long a rank waits for the others in a collective (but see `wait_for_main`).
+    shares_gpu: see `devices.set_allocator`.
 
     With a group that is not destroyed, a finished run may exit with an error (`terminate called without an active
     exception`, seen with gloo on two ranks).
     """
+    take_accelerator(os.environ)  # before transformers imports DeepSpeed
     _quiet_libraries()
+    set_allocator(os.environ, shares_gpu)
+    set_threads(os.environ, int(os.environ.get("WORLD_SIZE", "1")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = device_of(local_rank, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     alone: dict[str, str] = {}
     if "WORLD_SIZE" not in os.environ:
         # deepspeed.init_distributed looks for mpi4py where these are missing (deepspeed 0.19, comm/comm.py).
@@ -61,6 +68,8 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
     # On a CPU deepspeed compiles a shared-memory collective at start-up; only inference_all_reduce uses it
     # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=timeout_seconds)
     deepspeed.init_distributed(
         dist_backend=get_accelerator().communication_backend_name(),
@@ -71,15 +80,10 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iter
     # DeepSpeed makes the groups that reduce gradients with torch's default timeout (deepspeed 0.19, utils/groups.py):
     # 30 minutes for gloo, 10 for NCCL.
     deepspeed.comm.comm.cdb.new_group = partial(torch.distributed.new_group, timeout=timeout)
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
-    else:
-        device = torch.device("cpu")
+    if device.type == "cpu":
         keep_freed_memory()
     ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
-    watch = RankWatch(ranks.rank, ranks.world_size)
+    watch = started_watch(ranks.rank, ranks.world_size)
     failed = True
     try:
         yield ranks
@@ -157,7 +161,6 @@ def _quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     # deepspeed 0.19 uses names of collectives that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

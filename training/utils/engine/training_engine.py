@@ -21,9 +21,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from training.utils.engine.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
+from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.startup import Ranks
+from training.utils.engine.zero3_limits import limits_of
 from training.utils.models.buffers import buffers_kept
 from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
@@ -60,7 +62,8 @@ class TrainingEngine:
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trainable:
             raise ThreestepError("nothing to train: every weight of the model is frozen")
-        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), ranks.device.type == "cuda")
+        on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
+        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits)
         optimizer = _optimizer(module, settings, ranks.device)
         names = {parameter: name for name, parameter in module.named_parameters()}
         # Names of the weights in each group of the optimizer, in its order.
@@ -91,7 +94,10 @@ class TrainingEngine:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._rows = next(iter(args), None)
         with self._memory_explained("a forward"):
-            return self.engine(*args, **kwargs)
+            outputs = self.engine(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            release_gathered(self.engine)  # no backward follows
+        return outputs
 
     def train(self, mode: bool = True) -> None:
         self.engine.train(mode)
@@ -136,6 +142,7 @@ class TrainingEngine:
     def full_tensors(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole weight) for every weight of `model`, the module or a part of it, with LoRA merged and the
         plain model's names. A collective under ZeRO-3. A tensor is valid until the next one is yielded."""
+        release_gathered(self.engine)
         yield from full_tensors(model, self.settings.zero_stage)
 
     def full_state(self, model: nn.Module) -> dict[str, torch.Tensor]:

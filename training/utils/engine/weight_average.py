@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training.utils.engine.gathered import release_gathered
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.models.sharding import count_elements, whole_shape
 
@@ -23,6 +24,7 @@ class WeightAverage:
 
     def __init__(self, engine: TrainingEngine, decay: float) -> None:
         self._ranks = engine.ranks
+        self._engine = engine.engine
         self._is_sharded = engine.settings.zero_stage == 3
         self._decay = decay
         self._weights = [weight for weight in engine.module.parameters() if weight.requires_grad]
@@ -39,6 +41,7 @@ class WeightAverage:
         """Overwrite the model's weights with the averages, at the end of training. A collective."""
         import deepspeed
 
+        release_gathered(self._engine)
         for share, weight in zip(self.shares, self._weights, strict=True):
             whole = self._whole(share, weight)
             with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=self._is_sharded):

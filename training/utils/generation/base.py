@@ -78,6 +78,7 @@ class RolloutEngine(ABC):
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
+    frees_gpu_memory: with --vllm_sleep it gives its memory on the GPU back between rollouts, from a pool of its own.
     longest_tokens: of a prompt with its response; None if only the model's positions bound it.
     """
 
@@ -86,6 +87,7 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
+    frees_gpu_memory: ClassVar[bool] = False
     longest_tokens: int | None = None
 
     def __init__(self, decode: Decode | None = None) -> None:

@@ -13,6 +13,8 @@ from functools import cached_property
 
 import torch
 
+PAD_SEGMENT = -1  # the segment of padding
+
 
 @dataclass(frozen=True)
 class TokenSequence:

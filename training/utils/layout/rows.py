@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from training.utils.layout.documents import Document, TokenSequence, plain
+from training.utils.layout.documents import PAD_SEGMENT, Document, TokenSequence, plain
+from training.utils.layout.runs import RunLengths, lengths_of, runs_of
 from training.utils.layout.transfer import moved
 from training.utils.run.errors import ThreestepError
-
-PAD_SEGMENT = -1
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class TokenRows:
     sequence_M: int64, the sequence each target belongs to.
     end_B: int64, flat position of each sequence's last real token.
     copies_NS: int64, how many sequences hold each segment (padding, the last column, is 0); None as `visible_NSS`.
+    run_lengths: what varlen attention takes; made when the rows leave the host, None as `visible_NSS`.
     """
 
     input_ids_NT: torch.Tensor
@@ -53,9 +53,22 @@ class TokenRows:
     sequence_M: torch.Tensor
     end_B: torch.Tensor
     copies_NS: torch.Tensor | None = None
+    run_lengths: RunLengths | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
-        return moved(self, device)
+        leaves_host = self.input_ids_NT.device.type == "cpu" and torch.device(device).type != "cpu"
+        return moved(self.leaving_host() if leaves_host else self, device)
+
+    def leaving_host(self) -> TokenRows:
+        """Return the same rows with their `run_lengths`, which on a device would cost a wait."""
+        return replace(self, run_lengths=self.lengths())
+
+    def lengths(self) -> RunLengths | None:
+        """Return `run_lengths`, made now where the rows have none (on a device: a wait for it); None if every row is
+        one document."""
+        if self.run_lengths is not None or self.visible_NSS is None:
+            return self.run_lengths
+        return lengths_of(runs_of(self.segment_ids_NT, self.visible_NSS)).to(self.input_ids_NT.device)
 
     def copies_NT(self) -> torch.Tensor:
         """Return int64 [N, T]: how often each token stands in the separate sequences that the rows hold; 0 is padding.

@@ -4,16 +4,18 @@ A run is one or more neighbouring segments with causal attention among themselve
 plain document is one run. A prompt with K responses is K runs: the prompt with the first response, and each further
 response, which sees the prompt.
 
-N rows, T tokens in a row.
+N rows, T tokens in a row, S segments of a row (padding is the last).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
-from training.utils.layout.rows import PAD_SEGMENT, TokenRows
+from training.utils.layout.documents import PAD_SEGMENT
 
 
 @dataclass(frozen=True)
@@ -34,26 +36,69 @@ class AttentionRun:
     is_padding: bool
 
 
-def runs_of(rows: TokenRows) -> tuple[AttentionRun, ...] | None:
-    """Return the runs of all rows, which cover the flattened [N * T] tokens in order; None if every row is one
-    document, for which causal attention is enough."""
-    if rows.visible_NSS is None:
-        return None
+@dataclass(frozen=True)
+class RunLengths:
+    """Runs as attention of variable lengths takes them: queries are the flattened [N * T] tokens, and the keys of each
+    run are the tokens that it sees and then its own, so that its queries stand at the end of its keys.
+
+    begins: int32 [runs + 1], where the queries of each run begin, and the end.
+    key_begins: int32 [runs + 1], the same of its keys.
+    key_tokens: int64, which token each key is; None where no run sees another: then keys are the tokens as they stand.
+    longest, longest_keys: of a run, in tokens.
+    """
+
+    begins: torch.Tensor
+    key_begins: torch.Tensor
+    key_tokens: torch.Tensor | None
+    longest: int
+    longest_keys: int
+
+    def to(self, device: torch.device | str) -> RunLengths:
+        tokens = None if self.key_tokens is None else self.key_tokens.to(device)
+        return RunLengths(self.begins.to(device), self.key_begins.to(device), tokens, self.longest, self.longest_keys)
+
+
+def runs_of(segment_ids_NT: torch.Tensor, visible_NSS: torch.Tensor) -> tuple[AttentionRun, ...]:
+    """Return the runs of `TokenRows` with these fields: they cover the flattened [N * T] tokens in order."""
     runs: list[AttentionRun] = []
-    for ids_T, visible in zip(rows.segment_ids_NT, rows.visible_NSS.tolist(), strict=True):
-        runs += _runs_of_row(ids_T, visible, len(runs))
+    seen: list[list[list[int]]] = [[[] for _ in row] for row in visible_NSS]
+    for row, segment, other in visible_NSS.tril(-1).nonzero().tolist():
+        seen[row][segment].append(other)
+    for ids_T, seen_S in zip(segment_ids_NT, seen, strict=True):
+        runs += _runs_of_row(ids_T, seen_S, len(runs))
     return tuple(runs)
 
 
-def _runs_of_row(ids_T: torch.Tensor, visible: list[list[bool]], first: int) -> list[AttentionRun]:
-    """first: the number of the row's first run among all."""
+def lengths_of(runs: Sequence[AttentionRun]) -> RunLengths:
+    """Return the lengths of runs that cover all rows. Padding is a run that sees itself."""
+    queries, seen = [run.tokens for run in runs], [sum(span.end - span.start for span in run.sees) for run in runs]
+    starts = [0, *accumulate(queries)]
+    keys = [own + others for own, others in zip(queries, seen, strict=True)]
+    key_tokens = None
+    if any(seen):
+        parts = []
+        for start, run in zip(starts, runs, strict=False):
+            parts += [torch.arange(starts[span.run] + span.start, starts[span.run] + span.end) for span in run.sees]
+            parts.append(torch.arange(start, start + run.tokens))
+        key_tokens = torch.cat(parts)
+    return RunLengths(
+        begins=torch.tensor(starts, dtype=torch.int32),
+        key_begins=torch.tensor([0, *accumulate(keys)], dtype=torch.int32),
+        key_tokens=key_tokens,
+        longest=max(queries),
+        longest_keys=max(keys),
+    )
+
+
+def _runs_of_row(ids_T: torch.Tensor, seen_S: list[list[int]], first: int) -> list[AttentionRun]:
+    """seen_S: of each segment the earlier ones that it sees. first: the number of the row's first run among all."""
     numbers, lengths = torch.unique_consecutive(ids_T, return_counts=True)
     runs: list[AttentionRun] = []
     place: dict[int, RunSpan] = {}  # of each segment of the row so far
     seen_by_run: set[int] = set()  # the segments that the run being built sees or holds
     for segment, tokens in zip(numbers.tolist(), lengths.tolist(), strict=True):
         is_padding = segment == PAD_SEGMENT
-        seen = [] if is_padding else [other for other in place if visible[segment][other]]
+        seen = [] if is_padding else seen_S[segment]
         if seen and set(seen) == seen_by_run:
             start = runs[-1].tokens
             runs[-1] = AttentionRun(start + tokens, runs[-1].sees, False)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
-from training.utils.models.attention import SDPA
+from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
@@ -171,8 +173,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     implementation, has_cuda = settings.attn_implementation, torch.cuda.is_available()
     attention = {}
     # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
-    if implementation != SDPA:
-        attention["attn_implementation"] = implementation
+    if implementation not in (AUTO, SDPA):
+        if implementation != VARLEN:  # which is ours, and given once the model has been measured
+            attention["attn_implementation"] = implementation
         if not has_cuda:
             raise ThreestepError(
                 f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
@@ -209,17 +212,25 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, ImportError, ThreestepError):
-        raise
     except Exception as problem:
         import torch
 
-        if not is_deepspeed_zero3_enabled() or isinstance(problem, torch.OutOfMemoryError):
+        is_explained = isinstance(problem, (OSError, ImportError, ThreestepError, torch.OutOfMemoryError))
+        # transformers' own ValueErrors explain themselves; a family's code fails to unpack a shape.
+        if isinstance(problem, ValueError):
+            is_explained = not _is_raised_by_a_family(problem)
+        if is_explained or not is_deepspeed_zero3_enabled():
             raise
         raise ThreestepError(
             f"'{name_or_path}' cannot be loaded in shards, as --zero_stage 3 does ({type(problem).__name__}: "
             f"{first_line(problem)}); use --zero_stage 2"
         ) from problem
+
+
+def _is_raised_by_a_family(problem: Exception) -> bool:
+    """Whether a file modeling_FAMILY.py raised it, not transformers' common code."""
+    raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
+    return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
 
 
 def _measure(
@@ -229,13 +240,12 @@ def _measure(
     device: torch.device | None,
     drew_weights: bool,
 ) -> None:
-    """Measure the model's own forward; then give it the attention function for CPUs, if that computes the same.
+    """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
-    from training.utils.models.document_attention import comparisons_with_sdpa, use_document_attention
-    from training.utils.models.flex_attention import use_flex_attention
-    from training.utils.models.own_forward import difference_now, read_own_forward
+    from training.utils.models.attention_choice import settle_attention
+    from training.utils.models.own_forward import read_own_forward
     from training.utils.models.sharding import send_from_first_rank
 
     _on(device, model)
@@ -243,19 +253,7 @@ def _measure(
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
     own = read_own_forward(model, longest_tokens)
-    use_flex_attention(model)
-    # Compiled blocks would be recompiled for the runs of every row.
-    if settings.attn_implementation != SDPA or settings.torch_compile or model.device.type != "cpu":
-        return
-    implementation = model.config._attn_implementation
-    use_document_attention(model)
-    if model.config._attn_implementation == implementation:
-        return
-    with comparisons_with_sdpa(model) as comparing:
-        difference = difference_now(model, own)
-    if comparing or not difference <= own.tolerance:
-        model.set_attn_implementation(implementation)
-        own.notes.append(f"attention stays '{implementation}': the family computes something else under another name")
+    settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:

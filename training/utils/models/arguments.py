@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.models.attention import IMPLEMENTATIONS
+from training.utils.models.attention import CHOICES
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -20,10 +20,11 @@ class ModelArguments:
         ModelSettings.trust_remote_code, "Run Python code that comes with the model or its tokenizer. Read it first."
     )
     attn_implementation: str = flag(
-        "sdpa",
-        "'sdpa' runs everywhere; on CUDA, 'flex_attention' skips masked blocks, and 'flash_attention_2' or "
+        ModelSettings.attn_implementation,
+        "'auto' takes, on CUDA, the first that computes the model's own numbers: 'varlen' (torch's kernel for runs, in "
+        "bf16 and fp16), 'flex_attention', 'sdpa' (runs everywhere; on CUDA with a dense mask). 'flash_attention_2' or "
         "'_3', if installed, packs but shares no prompts.",
-        choices=IMPLEMENTATIONS,
+        choices=CHOICES,
     )
     dropout: float | None = flag(
         None,

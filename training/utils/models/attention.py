@@ -2,8 +2,10 @@
 
 | --attn_implementation | argument | where |
 | --- | --- | --- |
+| auto | of varlen, flex_attention and sdpa the first that computes the model's own numbers (`attention_choice`) | |
 | sdpa | a boolean mask, None where causal attention is enough | everywhere; quadratic in the row |
 | sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that pass keyword arguments on |
+| varlen | lengths of the runs, and their keys (`varlen_attention`) | CUDA, half precision; such families |
 | flex_attention | a block mask: masked blocks are skipped, also between responses | CUDA (no backward on a CPU) |
 | flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
 
@@ -18,15 +20,16 @@ if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rows import TokenRows
 
-SDPA, FLEX = "sdpa", "flex_attention"
+AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
 FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
-IMPLEMENTATIONS = (SDPA, FLEX, *FLASH)
+IMPLEMENTATIONS = (SDPA, VARLEN, FLEX, *FLASH)
+CHOICES = (AUTO, *IMPLEMENTATIONS)  # of the flag
 BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
 def long_rows_are_free(implementation: str) -> bool:
     """Whether the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
-    return implementation in (BY_DOCUMENT, FLEX, *FLASH)
+    return implementation in (BY_DOCUMENT, VARLEN, FLEX, *FLASH)
 
 
 def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> PlanSettings:
@@ -63,17 +66,18 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         for name in ("input_ids", "position_ids"):
             inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
         inputs["attention_mask"] = block_mask(rows)
-    elif implementation == BY_DOCUMENT:
+    elif implementation in (BY_DOCUMENT, VARLEN) and rows.visible_NSS is not None:
         import torch
 
         from training.utils.layout.runs import runs_of
 
-        runs, (count, width) = runs_of(rows), rows.input_ids_NT.shape
-        if runs is not None:
-            # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does
-            # read it gets NaN, so the start-up check rejects it for packed rows.
-            unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
-            inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
+        in_turn = implementation == BY_DOCUMENT
+        runs = runs_of(rows.segment_ids_NT, rows.visible_NSS) if in_turn else rows.lengths()
+        # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does read it
+        # gets NaN, so the start-up check rejects it for packed rows.
+        unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
+        count, width = rows.input_ids_NT.shape
+        inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
     else:
         inputs["attention_mask"] = rows.dense_mask()
     return inputs

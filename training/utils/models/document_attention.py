@@ -2,7 +2,8 @@
 
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
-without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens.
+without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens; short ones of a
+bfloat16 model in float32 (`attention_precision`).
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have another), L tokens of a run,
 g heads that share keys.
@@ -23,6 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.runs import AttentionRun
 from training.utils.models.attention import BY_DOCUMENT, SDPA
+from training.utils.models.attention_precision import attention_dtype
 
 
 def use_document_attention(model: PreTrainedModel) -> None:
@@ -92,22 +94,30 @@ def attention_by_document(
     """transformers' attention function: return ([N, T, A, D], None).
 
     others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
-    scores themselves, this is transformers' own function for SDPA (one token alone: `_of_one_token`).
+    scores themselves, this is transformers' own function for SDPA (one token alone: `_of_one_token`). The output has
+    the queries' dtype, whatever attention was computed in.
     """
     runs: Sequence[AttentionRun] | None = others.pop("runs", None)
     if runs is None and query_NATD.shape[2] == 1 and others.get("position_bias") is None:
         return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
+    dtype = query_NATD.dtype
     if runs is None or others.get("position_bias") is not None:
-        return sdpa_attention_forward(
+        if others.get("position_bias") is None:
+            wide = attention_dtype(query_NATD.shape[2], query_NATD)
+            query_NATD, key_NKTD, value_NKTD = (part.to(wide) for part in (query_NATD, key_NKTD, value_NKTD))
+        output, _ = sdpa_attention_forward(
             module, query_NATD, key_NKTD, value_NKTD, attention_mask, dropout=dropout, scaling=scaling, **others
         )
+        return output.to(dtype), None
     count, heads, width, _ = query_NATD.shape
     lengths = [run.tokens for run in runs]
-    queries, keys, values = (
-        _flat(part, heads).split(lengths) for part in (query_NATD, key_NKTD, value_NKTD)
-    )  # each [L, A, D]
+    flat = [_flat(part, heads) for part in (query_NATD, key_NKTD, value_NKTD)]
+    dtypes = [attention_dtype(run.tokens, query_NATD) for run in runs]
+    # Each [L, A, D], in every precision that a run wants: a run may see keys of a longer one.
+    cut = {each: [part.to(each).split(lengths) for part in flat] for each in dict.fromkeys(dtypes)}
     outputs = []
     for index, run in enumerate(runs):
+        queries, keys, values = cut[dtypes[index]]
         if run.is_padding:
             outputs.append(torch.zeros_like(values[index]))
             continue
@@ -122,7 +132,7 @@ def attention_by_document(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
         )
         outputs.append(output.squeeze(0).transpose(0, 1))
-    return torch.cat(outputs).view(count, width, heads, -1), None
+    return torch.cat(outputs).to(dtype).view(count, width, heads, -1), None
 
 
 def _of_one_token(

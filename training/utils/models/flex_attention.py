@@ -16,8 +16,9 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 from training.utils.layout.rows import TokenRows
@@ -35,10 +36,15 @@ _BLOCKS = (
 )
 
 
-def use_flex_attention(model: PreTrainedModel) -> None:
-    """Give a model that computes FlexAttention this module's function, under transformers' name for it."""
+def use_flex_attention(model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
+    """Give a model that computes FlexAttention this module's function, under transformers' name for it.
+
+    by_dense_mask: an attention function for SDPA's masks, which rollouts then get: it compiles nothing
+    """
     if model.config._attn_implementation == "flex_attention":
-        AttentionInterface.register("flex_attention", FlexAttention())
+        AttentionInterface.register("flex_attention", FlexAttention(by_dense_mask=by_dense_mask))
+        if by_dense_mask is not None:
+            AttentionMaskInterface.register("flex_attention", sdpa_mask)
 
 
 class SegmentBlockMask(BlockMask):
@@ -88,12 +94,14 @@ def _ordered(seen_bb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class FlexAttention:
     """transformers' attention function: return ([1, L, A, D], None).
 
-    What is not the training's (another block mask, as in rollouts; scores that a bias or a sink changes; dropout) is
-    left to transformers. Where the compiler reaches its limit, the forward is computed unfused, and one line says so.
+    What is not the training's (another mask, as in rollouts; scores that a bias or a sink changes; dropout) is left to
+    transformers, or to `by_dense_mask`. Where the compiler reaches its limit, the forward is computed unfused, and one
+    line says so.
     """
 
-    def __init__(self, backend: Any = "inductor") -> None:
-        """backend: torch.compile's."""
+    def __init__(self, backend: Any = "inductor", by_dense_mask: Callable[..., Any] | None = None) -> None:
+        """backend: torch.compile's. by_dense_mask: for a dense mask, or None, which is causal."""
+        self._by_dense_mask = by_dense_mask
         self._compiled = torch.compile(_attend, dynamic=True, fullgraph=True, backend=backend)
         self._has_said = False
 
@@ -108,6 +116,10 @@ class FlexAttention:
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         softcap = others.get("softcap")
+        if self._by_dense_mask is not None and not isinstance(attention_mask, BlockMask):
+            return self._by_dense_mask(
+                module, query_1ALD, key_1KLD, value_1KLD, attention_mask, scaling=scaling, **others
+            )
         changes = any(others.get(name) is not None for name in ("s_aux", "position_bias", "kernel_options"))
         if not isinstance(attention_mask, SegmentBlockMask) or changes or others.get("dropout"):
             return flex_attention_forward(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from training.utils.layout.documents import Document, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS
+from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of, rms
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.errors import ThreestepError, first_line
@@ -57,7 +58,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
 def why_not_packed(
     model: PreTrainedModel, read: Read, longest_tokens: int, device: torch.device, sharing: bool = True
 ) -> str | None:
-    """Return None if packed rows give the numbers of the model's own forward, else the reason why not.
+    """Return None if packed rows give the numbers of the model's own forward, else the reason why not. Where another
+    attention was left to be tried (`attention_choice`), the model is given it, and a note says so.
 
     read, and who must call: see `check_padded`.
     longest_tokens: of the documents of the training.
@@ -68,6 +70,14 @@ def why_not_packed(
     windowed = getattr(text_config, "use_sliding_window", True)
     if window is not None and windowed and window < longest_tokens:
         return f"its sliding window of {window} tokens is shorter than the sequences ({longest_tokens} tokens)"
+    reason = _why_not_by_this(model, read, device, sharing)
+    while reason is not None and take_next(model, _own(model), reason):
+        reason = _why_not_by_this(model, read, device, sharing)
+    return reason
+
+
+def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, sharing: bool) -> str | None:
+    """`why_not_packed` by the attention that the model has now."""
     implementation = model.config._attn_implementation
     if implementation not in (*IMPLEMENTATIONS, BY_DOCUMENT):
         return f"its attention implementation '{implementation}' takes no mask of segments here"

@@ -38,7 +38,8 @@ class OwnForward:
     of_scores: the model is a scalar model.
     tolerance: the largest `difference` that rounding explains.
     head_is_linear: the logits (or scores) are one linear layer on the last hidden state of `base_model`.
-    notes: sentences on what was switched off because of these numbers.
+    notes: sentences on what was chosen or switched off because of these numbers.
+    others: attention implementations to take next, should packed rows give other numbers by the present one.
     """
 
     probes: Probes
@@ -47,6 +48,7 @@ class OwnForward:
     tolerance: float
     head_is_linear: bool
     notes: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     def difference(self, read_M: torch.Tensor) -> float:
         """Return the root mean square of `read_M` minus the numbers; NaN if one of them is NaN."""
@@ -91,6 +93,7 @@ def read_again(model: PreTrainedModel) -> float:
     assert own is not None, "it was measured when it was loaded"
     again = _measured(model, own.probes)
     again.notes.extend(own.notes)
+    again.others.extend(own.others)
     return own.difference(again.numbers_M)
 
 

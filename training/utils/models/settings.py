@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.utils.models.attention import AUTO
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -17,7 +19,7 @@ class ModelSettings:
     """
 
     name_or_path: str
-    attn_implementation: str = "sdpa"
+    attn_implementation: str = AUTO
     dropout: float | None = None
     gradient_checkpointing: bool = False
     torch_compile: bool = False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from training.utils.engine.arguments import EngineArguments, EngineSettings
-from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.deepspeed_json import filled_in_keys, users_config, without_effect
+from training.utils.engine.devices import device_sentence, make_deterministic
 from training.utils.engine.matmul_rate import peak_of_all_ranks
 from training.utils.engine.startup import Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
@@ -24,10 +27,14 @@ from training.utils.run.seeds import seed_everything
 
 
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
-    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank."""
+    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank, and say on
+    what it runs."""
     folder = RunFolder(run.output_dir, ranks.is_main)
     folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
     seed_everything(run.seed, ranks.rank)
+    if run.deterministic:
+        make_deterministic(ranks.device, os.environ)
+    log(device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ), ranks.is_main)
     return folder
 
 
@@ -85,7 +92,17 @@ def may_pack(
         )
     if reason is not None:
         log(f"warning: {name} trains on padded rows: {reason}", engine.ranks.is_main)
-    return reason is None and not padded
+    packs = reason is None and not padded
+    if packs and device.type == "cuda" and engine.ranks.is_main:
+        _time_attention(engine.module, model, lambda said: log(f"{name}: {said}"))
+    return packs
+
+
+def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None:
+    from training.utils.models.attention_forms import FORMS, time_on_first_rows
+
+    if model.config._attn_implementation in FORMS and getattr(reader, "model", None) is model:
+        time_on_first_rows(reader, model, say)
 
 
 def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
@@ -101,8 +118,11 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
     dtype = check_dtype(settings.dtype)
     config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
     if settings.deepspeed_config is not None:
-        filled_in = filled_in_keys(users_config(settings.deepspeed_config), config)
-        log(f"filled in the keys that {settings.deepspeed_config} lacks: {', '.join(filled_in)}", ranks.is_main)
+        theirs = users_config(settings.deepspeed_config)
+        filled_in = ", ".join(filled_in_keys(theirs, config))
+        log(f"filled in the keys that {settings.deepspeed_config} lacks: {filled_in}", ranks.is_main)
+        for sentence in without_effect(theirs, config):
+            log(f"warning: {settings.deepspeed_config}: {sentence}", ranks.is_main)
     with born_sharded(config, settings.zero_stage):
         model = load(dtype)
     to_one_precision(model, dtype)

@@ -78,8 +78,8 @@ class TrainingRun(Generic[Row]):
 
     @property
     def prepares_ahead(self) -> bool:
-        """Whether a thread lays out the next step while one runs. On a CPU it would take the cores that the step
-        computes on (docs/lab_book.md)."""
+        """Whether a thread lays out the next step while one runs. Not on a CPU: it would take the cores that the step
+        computes on."""
         return self.ranks.device.type == "cuda"
 
     def work_of(self, documents: Sequence[Document], outputs: int) -> dict[str, float]:

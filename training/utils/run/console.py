@@ -25,8 +25,9 @@ def started_as_main_rank() -> bool:
 
 
 def note(sentence: str) -> None:
-    """Print one line to standard error: for programs whose standard output is their result."""
-    sys.stderr.write(sentence + "\n")
+    """Print one line to standard error, on rank 0: for programs whose standard output is their result."""
+    if started_as_main_rank():
+        sys.stderr.write(sentence + "\n")
 
 
 def progress_bar(

@@ -113,26 +113,33 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
     return [sys.executable, _deepspeed_program(), *flags, "--module", module, *arguments]
 
 
-def launch_environment(ranks: int, on_gpu: bool, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` with the cores shared out among CPU ranks, unless OMP_NUM_THREADS is already set.
+def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` with the cores shared out among the ranks, unless OMP_NUM_THREADS is already set.
 
     Every rank would otherwise start a thread on each core, and two ranks on two cores would only wait for
     each other.
     """
     shared = dict(environment)
-    if ranks > 1 and not on_gpu:
-        shared.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // ranks)))
+    if ranks > 1:
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
     return shared
 
 
-def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None) -> int:
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    asked_ranks: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
     """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run.
 
     arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
+    environment: the run's; by default this process's
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, accelerate launch, ...: this is one rank
-        return run_and_wait([sys.executable, "-m", module, *arguments])
-    arguments, environment, lines = as_variables(arguments, os.environ)
+    given = os.environ if environment is None else environment
+    if "RANK" in given and "WORLD_SIZE" in given:  # torchrun, accelerate launch, ...: this is one rank
+        return run_and_wait([sys.executable, "-m", module, *arguments], given)
+    arguments, environment, lines = as_variables(arguments, given)
     for line in lines:
         print(line, flush=True)
     if environment.get(HOSTFILE_VARIABLE):
@@ -143,7 +150,7 @@ def launch(module: str, arguments: Sequence[str], asked_ranks: int | None = None
     ranks = choose_ranks(asked_ranks, environment, len(gpu_names))
     command = launch_command(module, ranks, arguments, gpu_names, environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
-    return run_and_wait(command, launch_environment(ranks, bool(gpu_names), environment))
+    return run_and_wait(command, launch_environment(ranks, environment))
 
 
 def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
@@ -231,7 +238,8 @@ def _installed_gpus() -> int:
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -35,6 +35,8 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
     for name in _NO_TELEMETRY:
         os.environ.setdefault(name, "1")
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:

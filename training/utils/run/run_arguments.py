@@ -22,6 +22,10 @@ class RunArguments:
     seed: int = flag(
         1234, "Seed of the split, the order, dropout and sampling; the same default in all steps.", least=0
     )
+    deterministic: bool = flag(
+        False,
+        "CUDA: the same bits from the same numbers, by slower operations (docs/resume.md); a CPU needs it not.",
+    )
     profile_steps: list[int] = flag(
         [], "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.", least=1
     )

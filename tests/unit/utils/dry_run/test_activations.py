@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from training.utils.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from training.utils.dry_run.meta import model_on_meta
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS = 2, 16
@@ -66,6 +67,20 @@ def test_it_is_what_a_real_forward_keeps(tmp_path, family):
     # Without a mask transformers hands SDPA the key-value heads as they are, as other kernels get them always.
     estimated = saved_activations(on_meta, ROWS, TOKENS, attention="flex_attention").held(False)
     assert estimated == pytest.approx(kept_by_a_forward(real), rel=0.05)
+
+
+def test_attention_in_float32_of_a_bfloat16_model(tmp_path):
+    """Short rows on a CPU: queries, keys and values, repeated for their heads, and the output, 4 h numbers a token (the
+    output also in bfloat16, for the last matrix); beside bfloat16 alone that is 3 h x 2 + h x 4 bytes more."""
+    on_meta = built(tmp_path, "llama").to(torch.bfloat16)
+    narrow, wide = (saved_activations(on_meta, ROWS, TOKENS, in_float32=choice) for choice in (False, True))
+    assert wide.layers[0] - narrow.layers[0] == (3 * 2 + 4) * 32 * ROWS * TOKENS
+    real = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=torch.bfloat16).train()
+    before = kept_by_a_forward(real)
+    use_document_attention(real)
+    grown = sum(wide.layers) - sum(narrow.layers)
+    # Two key-value heads go into the kernel as they are here, not repeated for four query heads: h x 2 bytes less.
+    assert kept_by_a_forward(real) - before == grown - 5 * 32 * 2 * ROWS * TOKENS
 
 
 def test_a_llama_layer_by_hand(tmp_path):

@@ -43,4 +43,6 @@ def test_others():
     # 4 x 8,192 tokens are 256 blocks: numbers of blocks and their places, partial and full, and their transposes
     assert total("flex_attention", 4, 8192, 28, 2, False) == 16 * (256**2 + 256)
     assert total("flash_attention_2", 4, 8192, 28, 2, False) == 0
+    # a run a token: int32 where it begins, twice, and int64 which token its key is
+    assert total("varlen", 4, 8192, 28, 2, False) == (4 + 4 + 8) * 4 * 8192
     assert total("sdpa", 2, 10, 5, 4, True) == 2 * 100 * 5  # once, as bool and as numbers

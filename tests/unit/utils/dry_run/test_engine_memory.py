@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.dry_run.engine_memory import gathered_elements, pinned_shards, trained_memory, weights_memory
 
-BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300}
+BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300, "stage3_max_reuse_distance": 300}
 
 
 def held(weights: int, dtype: str, zero: dict, ranks: int, trained: int | None = None) -> tuple[int, int]:
@@ -41,18 +41,19 @@ def test_only_what_trains_has_gradients():
 
 
 def test_stage_3_gathers_what_may_live():
-    near = {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 0}
-    memory = trained_memory(1000, 1000, 100, "bf16", near, 2)
-    assert memory.buffers.device_bytes == (500 + 300) * 2
-    one_large = trained_memory(1000, 1000, 900, "bf16", near, 2)
-    assert one_large.buffers.device_bytes == (500 + 900) * 2
+    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3}, 2)
+    assert memory.buffers.device_bytes == (500 + 300 + 100) * 2
+    one_large = trained_memory(1000, 1000, 900, "bf16", {**BUCKETS, "stage": 3}, 2)
+    assert one_large.buffers.device_bytes == (500 + 1000) * 2  # no more than there is
+    far = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 1200}, 2)
+    assert far.buffers.device_bytes == (500 + 600 + 100) * 2
 
 
 def test_a_backward_finds_the_last_of_the_forward_still_whole():
     """Half of the distance of 800 comes before the backward begins, and a module of 100 is gathered beside it."""
     zero = {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 800}
     assert gathered_elements(1000, 100, zero, trains=True) == 400 + 100
-    assert gathered_elements(1000, 100, zero, trains=False) == 300
+    assert gathered_elements(1000, 100, zero, trains=False) == 300 + 100
     assert gathered_elements(450, 100, zero, trains=True) == 450  # there are no more
 
 

@@ -37,6 +37,11 @@ def test_the_defaults_are_sound():
         ({"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'; did you mean 'fp32'?"),
         ({"zero_stage": 4}, "--zero_stage expects a number from 0 to 3, got 4"),
+        (
+            {"zero3_live_parameters": 7},
+            "--zero3_live_parameters 7 limits what ZeRO-3 gathers, and no model is under it; leave it out or give "
+            "--zero_stage 3",
+        ),
         ({"offload": True}, "--offload expects --zero_stage 1, 2 or 3, got 0: stage 0 has nothing to offload"),
     ],
 )
@@ -49,7 +54,7 @@ def test_every_setting_is_passed_on():
         "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
         "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0, "init_lr_ratio": 0.1,
         "min_lr_ratio": 0.2, "num_cycles": 1.5, "stable_ratio": 0.5,
-        "lora_learning_rate": 1e-3,
+        "lora_learning_rate": 1e-3, "zero3_live_parameters": 5, "zero3_prefetch_parameters": 4,
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))
     assert dataclasses.asdict(EngineArguments(**given).settings(learning_rate=0.5)) == expected

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.config import deepspeed_config, filled_in_keys, users_config
+from training.utils.engine.config import deepspeed_config
+from training.utils.engine.deepspeed_json import filled_in_keys, users_config
 from training.utils.run.errors import ThreestepError
 
 
@@ -41,8 +42,13 @@ def test_from_flags(config_of, stage, dtype):
 
 def test_buckets_are_no_larger_than_the_model(config_of):
     assert config_of(elements=1000)["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert config_of(elements=1001)["zero_optimization"]["allgather_bucket_size"] == 1002  # bf16 refuses an odd one
-    assert config_of(elements=10**12)["zero_optimization"]["allgather_bucket_size"] == 500_000_000
+    assert config_of(elements=10**12)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+
+
+def test_no_timer_waits_for_the_device_unless_asked(config_of):
+    assert config_of()["timers"]["throughput"]["enabled"] is False
+    asked = config_of({"timers": {"throughput": {"enabled": True}}})
+    assert asked["timers"]["throughput"] == {"enabled": True}
 
 
 def test_offload(config_of):
@@ -50,6 +56,21 @@ def test_offload(config_of):
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": False} and "offload_param" not in zero
     zero = config_of(zero_stage=3, offload=True, on_gpu=True)["zero_optimization"]
     assert zero["offload_param"] == zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+
+
+def test_limits_of_zero_3_are_the_flags_then_the_models(config_of):
+    limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size")
+
+    def of(**settings):
+        zero = config_of(zero_stage=3, **settings)["zero_optimization"]
+        return [zero[name] for name in limits]
+
+    assert of(zero3_live_parameters=7, zero3_prefetch_parameters=0) == [7, 7, 0]
+    assert of(theirs={"zero_optimization": {"max_live_parameters": 9}}, zero3_prefetch_parameters=3)[::2] == [9, 3]
+    settings = EngineSettings(zero_stage=3)
+    sized = deepspeed_config(settings, 2, 10, False, dict.fromkeys(limits, 5))["zero_optimization"]
+    assert [sized[name] for name in limits] == [5, 5, 5]
+    assert limits[0] not in config_of(zero_stage=2)["zero_optimization"]
 
 
 def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of, tmp_path):
@@ -63,10 +84,10 @@ def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(config_of, tm
     assert final["train_batch_size"] == 2
     assert final["zero_optimization"]["reduce_bucket_size"] == 77
     assert final["zero_optimization"]["contiguous_gradients"] is False
-    assert final["zero_optimization"]["allgather_bucket_size"] == 1000
+    assert final["zero_optimization"]["overlap_comm"] is False
     assert final["bf16"] == {"enabled": True}
     named = filled_in_keys(users_config(str(tmp_path / "ds.json")), final)
-    assert "bf16" in named and "train_batch_size" in named and "zero_optimization.allgather_bucket_size" in named
+    assert "bf16" in named and "train_batch_size" in named and "zero_optimization.overlap_comm" in named
     assert "gradient_clipping" not in named and "zero_optimization.reduce_bucket_size" not in named
 
 
@@ -82,10 +103,10 @@ def test_the_form_that_transformers_documents_is_taken(config_of):
         "train_micro_batch_size_per_gpu": "auto",
     }
     for dtype in ("fp32", "bf16", "fp16"):
-        final = config_of(theirs, zero_stage=1, dtype=dtype, max_grad_norm=2.0)
-        assert final["zero_optimization"]["stage"] == 1
-        assert final["bf16"]["enabled"] is (dtype == "bf16")
-        assert final["fp16"]["enabled"] is (dtype == "fp16")
+        final = config_of(theirs, zero_stage=2, dtype=dtype, max_grad_norm=2.0)
+        assert final["zero_optimization"]["stage"] == 2
+        assert final["bf16"].get("enabled", False) is (dtype == "bf16")
+        assert final["fp16"].get("enabled", False) is (dtype == "fp16")
         assert final["fp16"]["loss_scale"] == 0
         assert final["gradient_clipping"] == 2.0
 

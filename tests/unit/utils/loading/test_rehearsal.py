@@ -376,6 +376,14 @@ def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
         patch.setattr("transformers.integrations.is_deepspeed_zero3_enabled", lambda: True)
         patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: ()[0])
         refused(folder, r"cannot be loaded in shards, as --zero_stage 3 does \(IndexError: tuple index out of range\)")
+        family: dict = {}  # Marian and RoFormer unpack a shape; transformers' own ValueErrors are kept
+        code = "def load(*_, **__):\n    rows, columns = (0,)"
+        exec(compile(code, "models/marian/modeling_marian.py", "exec"), family)
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", family["load"])
+        refused(folder, r"cannot be loaded in shards, as --zero_stage 3 does \(ValueError: not enough values to unpack")
+        exec(compile(code, "transformers/modeling_utils.py", "exec"), family)
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", family["load"])
+        refused(folder, "no model could be loaded from .*: not enough values to unpack")
     config = load_config(folder)
     model = AutoModelForCausalLM.from_config(config)
     model.model.norm.weight.ds_id = 1

@@ -147,7 +147,7 @@ def test_what_the_start_up_check_says(flash_by_hand, monkeypatch):
 def test_an_unknown_implementation():
     mistakes = Mistakes()
     note_mistakes(ModelArguments("model", attn_implementation="flex"), mistakes)
-    with pytest.raises(ThreestepError, match="--attn_implementation expects one of sdpa, .*, got 'flex'"):
+    with pytest.raises(ThreestepError, match="--attn_implementation expects one of auto, sdpa, .*, got 'flex'"):
         mistakes.raise_if_any()
 
 

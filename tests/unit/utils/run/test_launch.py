@@ -181,13 +181,12 @@ def test_the_port_is_free(monkeypatch):
         listener.bind(("127.0.0.1", ports.pop()))
 
 
-def test_cpu_ranks_share_the_cores(monkeypatch):
-    monkeypatch.setattr(launch, "_cores", lambda: 8)
-    assert launch.launch_environment(2, False, {"A": "b"}) == {"A": "b", "OMP_NUM_THREADS": "4"}
-    assert launch.launch_environment(16, False, {})["OMP_NUM_THREADS"] == "1"
-    assert launch.launch_environment(2, False, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
-    assert "OMP_NUM_THREADS" not in launch.launch_environment(1, False, {})
-    assert "OMP_NUM_THREADS" not in launch.launch_environment(2, True, {})
+def test_ranks_share_the_cores(monkeypatch):
+    monkeypatch.setattr(launch, "cores", lambda: 8)
+    assert launch.launch_environment(2, {"A": "b"}) == {"A": "b", "OMP_NUM_THREADS": "4"}
+    assert launch.launch_environment(16, {})["OMP_NUM_THREADS"] == "1"
+    assert launch.launch_environment(2, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert "OMP_NUM_THREADS" not in launch.launch_environment(1, {})
 
 
 def test_a_missing_launcher_is_told(monkeypatch, tmp_path):

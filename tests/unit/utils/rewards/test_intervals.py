@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from training.asking.figures import mean, ratio, share
+from training.utils.rewards.intervals import mean, ratio, share
 
 
 def test_wilson_by_hand():

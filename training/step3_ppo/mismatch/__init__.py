@@ -1,0 +1,54 @@
+"""Correction of the mismatch between the policy that rolled out and the one that is trained. The room serves the
+flags `--mismatch_*`, by the tables of their names. Cheap to import.
+
+Responses are drawn from the rollout engine's policy and trained as if drawn from the trainer's. The two differ by
+rounding, kernels, quantised or older weights. r = p_train / p_rollout of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CORRECTIONS = ("none", "truncate", "mask")
+LEVELS = ("token", "sequence", "geometric")
+REJECTED = ("stay", "leave")
+SCOPES = ("token", "seq_sum", "seq_mean", "seq_max")
+ESTIMATES = ("k1", "k2", "k3")
+REJECTIONS = tuple(f"{scope}_{estimate}" for scope in SCOPES for estimate in ESTIMATES)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """flags: what it gives to `--mismatch_NAME`; a flag that is given itself wins. when: to use it, a clause."""
+
+    when: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+_TOKEN = {"correction": "truncate", "level": "token"}
+_SEQUENCE = {"correction": "truncate", "level": "sequence"}
+_GEOMETRIC = {"rejection": ["seq_mean_k1:0.999:1.001"]}
+_K3 = {"rejection": ["seq_mean_k3:0.01"]}
+_BYPASS = {"correction": "none", "bypass": True}
+# verl's names and bounds.
+RECIPES = {
+    "disabled": Recipe("the engine computes what the trainer does", {"correction": "none"}),
+    "decoupled_token_is": Recipe("the first to try: little variance, a small bias", _TOKEN),
+    "decoupled_seq_is": Recipe("short responses: unbiased up to the bound, more variance", _SEQUENCE),
+    "decoupled_token_icepop": Recipe(
+        "a few tokens differ much, as routers of experts make them",
+        {"correction": "mask", "level": "token", "threshold": 5.0, "threshold_lower": 0.5},
+    ),
+    "decoupled_geo_rs": Recipe("long responses, rare but large differences", {"correction": "none", **_GEOMETRIC}),
+    "decoupled_geo_rs_token_tis": Recipe("the same, and small differences everywhere", {**_TOKEN, **_GEOMETRIC}),
+    "decoupled_k3_rs": Recipe("as decoupled_geo_rs, by a divergence", {"correction": "none", **_K3}),
+    "decoupled_k3_rs_token_tis": Recipe("as decoupled_geo_rs_token_tis, by a divergence", {**_TOKEN, **_K3}),
+    "bypass_ppo_clip": Recipe("no forward for the old policy: PPO's ratio is to the rollout's", _BYPASS),
+    "bypass_ppo_clip_geo_rs": Recipe("the same, for long responses", {**_BYPASS, **_GEOMETRIC}),
+    "bypass_ppo_clip_k3_rs": Recipe("the same, by a divergence", {**_BYPASS, **_K3}),
+    "bypass_pg_is": Recipe("no ratio and no clip: with --policy_loss gpg", {**_BYPASS, **_SEQUENCE}),
+    "bypass_pg_geo_rs": Recipe("the same, responses dropped in place of weights", {**_BYPASS, **_GEOMETRIC}),
+    "bypass_pg_geo_rs_token_tis": Recipe("the same, and weights", {**_BYPASS, **_TOKEN, **_GEOMETRIC}),
+}

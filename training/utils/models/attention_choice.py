@@ -1,0 +1,223 @@
+"""Which attention computes a model's rows where the user names none: chosen by what the model asks of attention and by
+what it computes then, never by how fast it is, so that every rank and a resumed run choose the same.
+
+On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. What a packed row then gives is seen by
+`layout_check`, which takes the next of the order where it is wrong.
+
+A heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from training.utils.models.attention import AUTO, FLEX, SDPA, VARLEN
+from training.utils.models.document_attention import (
+    attention_by_document,
+    comparisons_with_sdpa,
+    use_document_attention,
+)
+from training.utils.models.flex_attention import use_flex_attention
+from training.utils.models.own_forward import OwnForward, difference_now
+from training.utils.models.sharding import whole_where_used
+from training.utils.models.varlen_attention import CHANGES_SCORES, LARGEST_HEAD, use_varlen_attention, why_no_kernel
+from training.utils.run.errors import ThreestepError, first_line
+
+_NOTING = "noted_attention"
+_ANOTHER_NAME = "the family computes something else under another name"
+_WHY = {
+    VARLEN: "torch's kernel for runs of several lengths, without a mask",
+    FLEX: "compiled, masked blocks are skipped",
+    SDPA: "with a dense mask where rows hold several documents",
+}
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a model asks of its attention. head_sizes: of keys and of values, the largest and the smallest of all
+    layers, 0 if none asks by transformers' interface. dropout: the largest, in train mode. changes: arguments that
+    change the scores."""
+
+    head_sizes: tuple[int, int]
+    dropout: float
+    changes: tuple[str, ...]
+
+
+def settle_attention(
+    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, compiled: bool
+) -> None:
+    """Give a model that was loaded with transformers' own attention, and measured, the one that computes its rows.
+
+    wanted: `--attn_implementation`. dropout: every rate, None for the model's own. compiled: its blocks will be
+    compiled, each with the runs of every row anew where attention computes them in turn.
+    Raises ThreestepError where what is wanted by name cannot be. Notes what was chosen on CUDA, and each that was not.
+    """
+    on_cuda = model.device.type == "cuda"
+    if wanted == VARLEN:
+        reason = _try_varlen(model, own, _call_of(model, own, dropout))
+        if reason is not None:
+            raise ThreestepError(f"--attn_implementation {VARLEN}: {reason}; use auto or sdpa")
+    elif wanted == AUTO and on_cuda:
+        choose_on_cuda(model, own, dropout)
+    elif wanted == FLEX:
+        use_flex_attention(model)
+    elif wanted in (AUTO, SDPA) and not on_cuda and not compiled:
+        reason = _unless_other(model, own, use_document_attention)
+        if reason is not None:
+            own.notes.append(f"attention stays '{model.config._attn_implementation}': {reason}")
+
+
+def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> None:
+    """Take the first of the order that the model can be given, keep the later ones in `own.others`, and note why."""
+    loaded = model.config._attn_implementation
+    if loaded != SDPA:
+        own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
+        return
+    from torch.utils._triton import has_triton
+
+    call = _call_of(model, own, dropout)
+    reason = _try_varlen(model, own, call)
+    flex = _why_not_flex(model, call)
+    if flex is None and not has_triton():
+        flex = "Triton, which compiles it, cannot be used here"
+    if reason is None:
+        own.others.extend([*([FLEX] if flex is None else []), SDPA])
+        own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
+        return
+    own.notes.append(f"attention is not {VARLEN}: {reason}")
+    if flex is None:
+        own.others.append(SDPA)
+        switch_attention(model, FLEX)
+        own.notes.append(f"attention is {FLEX}: {_WHY[FLEX]}")
+        return
+    own.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
+
+
+def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropout: float | None) -> str:
+    """Return the attention that a model on the meta device would be given, by its configuration alone: one that the
+    check of packed rows then turns down is not known. wanted, dropout: see `settle_attention`."""
+    if wanted != AUTO:
+        return wanted
+    if not on_cuda or model.config._attn_implementation != SDPA:
+        return SDPA
+    config = model.config.get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rate = float(getattr(config, "attention_dropout", None) or 0.0) if dropout is None else dropout
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    call = AttentionCall((size, size), rate, ("softcap",) if capped else ())
+    if _why_not_varlen(model, call) is None:
+        return VARLEN
+    return FLEX if _why_not_flex(model, call) is None else SDPA
+
+
+def switch_attention(model: PreTrainedModel, name: str) -> None:
+    """Give `model` the attention `name`, which `choose_on_cuda` found possible."""
+    model.set_attn_implementation(name)
+    use_flex_attention(model, attention_by_document)
+
+
+def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
+    """Give `model` the next attention of the order, because of `reason`; return False if there is none."""
+    if not own.others:
+        return False
+    before, name = model.config._attn_implementation, own.others.pop(0)
+    switch_attention(model, name)
+    own.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
+    return True
+
+
+def _try_varlen(model: PreTrainedModel, own: OwnForward, call: AttentionCall) -> str | None:
+    return _why_not_varlen(model, call) or _unless_other(model, own, use_varlen_attention)
+
+
+def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
+    """Return None if torch's kernel can compute what the model asks, else the reason why not."""
+    missing = why_no_kernel()
+    if missing is not None or torch.version.hip is not None:
+        return missing or "its kernel was not tried on ROCm"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "the family hands no keyword arguments on to attention"
+    if model.dtype not in (torch.bfloat16, torch.float16):
+        return f"its kernel computes in bf16 and fp16, and the model is in {str(model.dtype).removeprefix('torch.')}"
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
+        return "its kernel needs a GPU of compute capability 8.0 or newer (Ampere)"
+    if call.head_sizes[0] > LARGEST_HEAD:
+        return f"its kernel takes heads of {LARGEST_HEAD} at most, and the model's have {call.head_sizes[0]}"
+    if call.dropout:
+        return f"its kernel has no dropout, and the model's attention has {call.dropout:g}"
+    return f"its kernel takes no {call.changes[0]}, which the family gives it" if call.changes else None
+
+
+def _why_not_flex(model: PreTrainedModel, call: AttentionCall) -> str | None:
+    if not getattr(model, "_supports_flex_attn", False):
+        return "transformers gives the family no FlexAttention"
+    if call.head_sizes[1] == 0:
+        return "the family does not ask for attention by transformers' interface"
+    if call.head_sizes[1] < 16:
+        return f"its kernel takes heads of 16 at least, and the model's have {call.head_sizes[1]}"
+    if call.dropout:
+        return f"it has no dropout, and the model's attention has {call.dropout:g}"
+    # transformers' SDPA, by which the model was measured, leaves a soft cap out; FlexAttention would bring it back.
+    return f"with it {call.changes[0]}, which the family gives, would count" if call.changes else None
+
+
+def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:
+    """Switch by `use`; if the model then computes something else, take that back and return why."""
+    loaded = model.config._attn_implementation
+    use(model)
+    if model.config._attn_implementation == loaded:
+        return None
+    try:
+        with comparisons_with_sdpa(model) as comparing:
+            difference = difference_now(model, own)
+    except (ThreestepError, torch.OutOfMemoryError):
+        raise
+    except Exception as problem:  # noqa: BLE001 - a family may refuse a name that it does not know by any exception
+        model.set_attn_implementation(loaded)
+        return f"its forward then fails ({type(problem).__name__}: {first_line(problem)})"
+    if not comparing and difference <= own.tolerance:
+        return None
+    model.set_attn_implementation(loaded)
+    return _ANOTHER_NAME
+
+
+def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> AttentionCall:
+    """Read a short sequence in train mode, and note what attention is called with. torch's random state is left alone.
+
+    dropout: the rate that will be set, None for the model's own
+    """
+    calls: list[tuple[int, int, float]] = []
+    changes: set[str] = set()
+
+    def noting(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **others: Any
+    ) -> tuple[torch.Tensor, None]:
+        calls.append((key.shape[-1], value.shape[-1], float(others.get("dropout") or 0.0)))
+        changes.update(name for name in CHANGES_SCORES if others.get(name) is not None)
+        return sdpa_attention_forward(module, query, key, value, mask, **others)
+
+    loaded, was_training = model.config._attn_implementation, model.training
+    AttentionInterface.register(_NOTING, noting)
+    AttentionMaskInterface.register(_NOTING, sdpa_mask)
+    model.set_attn_implementation(_NOTING)
+    model.train()
+    ids_T = own.probes.alone[0].segments[0].tokens.input_ids
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices), whole_where_used(model):
+            model(input_ids=ids_T.unsqueeze(0).to(model.device), use_cache=False)
+    finally:
+        model.train(was_training)
+        model.set_attn_implementation(loaded)
+    sizes = [size for call in calls for size in call[:2]] or [0]
+    rate = max([call[2] for call in calls], default=0.0)
+    if dropout is not None:
+        rate = dropout
+    return AttentionCall((max(sizes), min(sizes)), rate, tuple(name for name in CHANGES_SCORES if name in changes))
