@@ -131,7 +131,7 @@ def _ranked(rows: list[dict], count: int) -> list[dict]:
     for index, row in enumerate(rows[:1000]):
         responses = [" " + rows[(index + 997 * step) % len(rows)]["answer"] for step in range(count)]
         wanted = int(1.35 * sum(len(text) for text in responses) / count)
-        questions = [other["question"] for other in rows[index + 1 : index + 20]]
+        questions = [other["question"] for other in (rows + rows)[index + 1 : index + 20]]
         made.append({"prompt": _as_long_as(_prompt(row), wanted, questions, 0), "responses": responses})
     return made
 

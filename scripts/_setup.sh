@@ -4,8 +4,11 @@
 #   THREESTEP_VENV    where the environment is or shall be; default: .venv in the checkout.
 #                     `none` uses the python3 on PATH as it is (a container that has everything).
 #   THREESTEP_PYTHON  the Python that makes the environment; default: python3
+#   THREESTEP_PINS    the file of exact versions, beside setup.py; default: constraints.txt
 
 THREESTEP_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+THREESTEP_PINS="${THREESTEP_PINS:-constraints.txt}"
 
 threestep_say() { printf 'threestep: %s\n' "$*" >&2; }
 
@@ -16,10 +19,10 @@ threestep_fail() {
 
 # Everything that the installed environment depends on; the stamp in the environment holds it.
 threestep_fingerprint() {
-    "$1" - "$THREESTEP_ROOT" <<'PYTHON'
+    "$1" - "$THREESTEP_ROOT" "$THREESTEP_PINS" <<'PYTHON'
 import hashlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
-content = b"".join((root / name).read_bytes() for name in ("constraints.txt", "setup.py", "pyproject.toml"))
+content = b"".join((root / name).read_bytes() for name in (sys.argv[2], "setup.py", "pyproject.toml"))
 print(hashlib.sha256(content).hexdigest(), root, "%d.%d" % sys.version_info[:2])
 PYTHON
 }
@@ -35,19 +38,21 @@ threestep_make_environment() {
 }
 
 threestep_install() {
-    local python="$1" torch="torch==2.13.0"
-    local pip=("$python" -m pip install --disable-pip-version-check --constraint "$THREESTEP_ROOT/constraints.txt")
+    local python="$1" pins="$THREESTEP_ROOT/$THREESTEP_PINS" torch version
+    local pip=("$python" -m pip install --disable-pip-version-check --constraint "$pins")
+    version="$(sed -n 's/^torch==//p' "$pins")"
+    torch="torch==$version"
     # A bare `torch` would bring gigabytes of CUDA packages to a machine that cannot use them, so its exact version
-    # comes first. `==` takes the build 2.13.0+cpu where a package source offers it; `===` takes only the
+    # comes first. `==` takes the build +cpu where a package source offers it; `===` takes only the
     # registry's own build, the one that knows CUDA.
     if nvidia-smi >/dev/null 2>&1; then
-        torch="torch===2.13.0"
-        threestep_say "an NVIDIA GPU is here: installing the registry's own build of torch 2.13.0, with CUDA"
+        torch="torch===$version"
+        threestep_say "an NVIDIA GPU is here: installing the registry's own build of torch $version, with CUDA"
     else
-        threestep_say "no NVIDIA GPU here: installing torch 2.13.0, the CPU build where a package source offers it"
+        threestep_say "no NVIDIA GPU here: installing torch $version, the CPU build where a package source offers it"
     fi
     "${pip[@]}" setuptools wheel "$torch"
-    threestep_say "installing the packages that constraints.txt pins, and this checkout"
+    threestep_say "installing the packages that $THREESTEP_PINS pins, and this checkout"
     # DeepSpeed compiles what it needs when it needs it (DS_BUILD_OPS=0), and its build reads the torch that is
     # installed (no build isolation).
     DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --editable "$THREESTEP_ROOT[test]"

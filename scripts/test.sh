@@ -1,13 +1,25 @@
 #!/usr/bin/env bash
 # The tests that this machine can run: makes the environment where it is missing, checks what scripts/check.sh checks,
 # runs pytest.
-# Takes --long for the tests marked long and for every case of the others (hours); further words go to pytest too:
-# bash scripts/test.sh -k cache. Tests run in two processes;
+# Takes --long for the tests marked long and for every case of the others (hours), and then all but those with the
+# oldest versions that setup.py promises; --oldest, as the first word, for the latter alone, in an environment of their
+# own (.venv_oldest). Further words go to pytest too: bash scripts/test.sh -k cache. Tests run in two processes;
 # THREESTEP_TEST_PROCESSES names another number, and 0 runs them in one, as a debugger wants.
 set -euo pipefail
+oldest=""
+if [ "${1:-}" = --oldest ]; then
+    shift
+    oldest=yes
+    here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+    export THREESTEP_PINS=constraints-oldest.txt THREESTEP_VENV="${THREESTEP_VENV_OLDEST:-$here/.venv_oldest}"
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
-bash scripts/check.sh
+if [ -z "$oldest" ]; then bash scripts/check.sh; fi
 # A file's tests stay together: they share what is costly to set up. The files come in their own order, in which the small
 # ones are last, so that both processes end together.
-exec "$PYTHON" -m pytest -n "${THREESTEP_TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder --durations=15 "$@"
+pytest=("$PYTHON" -m pytest -n "${THREESTEP_TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder --durations=15)
+"${pytest[@]}" "$@"
+for word in "$@"; do
+    if [ "$word" = --long ] && [ -z "$oldest" ]; then exec bash scripts/test.sh --oldest; fi
+done

@@ -88,10 +88,13 @@ def requirements() -> list[Requirement]:
     return [Requirement(word) for word in words]
 
 
-def pins() -> dict[str, list[tuple[str, Marker | None]]]:
-    """(version, marker) of each package that constraints.txt pins."""
+PINS = ("constraints.txt", "constraints-oldest.txt")
+
+
+def pins(name: str) -> dict[str, list[tuple[str, Marker | None]]]:
+    """(version, marker) of each package that the file pins."""
     found: dict[str, list[tuple[str, Marker | None]]] = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    for line in (ROOT / name).read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             pin = Requirement(line)
             version = re.fullmatch(r"==([^*,]+)", str(pin.specifier))
@@ -104,19 +107,30 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_requirement_is_pinned_to_what_it_allows():
-    pinned = pins()
+@pytest.mark.parametrize("file", PINS)
+def test_every_requirement_is_pinned_to_what_it_allows(file):
+    pinned = pins(file)
     for requirement in requirements():
         versions = pinned.get(plain(requirement.name))
-        assert versions, f"setup.py asks for {requirement.name}, which constraints.txt does not pin"
+        assert versions, f"setup.py asks for {requirement.name}, which {file} does not pin"
         assert all(requirement.specifier.contains(version) for version, _ in versions), requirement
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "deepspeed"])
+def test_the_oldest_pins_are_the_oldest_that_are_promised(name):
+    (requirement,) = [one for one in requirements() if one.name == name]
+    (promised,) = [str(part.version) for part in requirement.specifier]
+    ((version, _),) = pins("constraints-oldest.txt")[name]
+    assert version.startswith(promised)
 
 
 def test_what_is_installed_is_pinned():
     """On the Python that the pins were made for, each requirement and what it requires itself, without extras."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the pins are of Python 3.11")
-    pinned, seen = pins(), set()
+    torch = importlib.metadata.version("torch").split("+")[0]
+    pinned = next(found for found in map(pins, PINS) if torch in [version for version, _ in found["torch"]])
+    seen: set[str] = set()
     waiting = [requirement.name for requirement in requirements()]
     while waiting:
         name = plain(waiting.pop())

@@ -1,6 +1,6 @@
 """The floor of step 1: a bare PyTorch loop on full rows of the same tokens, no mask, no padding, no engine.
 
-    python -m benchmarks.competitors.floor_sft --workload DIR --dtype fp32 --steps 10 [--head targets]
+    python -m benchmarks.competitors.floor_sft --workload DIR --dtype fp32 --steps 10 [--head targets] [--width 512]
 
 --head all: loss, and so logits, on every token. --head targets: only where supervised fine-tuning has it.
 """
@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--head", default="all", choices=("all", "targets"))
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--width", type=int, default=WIDTH, help="tokens of a row")
     arguments = parser.parse_args()
     workload = Workload(Path(arguments.workload))
     ids, is_target = tokens_of(workload)
@@ -35,11 +37,11 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32).train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    size = ROWS * WIDTH
+    size = arguments.rows * arguments.width
     for step in range(arguments.steps):
         started = time.perf_counter()
         here = slice(step * size, (step + 1) * size)
-        rows, targets = (part[here].view(ROWS, WIDTH).to(device) for part in (ids, is_target))
+        rows, targets = (part[here].view(arguments.rows, arguments.width).to(device) for part in (ids, is_target))
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             hidden = model.model(input_ids=rows, use_cache=False)[0][:, :-1]
             wanted = rows[:, 1:]

@@ -28,6 +28,10 @@ from training.utils.opening import one_model
 from training.utils.run.errors import ThreestepError
 
 ROOT = Path(__file__).parents[2]
+_OF_BENCHMARKS = [
+    ROOT / "benchmarks" / name
+    for name in ("__main__.py", "gpu_day/__main__.py", "gpu_day/pack.py", "gpu_day/install.py")
+]
 _PARSING_FUNCTIONS = ("parse_arguments", "_parse")  # a program's own, where it has one
 
 # Programs that are not ours, and are not asked.
@@ -163,9 +167,9 @@ def flags_of(module: str) -> frozenset[str]:
 
 @cache
 def all_programs() -> list[str]:
-    """Every module that is run by `python -m` and parses a command line; of the benchmarks the main one."""
+    """Every module that is run by `python -m` and parses a command line; of the benchmarks `_OF_BENCHMARKS`."""
     names = []
-    for path in [*ROOT.glob("training/**/*.py"), ROOT / "benchmarks" / "__main__.py"]:
+    for path in [*ROOT.glob("training/**/*.py"), *_OF_BENCHMARKS]:
         text = path.read_text(encoding="utf-8")
         if runs_by_itself(text) and re.search(r"def main\(|import main$|^main = ", text, re.MULTILINE):
             names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))

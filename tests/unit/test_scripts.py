@@ -44,7 +44,7 @@ def checkout(tmp_path):
     """A copy of what the set-up reads, with a stand-in for the Python that makes environments."""
     root = tmp_path / "a checkout"  # a space, because people have them
     shutil.copytree(ROOT / "scripts", root / "scripts")
-    for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+    for name in ("setup.py", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
         shutil.copy(ROOT / name, root / name)
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -103,6 +103,23 @@ def test_the_first_run_installs_and_the_second_does_not(checkout):
     done, calls = run(checkout, "test.sh")
     assert [call for call in calls if "install" in call] == []
     assert calls[-5:] == ALL_CHECKS
+
+
+def test_the_oldest_versions_have_an_environment_of_their_own(checkout):
+    done, calls = run(checkout, "test.sh", "--oldest", "-k", "cache")
+    assert done.returncode == 0, done.stderr
+    assert calls[0] == f"[-m][venv][{checkout}/.venv_oldest]"
+    installs = [call for call in calls if "[pip][install]" in call]
+    assert all(f"[--constraint][{checkout}/constraints-oldest.txt]" in call for call in installs)
+    assert installs[0].endswith("[torch==2.11.0]")
+    assert calls[-1].endswith("[-k][cache]") and not any("ruff" in call for call in calls)
+
+
+def test_the_long_form_ends_with_the_oldest_versions(checkout):
+    _, calls = run(checkout, "test.sh", "--long")
+    tests = [place for place, call in enumerate(calls) if "[pytest][-n]" in call]
+    assert len(tests) == 2 and calls[tests[0]].endswith("[--long]") and "--long" not in calls[tests[1]]
+    assert f"[-m][venv][{checkout}/.venv_oldest]" in calls[tests[0] : tests[1]]
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.py"])

@@ -27,7 +27,7 @@ def main(folder: Path, updates: int) -> None:
     from training.utils.engine import training_engine
     from training.utils.engine.startup import started_process_group
 
-    training_engine._GATHER_ELEMENTS = BUCKET_ELEMENTS
+    training_engine.GATHER_ELEMENTS = BUCKET_ELEMENTS
     with started_process_group() as ranks:
         rollout_engine = started()
         report({name: run_case(rollout_engine, folder, updates, ranks, **case) for name, case in CASES.items()})

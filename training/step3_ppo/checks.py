@@ -42,7 +42,7 @@ def checked_components(flags: PpoFlags) -> Components:
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
-    engine = checked_engine(ppo.rollout_engine, wanted, mistakes)
+    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")

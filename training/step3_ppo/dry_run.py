@@ -19,7 +19,9 @@ from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_train
 from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
+from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
+from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -47,7 +49,8 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
     held += frozen_lines
 
-    rollout = _rollout(actor, roles, ppo, longest)
+    rollout, asleep = _rollout(actor, flags, device)
+    held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
     for role, planned in trained.items():
@@ -149,20 +152,46 @@ def _plain_parameters(model: Any) -> list[Any]:
     return [part for name, part in model.named_parameters() if ".lora_" not in name]
 
 
-def _rollout(actor: Any, roles: RolesArguments, ppo: PpoArguments, longest: int) -> list[MemoryLine]:
-    """What drawing responses adds; at its start all rows of a rollout are alive."""
+def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[MemoryLine], list[MemoryLine]]:
+    """What drawing responses adds, and what the engine keeps besides between rollouts."""
+    roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
+    weights = ELEMENT_BYTES[roles.dtype] * sum(map(torch.numel, _plain_parameters(actor)))
+    is_sharded = roles.actor_zero_stage == 3
+    if ppo.rollout_engine == "vllm":
+        lines = _vllm(weights, flags.vllm, device)
+        sent = [MemoryLine("rollout: weights on their way to vLLM", _sent_bytes(actor, roles))] if is_sharded else []
+        return (lines + sent, []) if flags.vllm.vllm_sleep and device.is_cuda else (sent, lines)
     size = ELEMENT_BYTES[roles.dtype]
     sequences = ppo.per_device_generation_batch_size * ppo.num_samples_per_prompt
     config = actor.config.get_text_config()
-    lines = [
+    lines = [  # at its start all rows of a rollout are alive
         MemoryLine(f"rollout: key-value cache, {sequences} x {longest}", cache_bytes(config, sequences, longest, size)),
         MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
-    if roles.actor_zero_stage == 3:
-        lines.append(
-            MemoryLine("rollout: the actor's weights, whole", size * sum(map(torch.numel, _plain_parameters(actor))))
-        )
-    return lines
+    if is_sharded:
+        lines.append(MemoryLine("rollout: the actor's weights, whole", weights))
+    return lines, []
+
+
+def _vllm(weights_bytes: int, vllm: VllmArguments, device: PlannedDevice) -> list[MemoryLine]:
+    """vLLM's part of the weights and its cache; or its share of a GPU, where that bounds both."""
+    parallel = vllm.vllm_tensor_parallel_size
+    own = -(-weights_bytes // parallel)
+    if vllm.vllm_cache_gib is None and device.is_cuda and device.memory_bytes is not None:
+        share = int(vllm.vllm_memory_share * device.memory_bytes)
+        name = f"rollout: vLLM, --vllm_memory_share {vllm.vllm_memory_share:g}"
+        return [MemoryLine(name, max(own, share))]
+    cache_gib = CPU_CACHE_GIB if vllm.vllm_cache_gib is None else vllm.vllm_cache_gib
+    return [
+        MemoryLine(f"rollout: vLLM's weights, 1 / {parallel}" if parallel > 1 else "rollout: vLLM's weights", own),
+        MemoryLine("rollout: vLLM's key-value cache", int(cache_gib * 2**30)),
+    ]
+
+
+def _sent_bytes(actor: Any, roles: RolesArguments) -> int:
+    """ZeRO-3 gathers a bucket of weights, or one that is larger; vLLM copies a layer's until it has them all."""
+    sizes = model_sizes(actor)
+    return ELEMENT_BYTES[roles.dtype] * (GATHER_ELEMENTS + sizes.module + max(sizes.block, sizes.module))
 
 
 def _batches(ppo: PpoArguments, forward: LargestForward, longest: int, ranks: int) -> str:

@@ -31,7 +31,7 @@ from training.utils.models.sharding import count_elements, whole_shape
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import settings_of
 
-_GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
+GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
     for name in names:
         bucket.append(name)
         elements += count_elements([model.get_parameter(name)])
-        if elements >= _GATHER_ELEMENTS:
+        if elements >= GATHER_ELEMENTS:
             yield bucket
             bucket, elements = [], 0
     if bucket:

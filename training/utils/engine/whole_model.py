@@ -1,7 +1,8 @@
 """A model with whole weights on one rank, for code that runs many forwards: rollouts.
 
-Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, filled by gathering the weights and emptied
-afterwards: one gather per rollout, not one per token.
+Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, made when it is first lent, filled by
+gathering the weights and emptied afterwards: one gather per rollout, not one per token. A rollout engine that takes
+tensor by tensor (`tensors`) needs no copy, and no rank ever holds a whole one.
 """
 
 from __future__ import annotations
@@ -28,12 +29,8 @@ class WholeModel:
     def __init__(self, engine: TrainingEngine, model: PreTrainedModel) -> None:
         self.engine = engine
         self.model = model
-        self._copy = _empty_copy(model, engine) if engine.settings.zero_stage == 3 else None
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each rank holds only a part of the trained weights."""
-        return self._copy is not None
+        self.is_sharded = engine.settings.zero_stage == 3  # each rank holds only a part of the trained weights
+        self._copy: PreTrainedModel | None = None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See TrainingEngine.full_tensors: at most one bucket of whole weights at a time."""
@@ -42,7 +39,7 @@ class WholeModel:
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:
         """A collective under ZeRO-3: all ranks enter together."""
-        if self._copy is None:
+        if not self.is_sharded:
             was_training = self.model.training
             self.model.eval()
             try:
@@ -50,6 +47,8 @@ class WholeModel:
             finally:
                 self.model.train(was_training)
             return
+        if self._copy is None:
+            self._copy = _empty_copy(self.model, self.engine)
         targets = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
         for name, tensor in self.tensors():
             target = targets[name]
@@ -65,19 +64,31 @@ class WholeModel:
 
 
 def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
-    """Return the same architecture without adapters; its weights take no memory until they are lent."""
+    """Return the same architecture without adapters; its weights take no memory until they are lent, not even here."""
     plain: Any
-    with no_init_weights():
+    with torch.device("meta"), no_init_weights():
         plain = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype)
-    plain.to(device=engine.ranks.device)
     plain.eval()
-    plain.requires_grad_(False)
-    _release(plain)
+    _put_empty_weights(plain, engine.ranks.device)
     for name, buffer in model.named_buffers():
         if not is_adapter_tensor(name):
             owner, _, leaf = merged_name(name).rpartition(".")
             plain.get_submodule(owner)._buffers[leaf] = buffer.detach().clone()
     return plain
+
+
+def _put_empty_weights(plain: PreTrainedModel, device: torch.device) -> None:
+    """Put weights without elements in the place of those on the meta device, which cannot be filled. Tied ones stay
+    one."""
+    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for module in plain.modules():
+        for name, weight in module._parameters.items():
+            if weight is None:
+                continue
+            if weight not in made:
+                empty = torch.empty(0, dtype=weight.dtype, device=device)
+                made[weight] = torch.nn.Parameter(empty, requires_grad=False)
+            module._parameters[name] = made[weight]
 
 
 def _release(plain: PreTrainedModel) -> None:

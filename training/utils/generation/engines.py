@@ -45,13 +45,17 @@ def engine_class(given: str) -> type[RolloutEngine]:
     return getattr(importlib.import_module(module), name)
 
 
-def checked_engine(given: str, wanted: Mapping[str, Any], mistakes: Mistakes) -> type[RolloutEngine] | None:
+def checked_engine(
+    given: str, wanted: Mapping[str, Any], mistakes: Mistakes, draws: bool = True
+) -> type[RolloutEngine] | None:
     """Return the engine's class; note an unknown engine (None is returned), a missing package, and each flag of
-    `wanted` (min_p, bad_words, stop) that has a value and that the engine does not support."""
+    `wanted` (min_p, bad_words, stop) that has a value and that the engine does not support. draws: False for a plan,
+    for which no package is needed."""
     engine = mistakes.note(engine_class, given)
     if engine is None:
         return None
-    mistakes.note(engine.check_installed)
+    if draws:
+        mistakes.note(engine.check_installed)
     for flag, value in wanted.items():
         mistakes.require(
             not value or getattr(engine, f"supports_{flag}"),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
+CPU_CACHE_GIB = 2.0
+
 
 @dataclass
 class VllmArguments:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.generation.vllm_weights import send_weights
 from training.utils.run.errors import ThreestepError
 
@@ -33,7 +33,6 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-_CPU_CACHE_GIB = 2.0
 _CPU_BLOCK_TOKENS = 32  # vLLM's default of 128 is longer than many prompts, which could then not be shared
 
 
@@ -136,7 +135,7 @@ def _settings(flags: VllmArguments, longest_tokens: int, dtype: torch.dtype, ran
     on_gpu = torch.cuda.is_available()
     # Chunked prompts and seeds exclude each other on a CPU: "CPU Generator does not use offset" (vllm 0.32).
     chunked = flags.vllm_chunked_prefill and on_gpu
-    cache_gib = flags.vllm_cache_gib if on_gpu or flags.vllm_cache_gib else _CPU_CACHE_GIB
+    cache_gib = flags.vllm_cache_gib if on_gpu or flags.vllm_cache_gib else CPU_CACHE_GIB
     settings: dict[str, Any] = {
         "dtype": str(dtype).removeprefix("torch."),
         "load_format": "dummy",

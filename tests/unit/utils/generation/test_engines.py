@@ -73,6 +73,8 @@ def test_a_missing_package_is_noted(monkeypatch):
     mistakes = Mistakes()
     assert checked_engine("vllm", {}, mistakes) is VllmRollout
     assert len(mistakes.sentences) == 1 and "expects vLLM, which is not installed here" in mistakes.sentences[0]
+    plan = Mistakes()
+    assert checked_engine("vllm", {}, plan, draws=False) is VllmRollout and not plan.sentences
 
 
 def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
