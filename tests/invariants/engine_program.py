@@ -273,6 +273,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
     model = load_under(settings, ranks, load)
     if case.compiled:
+        model.set_attn_implementation("sdpa")  # as --torch_compile leaves it: runs in turn would be compiled row by row
         compile_blocks(model, backend="eager")
     wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model)
     return TrainingEngine(wrapped, settings, ranks, STEPS), model

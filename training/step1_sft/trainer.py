@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import Document
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.transfer import moved, pinned
 from training.utils.opening.result import TrainingResult
-from training.utils.opening.training_run import TrainingLoop, TrainingRun
+from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.run.seeds import derived_seed
 
 
@@ -62,10 +63,21 @@ def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
 
 @dataclass(frozen=True)
 class SentenceBatch:
-    """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows."""
+    """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows; documents: as
+    they were before they were laid out."""
 
     rows: TokenRows
     taken: tuple[int, ...]
+    documents: tuple[Document, ...]
+
+
+@dataclass(frozen=True)
+class SentenceStep:
+    """micro_batches: this rank's, on the CPU. targets: of all ranks. work: this rank's, as in `TrainingRun.work_of`."""
+
+    micro_batches: list[SentenceBatch]
+    targets: int
+    work: dict[str, float]
 
 
 class SftTrainer:
@@ -83,8 +95,8 @@ class SftTrainer:
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved))
-        for step, taken in loop.steps():
-            loop.record(step, self._optimizer_step(step, taken), taken)
+        for step in loop.steps(self._prepared):
+            loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
 
     def evaluate(self, step: int) -> SftEvaluation | None:
@@ -93,51 +105,59 @@ class SftTrainer:
         if not len(run.eval_rows):
             return None
         run.engine.eval()
-        documents = [sentence_document(row) for row in run.eval_rows]
-        sums = {"loss": 0.0, "targets": 0.0, "right": 0.0}
+        sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "targets": 0.0, "right": 0.0}
         with torch.no_grad():
-            for micro_batch in self._micro_batches(documents, run.settings.eval_plan):
-                read = run.engine(micro_batch.rows)
-                sums["loss"] += float(sft_loss(read.logprobs_M, 1.0))
+            for micro_batch in self._micro_batches(run.eval_rows, run.settings.eval_plan):
+                read = run.engine(moved(micro_batch.rows, run.ranks.device))
+                sums["loss"] += sft_loss(read.logprobs_M, 1.0).double()
                 sums["targets"] += read.logprobs_M.numel()
-                sums["right"] += float(read.is_greedy_M.sum())
+                sums["right"] += read.is_greedy_M.sum().double()
         totals = summed_numbers(sums, run.ranks.device)
         loss = totals["loss"] / totals["targets"]
         result = SftEvaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
         run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
         return result
 
-    def _optimizer_step(self, step: int, taken: Sequence[int]) -> dict[str, float]:
+    def _prepared(self, taken: Sequence[int]) -> SentenceStep:
         run = self.run
-        started = time.monotonic()
         batch = [run.train_rows[index] for index in taken]
         # Every rank holds the whole batch's masks, so the global count needs no collective.
         targets = sum(int(row.loss_mask.sum()) for row in batch)
-        documents = [sentence_document(row) for row in batch]
-        sums = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
+        micro_batches = self._micro_batches(batch, run.settings.train_plan)
+        own = [document for part in micro_batches for document in part.documents]
+        work = run.work_of(own, sum(part.rows.target_ids_M.numel() for part in micro_batches))
+        return SentenceStep(micro_batches, targets, work)
+
+    def _optimizer_step(self, step: NextStep[SentenceStep]) -> dict[str, float]:
+        run = self.run
+        started = time.monotonic()
+        prepared = step.ready()
+        targets = prepared.targets
+        sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
         run.engine.train()
-        micro_batches = self._micro_batches(documents, run.settings.train_plan)
+        micro_batches = [replace(part, rows=moved(part.rows, run.ranks.device)) for part in prepared.micro_batches]
         routers = run.routers.of_step(
             [part.rows for part in micro_batches],
-            lambda index, rows: run.engine(rows, noise_NTE=self._noise(micro_batches[index], step)),
+            lambda index, rows: run.engine(rows, noise_NTE=self._noise(micro_batches[index], step.number)),
         )
         for micro_batch in micro_batches:
-            read = run.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, step))
+            read = run.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, step.number))
             loss = nll = sft_loss(read.logprobs_M, targets)
             if self.z_loss_coef:
                 drift = z_loss(read.log_normalizers_M, targets)
                 loss = nll + self.z_loss_coef * drift
-                sums["z_loss"] += float(drift.detach())
+                sums["z_loss"] += drift.detach().double()
             run.engine.backward(loss + routers.part(micro_batch.rows))
-            sums["loss"] += float(nll.detach())
-            sums["right"] += float(read.is_greedy_M.sum())
+            # Read after the step: a number that is read here would wait for the device.
+            sums["loss"] += nll.detach().double()
+            sums["right"] += read.is_greedy_M.sum().double()
         report = run.engine.step()
-        totals = summed_numbers(sums, run.ranks.device)
+        totals = summed_numbers({**sums, **prepared.work}, run.ranks.device)
         seconds = time.monotonic() - started
         figures = {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / targets,
-            **run.speed_figures(documents, targets, seconds),
+            **run.speed_figures(totals, seconds),
             **routers.figures("train"),
             **report.figures("train"),
         }
@@ -155,15 +175,17 @@ class SftTrainer:
         policy: Any = self.run.engine.module
         return embedding_noise(micro_batch.rows, seeds, self.neftune_alpha, policy.embedding_width)
 
-    def _micro_batches(self, documents: Sequence[Document], plan: PlanSettings) -> list[SentenceBatch]:
-        """This rank's share of `documents`, laid out; the same number of micro-batches on every rank."""
-        ranks = self.run.ranks
-        mine = plan_step([document.tokens for document in documents], plan)[ranks.rank]
-        pad = self.run.settings.pad_token_id
-        return [
-            SentenceBatch(
-                packed_rows([[documents[index] for index in row] for row in rows], pad).to(ranks.device),
-                tuple(index for row in rows for index in row),
+    def _micro_batches(self, sentences: Sequence[SentenceRow], plan: PlanSettings) -> list[SentenceBatch]:
+        """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""
+        ranks, pad = self.run.ranks, self.run.settings.pad_token_id
+        found = []
+        for rows in plan_step([row.length_tokens for row in sentences], plan)[ranks.rank]:
+            documents = [[sentence_document(sentences[index]) for index in row] for row in rows]
+            found.append(
+                SentenceBatch(
+                    pinned(packed_rows(documents, pad), ranks.device),
+                    tuple(index for row in rows for index in row),
+                    tuple(document for row in documents for document in row),
+                )
             )
-            for rows in mine
-        ]
+        return found

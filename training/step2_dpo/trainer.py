@@ -9,7 +9,6 @@ B sequences (a prompt with one response each), Q pairs of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -18,12 +17,13 @@ from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, p
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.ranked import sequence_sums
+from training.utils.layout.transfer import moved
 from training.utils.opening.result import TrainingResult
-from training.utils.opening.training_run import TrainingLoop, TrainingRun
+from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import (
     PreferenceBatch,
+    PreferenceStep,
     eval_batches,
-    speed_figures,
     train_batches,
 )
 from training.utils.preference.reference import References, read_reference
@@ -73,8 +73,8 @@ class DpoTrainer:
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved))
-        for step, taken in loop.steps():
-            loop.record(step, self._optimizer_step(taken), taken)
+        for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=True)):
+            loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
 
     def evaluate(self, step: int) -> DpoEvaluation | None:
@@ -83,41 +83,43 @@ class DpoTrainer:
         if not len(run.eval_rows):
             return None
         run.engine.eval()
-        sums = dict.fromkeys(_SUMS, 0.0)
+        sums: dict[str, float | torch.Tensor] = dict.fromkeys(_SUMS, 0.0)
         with torch.no_grad():
-            for batch in eval_batches(run, are_targets=True):
+            for laid_out in eval_batches(run, are_targets=True):
+                batch = moved(laid_out, run.ranks.device)
                 _, figures = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)))
                 sums = {name: sums[name] + figures[name] for name in _SUMS}
         result = DpoEvaluation(**_means(summed_numbers(sums, run.ranks.device)))
         run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
         return result
 
-    def _optimizer_step(self, taken: Sequence[int]) -> dict[str, float]:
+    def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
         run = self.run
         started = time.monotonic()
-        batches = train_batches(run, taken, are_targets=True)
+        prepared = step.ready()
+        batches = [moved(batch, run.ranks.device) for batch in prepared.batches]
         references = read_reference(self.references.train, run.engine, batches)
-        sums = dict.fromkeys(_SUMS, 0.0)
+        sums: dict[str, float | torch.Tensor] = dict.fromkeys(_SUMS, 0.0)
         run.engine.train()
         routers = run.routers.of_step([batch.ranked.rows for batch in batches])
         for batch, reference_B in zip(batches, references, strict=True):
-            loss, figures = self._loss(batch, reference_B, float(len(taken)))
+            loss, figures = self._loss(batch, reference_B, float(len(step.taken)))
             run.engine.backward(loss + routers.part(batch.ranked.rows))
             sums = {name: sums[name] + figures[name] for name in _SUMS}
         report = run.engine.step()
-        totals = summed_numbers(sums, run.ranks.device)
+        totals = summed_numbers({**sums, **prepared.work}, run.ranks.device)
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
             "train/pairs_per_second": totals["pairs"] / seconds,
-            **speed_figures(run, taken, seconds, are_targets=True),
+            **run.speed_figures(totals, seconds),
             **routers.figures("train"),
             **report.figures("train"),
         }
 
     def _loss(
         self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, dict[str, float | torch.Tensor]]:
         """This micro-batch's part of the loss, a scalar, and of the sums named in _SUMS."""
         ranked, objective = batch.ranked, self.objective
         rows = ranked.rows
@@ -129,14 +131,14 @@ class DpoTrainer:
         ratios_B = log_ratios(logprobs_B, reference_B, tokens_B, objective.loss_type)
         loss = preference_loss(ratios_B, ranked.better_Q, ranked.worse_Q, ranked.weight_Q, prompts, objective)
         if objective.sft_coef > 0:
-            is_best_B = torch.tensor(batch.place_B == 0, device=ratios_B.device)
-            loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, is_best_B, prompts)
+            loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, batch.is_best_B, prompts)
         rewards_B = objective.beta * ratios_B.detach()
         better_Q, worse_Q = rewards_B.index_select(0, ranked.better_Q), rewards_B.index_select(0, ranked.worse_Q)
-        right = (better_Q > worse_Q).sum()
-        sums = torch.stack([loss.detach(), right, better_Q.sum(), worse_Q.sum()]).tolist()  # one wait for the device
-        loss_sum, right_sum, chosen, rejected = sums
-        return loss, dict(zip(_SUMS, (loss_sum, float(better_Q.numel()), right_sum, chosen, rejected), strict=True))
+        # Read after the step: a number that is read here would wait for the device.
+        loss_sum, right, chosen, rejected = (
+            part.detach().double() for part in (loss, (better_Q > worse_Q).sum(), better_Q.sum(), worse_Q.sum())
+        )
+        return loss, dict(zip(_SUMS, (loss_sum, better_Q.numel(), right, chosen, rejected), strict=True))
 
 
 def _means(totals: dict[str, float]) -> dict[str, float]:

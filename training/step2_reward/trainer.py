@@ -18,9 +18,10 @@ from training.step2_reward.report import gain_sentence
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.order import ShuffledStream
+from training.utils.layout.transfer import moved
 from training.utils.opening.result import TrainingResult
-from training.utils.opening.training_run import TrainingLoop, TrainingRun
-from training.utils.preference.batches import PreferenceBatch, speed_figures, train_batches
+from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
+from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches
 from training.utils.preference.evaluation import (
     RewardEvaluation,
     ScoredResponses,
@@ -91,8 +92,8 @@ class RewardTrainer:
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, evaluation_from)
-        for step, taken in loop.steps():
-            loop.record(step, self._optimizer_step(taken), taken)
+        for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=False)):
+            loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, gain_sentence)
 
     def evaluate(self, step: int) -> RewardEvaluation:
@@ -112,28 +113,31 @@ class RewardTrainer:
         engine.eval()
         return score_responses(engine, rows, settings.eval_plan, settings.pad_token_id, engine.ranks)
 
-    def _optimizer_step(self, taken: Sequence[int]) -> dict[str, float]:
+    def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
         run = self.run
         started = time.monotonic()
-        sums, prompts = {"loss": 0.0, "pairs": 0.0, "right": 0.0}, float(len(taken))
+        prepared = step.ready()
+        sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "pairs": 0.0, "right": 0.0}
+        prompts = float(len(step.taken))
         run.engine.train()
-        batches = train_batches(run, taken, are_targets=False)
+        batches = [moved(batch, run.ranks.device) for batch in prepared.batches]
         routers = run.routers.of_step([batch.ranked.rows for batch in batches])
         for batch in batches:
             read = self.read(run.engine, batch)
             loss = ranking_loss(read.better_M, read.worse_M, read.margin_M, read.weight_M, prompts, self.options)
             run.engine.backward(loss + routers.part(batch.ranked.rows))
-            sums["loss"] += float(loss.detach())
+            # Read after the step: a number that is read here would wait for the device.
+            sums["loss"] += loss.detach().double()
             sums["pairs"] += read.end_Q.numel()
-            sums["right"] += float((read.better_M > read.worse_M)[read.end_Q].sum())
+            sums["right"] += (read.better_M > read.worse_M)[read.end_Q].sum().double()
         report = run.engine.step()
-        totals = summed_numbers(sums, run.ranks.device)
+        totals = summed_numbers({**sums, **prepared.work}, run.ranks.device)
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
-            **speed_figures(run, taken, seconds, are_targets=False),
+            **run.speed_figures(totals, seconds),
             **routers.figures("train"),
             **report.figures("train"),
         }

@@ -54,6 +54,12 @@ class PpoArguments:
     )
     stop: list[str] = flag([], "Texts that end a response, which keeps them.")
     bad_words: list[str] = flag([], "Texts whose tokens are never drawn one after the other.")
+    end_check_tokens: int | None = flag(
+        None,
+        "Rollouts by hf look after this many tokens which responses have ended, and cut off what was drawn beyond; "
+        "default: 8 on a GPU, where each look waits for it, and 1 on a CPU.",
+        least=1,
+    )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.")
     rollout_replay: str | None = flag(
         None, "Read the rollouts of --rollout_dump from this folder; nothing is generated."

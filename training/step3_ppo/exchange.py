@@ -15,6 +15,7 @@ from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import gathered, several_ranks
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import TokenRows
+from training.utils.layout.transfer import moved
 
 Packed = dict[str, Any]
 _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
@@ -57,7 +58,8 @@ def read_balanced(
     all_ranks = [sequence for part in parts for sequence in part]
     first = sum(len(part) for part in parts[: settings.rank])
     found: dict[str, dict[int, torch.Tensor]] = {}
-    for indices, rows in settings.share(all_ranks, device):
+    for indices, laid_out in settings.share(all_ranks, device):
+        rows = moved(laid_out, device)
         sizes = [count(all_ranks[index]) for index in indices]
         for name, values in read(indices, rows).items():
             split = values[: sum(sizes)].split(sizes) if sizes else ()

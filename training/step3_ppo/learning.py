@@ -5,9 +5,11 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -38,6 +40,8 @@ from training.utils.layout.documents import TokenSequence
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
 from training.utils.layout.rows import TokenRows
+from training.utils.layout.transfer import moved
+from training.utils.run.ahead import Ahead
 from training.utils.run.seeds import derived_seed
 
 # Figures that are means over the tokens that count; the others are sums, as losses are over a step.
@@ -59,12 +63,12 @@ class Learner:
         sequences: Sequence[TrainingSequence],
         texts: Sequence[TokenSequence],
         noise_seed: int,
-        reusable: Sequence[Forward] = (),
+        forwards: Sequence[Forward],
     ) -> dict[str, float]:
         """Run forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
 
-        sequences: the minibatch of all ranks. texts: one block per sequence, or none. reusable: this rank's forwards of
-        the minibatch, if reading has made them; each is good for one backward.
+        sequences: the minibatch of all ranks. texts: one block per sequence, or none. forwards: this rank's of the
+        minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
         """
         actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
@@ -77,13 +81,15 @@ class Learner:
         selected = None
         if self.settings.policy_loss.keys is not None:
             selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
-        sums: dict[str, float] = {}
-        forwards = list(reusable) or self._forwards(sequences)
-        text_rows = [rows for _, rows in self.experience.share(texts, device, sharing=False)] if texts else []
+        sums: dict[str, float | torch.Tensor] = {}
+        forwards = [replace(forward, rows=moved(forward.rows, device)) for forward in forwards]
+        text_rows = []
+        if texts:
+            text_rows = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]
         actor_routers, critic_routers = self._routers(forwards, text_rows)
         for forward in forwards:
             batch = TokenColumns([by_number[number] for number in forward.numbers], device)
-            seen: dict[str, float] = {}
+            seen: dict[str, torch.Tensor] = {}
             if self.train_actor:
                 loss, seen = self._actor_loss(forward, batch, actor_totals, selected)
                 actor.backward(loss + actor_routers.part(forward.rows))
@@ -92,8 +98,9 @@ class Learner:
                 loss, own = self._critic_loss(values_M, forward, batch, totals)
                 critic.backward(loss + critic_routers.part(forward.rows))
                 seen |= own
+            # Read after the step: a number that is read here would wait for the device.
             for name, value in seen.items():
-                sums[name] = sums.get(name, 0.0) + value
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
         if text_rows:
             text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
             sums["actor/pretraining_loss"] = self._learn_texts(text_rows, text_tokens, actor_routers)
@@ -106,17 +113,19 @@ class Learner:
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
         return figures
 
-    def _learn_texts(self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss) -> float:
+    def _learn_texts(
+        self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss
+    ) -> float | torch.Tensor:
         """Run forwards and backwards of this rank's texts; return its part of their loss, before the coefficient.
         tokens: that are predicted, on all ranks."""
         actor, coefficient = self.roles.actor, self.settings.unsup_coef
-        found = 0.0
+        found: float | torch.Tensor = 0.0
         for rows in text_rows:
             with torch.set_grad_enabled(coefficient > 0):
                 loss = pretraining_loss(actor(rows).logprobs_M, tokens)
             if coefficient > 0:
                 actor.backward(coefficient * loss + routers.part(rows))
-            found += float(loss.detach())
+            found += loss.detach().double()
         return found
 
     def _routers(
@@ -128,13 +137,14 @@ class Learner:
         learnt = [*rows, *(text_rows if self.settings.unsup_coef > 0 else ())] if self.train_actor else []
         return self.roles.actor_routers.of_step(learnt), self.roles.critic_routers.of_step(rows)
 
-    def _forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
+    def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
+        """Return this rank's forwards of a minibatch, laid out on the CPU. Pure."""
         shares = self.experience.share([sequence.tokens for sequence in sequences], self.roles.actor.ranks.device)
         return [Forward([sequences[index].number for index in indices], rows) for indices, rows in shares]
 
     def _actor_loss(
         self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: dict[int, torch.Tensor] | None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return this micro-batch's part of the actor's loss, and its summands of the figures. selected: by a
         sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other losses."""
         roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
@@ -163,31 +173,31 @@ class Learner:
         loss = (policy_M * weights_M).sum()
         counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         seen = {
-            "actor/policy_loss": float(loss.detach()),
-            "actor/clip_fraction": float((clipped_M * counted_M).sum()),
-            "actor/ratio": float((log_ratio_M.exp() * counted_M).sum()),
-            "actor/update_kl": float(-(log_ratio_M * counted_M).sum()),
+            "actor/policy_loss": loss,
+            "actor/clip_fraction": (clipped_M * counted_M).sum(),
+            "actor/ratio": (log_ratio_M.exp() * counted_M).sum(),
+            "actor/update_kl": -(log_ratio_M * counted_M).sum(),
         }
         if kl.in_loss and roles.reference is not None:
             pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
             kl_loss = (kl.estimator.estimate(*pair) * weights_M).sum()
             loss = loss + self.kl_coef * kl_loss
-            seen["actor/kl_loss"] = float(kl_loss.detach())
+            seen["actor/kl_loss"] = kl_loss
         if read.entropies_M is not None:
             loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
-            seen["actor/entropy"] = float((read.entropies_M.detach() * counted_M).sum())
+            seen["actor/entropy"] = (read.entropies_M.detach() * counted_M).sum()
         return loss, seen
 
     def _critic_loss(
         self, values_M: torch.Tensor, forward: Forward, batch: TokenColumns, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
         clip_range = self.settings.clip_range_value
         loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
         loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
         return loss, {
-            "critic/value_loss": float(loss.detach()),
-            "critic/clip_fraction": float((clipped_M * batch.counted_M).sum()),
+            "critic/value_loss": loss,
+            "critic/clip_fraction": (clipped_M * batch.counted_M).sum(),
         }
 
 
@@ -247,24 +257,48 @@ class Updates:
         steps: list[dict[str, float]] = []
         most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
         empty = 0
-        for epoch in range(settings.ppo_epochs):
-            seed = derived_seed(settings.seed, "minibatch", iteration, epoch)
-            order = ShuffledStream(len(sequences), seed)
-            for start in range(0, len(sequences), size):
-                places = order.take(start, size)
-                picked = [sequences[index] for index in places]
-                texts = self._next_texts(len(picked)) if train_actor else []
-                if not any(sequence.counts for sequence in picked):  # there is nothing to learn
-                    empty += 1
-                    continue
-                figures = learner.learn(picked, texts, seed, reusable)
-                self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
-                if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
-                    self.roles.average.update()
-                steps.append(figures)
-                if figures.get("actor/update_kl", 0.0) > most_kl:
-                    return self._figures(steps, empty, sequences, train_actor)
+        for seed, places, laid_out in self._minibatches(learner, sequences, size, iteration, bool(reusable)):
+            picked = [sequences[index] for index in places]
+            texts = self._next_texts(len(picked)) if train_actor else []
+            if not any(sequence.counts for sequence in picked):  # there is nothing to learn
+                empty += 1
+                continue
+            figures = learner.learn(picked, texts, seed, reusable or laid_out())
+            self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
+            if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
+                self.roles.average.update()
+            steps.append(figures)
+            if figures.get("actor/update_kl", 0.0) > most_kl:
+                break
         return self._figures(steps, empty, sequences, train_actor)
+
+    def _minibatches(
+        self, learner: Learner, sequences: Sequence[TrainingSequence], size: int, iteration: int, are_read: bool
+    ) -> Iterator[tuple[int, list[int], Callable[[], list[Forward]]]]:
+        """Yield each minibatch of all epochs: its epoch's seed, its places among the sequences, and what returns its
+        forwards and begins to lay out the next, in a thread if the device is a GPU. are_read: there are forwards."""
+        epochs = range(self.settings.ppo_epochs)
+        seeds = [derived_seed(self.settings.seed, "minibatch", iteration, epoch) for epoch in epochs]
+        streams = [ShuffledStream(len(sequences), seed) for seed in seeds]
+        every = [
+            (seed, stream.take(start, size))
+            for seed, stream in zip(seeds, streams, strict=True)
+            for start in range(0, len(sequences), size)
+        ]
+        ahead: Ahead[list[int], list[Forward]] = Ahead(
+            lambda places: learner.forwards([sequences[place] for place in places]),
+            self.ranks.device.type == "cuda" and not are_read,
+        )
+
+        def laid_out(number: int) -> list[Forward]:
+            made = ahead.made(every[number][1])
+            if number + 1 < len(every):
+                ahead.begin(every[number + 1][1])
+            return made
+
+        with contextlib.closing(ahead):
+            for number, (seed, places) in enumerate(every):
+                yield seed, places, partial(laid_out, number)
 
     def _next_texts(self, count: int) -> list[TokenSequence]:
         """Return one block of unsupervised text per sequence of the minibatch; none if no text is given."""

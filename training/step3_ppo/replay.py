@@ -106,13 +106,13 @@ class ReplayRollout(_NumberedRollouts):
 
 
 def _metadata(request: RolloutRequest) -> dict[str, str]:
-    """JSON by name: safetensors keeps strings."""
+    """What decides the responses, as JSON by name: safetensors keeps strings."""
     settings = {
         **dataclasses.asdict(request.sampling),
         "samples_per_prompt": request.samples_per_prompt,
         "format": _FORMAT,
     }
-    return {name: json.dumps(value) for name, value in settings.items()}
+    return {name: json.dumps(value) for name, value in settings.items() if name != "end_check_tokens"}
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -78,12 +78,12 @@ def training_sequences(
     """Cut this rank's experiences into their sequences."""
     found: list[TrainingSequence] = []
     for experience in experiences:
-        lengths = experience.rollout.response_lengths_B.tolist()
+        lengths, counts = experience.rollout.response_lengths_B.tolist(), experience.counts_B.tolist()
         fields_BR = [getattr(experience, f"{name[:-1]}BR") for name in _FIELDS]
         for index, (tokens, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
             number = sequence_number(rank, len(found), samples_per_prompt, world_size)
             fields_r: list[Any] = [None if field_BR is None else field_BR[index, :length] for field_BR in fields_BR]
-            found.append(TrainingSequence(number, tokens, bool(experience.counts_B[index]), *fields_r))
+            found.append(TrainingSequence(number, tokens, counts[index], *fields_r))
     return found
 
 

@@ -80,7 +80,7 @@ class ExperienceSettings:
     def share(
         self, sequences: Sequence[TokenSequence], device: torch.device, sharing: bool = True
     ) -> list[SequenceRows]:
-        """Return this rank's share of all ranks' sequences, as micro-batches."""
+        """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
         return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing)
 
 

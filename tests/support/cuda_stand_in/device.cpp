@@ -171,6 +171,12 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   const bool any = std::any_of(given.begin(), given.end(), on_device);
   if (any) check_devices(name, given, first);
+  if (any && name == "where")  // its kernel for CUDA copies the numbers among its arguments
+    for (const Tensor& tensor : given)
+      if (tensor.defined() && !tensor.is_cuda()) {
+        tell('h', "a number");
+        tell('w', "a number");
+      }
   tell('o', name.c_str());
   if (waits.count(name)) tell('w', name.c_str());
   if (name == "_index_put_impl_" && given.size() > 2 && given.back().numel() > 1)

@@ -51,7 +51,7 @@ def batch_of(rows: list[ResponsesRow], shared: bool) -> PreferenceBatch:
     ranked = ranked_rows([[responses_document(row, False)] for row in rows], shared, pad_token_id=0)
     tokens = [len(ids) for row in rows for ids in row.response_ids]
     count = np.arange(len(tokens))
-    return PreferenceBatch(ranked, count, count, np.array(tokens), torch.zeros(len(ranked.better_Q)))
+    return PreferenceBatch(ranked, count, count, np.array(tokens), torch.zeros(len(ranked.better_Q)), count == 0)
 
 
 def row(number: int, *responses: list[int]) -> ResponsesRow:

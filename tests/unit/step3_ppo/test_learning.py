@@ -102,7 +102,8 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
     algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
     assert algorithm is not None
     how, learning = experience_settings(algorithm, ppo, None, plan, 0), learning_settings(algorithm, ppo)
-    return Learner(roles, how, learning, 0.3, train_actor).learn(training_sequences([made], 2, 0, 1), texts, 7)
+    learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
+    return learner.learn(sequences, texts, 7, learner.forwards(sequences))
 
 
 PLANS = [

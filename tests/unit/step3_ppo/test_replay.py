@@ -108,6 +108,12 @@ def test_other_sampling_is_refused(folder, how):
         asked(ReplayRollout(folder, rank=1), None, replace(how, stop=()))
 
 
+def test_how_often_ends_were_looked_for_does_not_matter(folder, model, how):
+    """It decides no response, and dumps from before it was a setting do not name it."""
+    got = asked(ReplayRollout(folder, rank=1), None, replace(how, end_check_tokens=5))
+    assert responses(got) == responses(asked(TransformersRollout(str), model, how))
+
+
 def test_more_rollouts_or_ranks_than_were_dumped(folder, how):
     engine = ReplayRollout(folder, rank=1)
     asked(engine, None, how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -28,14 +28,24 @@ def summed(values: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def summed_numbers(numbers: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Return each number summed over all ranks in one collective. Every rank passes the same names.
+def summed_numbers(numbers: Mapping[str, float | torch.Tensor], device: torch.device) -> dict[str, float]:
+    """Return each number, or tensor of one on `device`, summed over all ranks in one collective, with one wait for the
+    device. Every rank passes the same names.
 
     In float64: counts and sums stay exact up to 2**53.
     """
+    if not numbers:
+        return {}
     names = sorted(numbers)
-    total = summed(torch.tensor([float(numbers[name]) for name in names], dtype=torch.float64, device=device))
+    total = summed(torch.stack([_number(numbers[name], device) for name in names]))
     return dict(zip(names, total.tolist(), strict=True))
+
+
+def _number(number: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """float64 []. Filled on the device: a copy to it would wait."""
+    if isinstance(number, torch.Tensor):
+        return number.detach().double()
+    return torch.full((), float(number), dtype=torch.float64, device=device)
 
 
 def gathered(item: Any) -> list[Any]:

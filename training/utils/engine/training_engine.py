@@ -71,6 +71,9 @@ class TrainingEngine:
         self.settings = settings
         self.ranks = ranks
         self._rows: object = None  # of the last forward, for errors
+        # On the device from the start: numbers would be copied to it, and waited for, in each backward.
+        self._rank_scale = torch.full((), float(ranks.world_size), device=ranks.device)
+        self._bad_scale = torch.full((), math.nan, device=ranks.device)
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
         with contextlib.redirect_stdout(io.StringIO()), buffers_kept(module):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
@@ -112,7 +115,7 @@ class TrainingEngine:
         An infinite loss may have a finite gradient. Here its gradient is NaN, which the reduction carries to all ranks,
         so that every rank skips the step.
         """
-        scale = torch.where(loss.detach().isfinite(), float(self.ranks.world_size), math.nan)
+        scale = torch.where(loss.detach().isfinite(), self._rank_scale, self._bad_scale)
         with self._memory_explained("a backward"):
             self.engine.backward(loss * scale, scale_wrt_gas=False)
 

@@ -14,34 +14,47 @@ from transformers import PreTrainedTokenizerBase
 from training.utils.run.errors import ThreestepError
 
 _NOTHING = -1  # not a token id
+_ANYTHING = -2  # before the beginning of a sequence
 
 
 class BadWords:
-    """The sequences, and the end of each prompt, where a sequence may have begun."""
+    """The sequences, and the end of each prompt, where a sequence may have begun. W sequences, U tokens that end one.
+    `banned` reads nothing on the host."""
 
     def __init__(
         self, words: Sequence[Sequence[int]], prompt_ids_BP: torch.Tensor, prompt_mask_BP: torch.Tensor
     ) -> None:
-        self._last_ids = [word[-1] for word in words if len(word) == 1]
-        self._longer = [
-            (torch.tensor(word[:-1], device=prompt_ids_BP.device), word[-1]) for word in words if len(word) > 1
-        ]
-        self._reach = max(len(word) for word in words) - 1
+        device = prompt_ids_BP.device
+        reach = max(len(word) for word in words) - 1
+        before = [[*[_ANYTHING] * (reach + 1 - len(word)), *word[:-1]] for word in words]
+        self._before_WK = torch.tensor(before, device=device).view(len(words), reach)
+        self._anything_WK = self._before_WK == _ANYTHING
+        last_ids = sorted({word[-1] for word in words})
+        self._last_U = torch.tensor(last_ids, device=device)
+        ends = [[float(word[-1] == last_id) for last_id in last_ids] for word in words]
+        self._ends_WU = torch.tensor(ends, device=device)
         known_BP = prompt_ids_BP.masked_fill(~prompt_mask_BP, _NOTHING)
-        padded_BP = torch.nn.functional.pad(known_BP, (self._reach, 0), value=_NOTHING)
-        self._prompt_ends_BK = padded_BP[:, padded_BP.shape[1] - self._reach :]
+        padded_BP = torch.nn.functional.pad(known_BP, (reach, 0), value=_NOTHING)
+        self._prompt_ends_BK = padded_BP[:, padded_BP.shape[1] - reach :]
 
-    def banned(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor, vocabulary: int) -> torch.Tensor:
-        """Return bool [A, V], True for each token that would complete a sequence in rows `rows_A` after the responses
-        `response_ids_BR` so far."""
-        banned_AV = torch.zeros(len(rows_A), vocabulary, dtype=torch.bool, device=rows_A.device)
-        banned_AV[:, self._last_ids] = True
-        if self._longer:
-            recent_BK = response_ids_BR[:, max(0, response_ids_BR.shape[1] - self._reach) :]
-            recent_AK = torch.cat([self._prompt_ends_BK[rows_A], recent_BK[rows_A]], dim=1)
-            for before_k, last_id in self._longer:
-                banned_AV[:, last_id] |= (recent_AK[:, -len(before_k) :] == before_k).all(dim=1)
-        return banned_AV
+    def recent(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor) -> torch.Tensor:
+        """Return int64 [A, K], the last tokens of rows `rows_A`, whose responses so far are `response_ids_BR`."""
+        reach = self._before_WK.shape[1]
+        recent_BK = response_ids_BR[:, max(0, response_ids_BR.shape[1] - reach) :]
+        recent_AK = torch.cat([self._prompt_ends_BK[rows_A], recent_BK[rows_A]], dim=1)
+        return recent_AK[:, recent_AK.shape[1] - reach :]
+
+    @staticmethod
+    def after(recent_AK: torch.Tensor, token_A: torch.Tensor) -> torch.Tensor:
+        """Return the last tokens once `token_A` are drawn."""
+        return torch.cat([recent_AK, token_A.unsqueeze(1)], dim=1)[:, 1:]
+
+    def banned(self, recent_AK: torch.Tensor, vocabulary: int) -> torch.Tensor:
+        """Return bool [A, V], True for each token that would complete a sequence after the tokens `recent_AK`."""
+        matches_AW = ((recent_AK.unsqueeze(1) == self._before_WK) | self._anything_WK).all(dim=-1)
+        ends_AU = matches_AW.float() @ self._ends_WU > 0
+        banned_AV = torch.zeros(len(recent_AK), vocabulary, dtype=torch.bool, device=recent_AK.device)
+        return banned_AV.index_copy_(1, self._last_U, ends_AU)
 
 
 def tokens_of_words(

@@ -32,6 +32,8 @@ class Sampling:
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
     bad_words: token sequences that are never completed.
     stop: texts; a response ends with the token that completes one of them.
+    end_check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
+        leaves it to them. What is drawn beyond an end is cut off, so that no result depends on it.
     """
 
     max_new_tokens: int
@@ -43,6 +45,7 @@ class Sampling:
     min_p: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()
+    end_check_tokens: int | None = None
 
 
 @dataclass(frozen=True)

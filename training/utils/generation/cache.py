@@ -83,9 +83,8 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def _roomier(self, held: torch.Tensor, need_tokens: int) -> torch.Tensor:
-        wanted = need_tokens + max(_ROOM_TOKENS, int(_ROOM_SHARE * need_tokens))
         rows, heads, length, size = held.shape
-        room = held.new_empty(rows, heads, max(min(wanted, self._limit_tokens), need_tokens), size)
+        room = held.new_empty(rows, heads, roomier_tokens(need_tokens, self._limit_tokens), size)
         room[:, :, :length] = held
         return room
 
@@ -104,6 +103,12 @@ class RoomyLayer(DynamicLayer):
             compacted(room[:, :, :length], moves)
         self._rooms = (self._rooms[0][: moves.count], self._rooms[1][: moves.count])
         self.keys, self.values = (room[:, :, :length] for room in self._rooms)
+
+
+def roomier_tokens(need_tokens: int, limit_tokens: int) -> int:
+    """Return the size of a room for `need_tokens` and some to come, `limit_tokens` at most."""
+    wanted = need_tokens + max(_ROOM_TOKENS, int(_ROOM_SHARE * need_tokens))
+    return max(min(wanted, limit_tokens), need_tokens)
 
 
 def roomy_cache(model: PreTrainedModel, limit_tokens: int) -> DynamicCache:

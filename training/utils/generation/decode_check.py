@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.base import RolloutRequest, Sampling
-from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.layout.documents import Document
 from training.utils.models.own_forward import OwnForward, difference_now
 from training.utils.run.errors import ThreestepError, first_line
@@ -22,17 +22,24 @@ _SAMPLES = 2
 
 
 def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
-    """Return the first of WAYS that gives the numbers of `own`, and if others are faster, sentences on why not those.
-    ThreestepError if none does.
+    """Return the first way that gives the numbers of `own`, and sentences on why not the faster ones of WAYS, nor, on a
+    GPU, FIXED. ThreestepError if none does.
 
     model: with whole weights, in eval mode; the model that `own` was read from, or a copy of it.
     """
     name = type(model).__name__
-    notes: list[str] = []
+    first, notes = list[str](), list[str]()
+    for way in (FIXED, MASKED) if model.device.type == "cuda" else (MASKED,):
+        reason = why_not_decoded(model, own, way)
+        if reason is None:
+            return way, first
+        if way == FIXED:
+            first = [f"warning: {name} rolls out without captured graphs, which is slower: {reason}"]
     for way in WAYS:
         reason = why_not_decoded(model, own, way)
         if reason is None:
-            return way, [*notes, f"warning: {name} rolls out {way.words}, which is slower"] if notes else []
+            notes += [f"warning: {name} rolls out {way.words}, which is slower"] if notes else []
+            return way, [*first, *notes]
         notes.append(f"{name} cannot roll out {way.words}: {reason}")
     plain = difference_now(model, own)
     if not plain <= own.tolerance:
@@ -107,16 +114,19 @@ def _decoded(model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay) -> 
         logits_AV, place = decoding.prefill(_SAMPLES), 0
         while True:
             active = [rows[row] for row in decoding.rows_A.tolist()]
-            token_A = torch.tensor([cases[row].response_ids[place] for row in active], device=logits_AV.device)
+            responses = [cases[row].response_ids for row in active]
+            # A row that is over may stay for a while, with any token.
+            token_A = torch.tensor([ids[min(place, len(ids) - 1)] for ids in responses], device=logits_AV.device)
             logprobs_AV = torch.log_softmax(logits_AV.double(), dim=-1)
             logprobs_A = logprobs_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1)
             for row, logprob in zip(active, logprobs_A, strict=True):
-                read[row].append(logprob)
+                if place < len(cases[row].response_ids):
+                    read[row].append(logprob)
             place += 1
-            token_A = decoding.drop(token_A, [len(cases[row].response_ids) == place for row in active])
-            if len(token_A) == 0:
+            over = [len(ids) <= place for ids in responses]
+            if all(over):
                 break
-            logits_AV = decoding.step(token_A)
+            logits_AV = decoding.step(decoding.drop(token_A, over))
     return read
 
 

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.cache import compacted, leave, moves_when_leaving, reorder, roomy_cache
+from training.utils.generation.fixed_steps import FixedSteps, leave_now
+from training.utils.generation.step_masks import StepMasks, windows_of
 
 OURS, OWN, NONE = "ours", "own", "none"
 
@@ -28,14 +30,20 @@ class DecodeWay:
     """padded: prompts of different lengths are one batch, padded on the left; else each length is a batch.
     cache: OURS (`roomy_cache`), OWN (that which the family makes), or NONE: each token computes its whole sequence.
     words: of the log, after "rolls out".
+    masks_are_ours: `step_masks` makes the mask of each token, else the family does, from which tokens are padding.
+    fixed: tensors stay in their places from the first drawn token on (`fixed_steps`), with our masks.
     """
 
     padded: bool
     cache: str
     words: str
+    masks_are_ours: bool = False
+    fixed: bool = False
 
 
-# From the fastest to the slowest.
+# From the fastest to the slowest: those that most families can, then those for any family.
+FIXED = DecodeWay(True, OURS, "prompts of different lengths in one batch, in captured graphs", True, True)
+MASKED = DecodeWay(True, OURS, "prompts of different lengths in one batch, with masks made once", True)
 WAYS = (
     DecodeWay(True, OURS, "prompts of different lengths in one batch"),
     DecodeWay(True, OWN, "prompts of different lengths in one batch with the family's own cache"),
@@ -49,71 +57,90 @@ class Decoding:
     """The active rows: their indices in B, cache, mask and last position.
 
     Where `way` is not padded, the prompts of `request` are of one length, without padding (`of_one_length`), and the
-    family is given neither mask nor positions.
+    family is given neither mask nor positions. Where it is fixed, rows that are over may stay a while (`leave_now`).
     """
 
     def __init__(self, model: PreTrainedModel, request: RolloutRequest, way: DecodeWay = WAYS[0]) -> None:
-        most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
+        self._most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
         count, self.length = prompt_mask_BP.shape
         self.model, self.way = model, way
         self._accepted = inspect.signature(model.forward).parameters
         # Pure state-space models name the cache differently, and silently ignore any other name.
         self.is_state_space = "cache_params" in self._accepted
-        self.cache: Any = roomy_cache(model, self.length + most) if way.cache == OURS else None
+        self.cache: Any = roomy_cache(model, self.length + self._most) if way.cache == OURS else None
         self.input_ids = request.prompt_ids_BP
-        self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, most), value=1)
+        self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, self._most), value=1)
         self.position_ids = (self.mask[:, : self.length].cumsum(-1) - 1).clamp(min=0)
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
+        self._masks: StepMasks | None = None
+        self._steps: FixedSteps | None = None
 
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
-        logits_BV = self._forward()
+        logits_BV = self._forward(self.input_ids, self.mask[:, : self.length], self.position_ids)
         self.position_ids = self.position_ids[:, -1:]
-        if samples_per_prompt == 1:
-            return logits_BV
-        order = self.rows_A.repeat_interleave(samples_per_prompt)
-        if self.way.cache == NONE:
-            self.input_ids = self.input_ids[order]
+        if samples_per_prompt > 1:
+            order = self.rows_A.repeat_interleave(samples_per_prompt)
+            if self.way.cache == NONE:
+                self.input_ids = self.input_ids[order]
+            else:
+                reorder(self.cache, order)
+            self.mask, self.position_ids = self.mask[order], self.position_ids[order]
+            self.rows_A, logits_BV = torch.arange(len(order), device=order.device), logits_BV[order]
+        if self.way.masks_are_ours:
+            self._prepare_steps()
+        return logits_BV
+
+    def _prepare_steps(self) -> None:
+        """Once the rows are known: what is made once for all tokens to come."""
+        windows, seen_AT = windows_of(self.model.config, self.cache), self.mask.bool()
+        if self.way.fixed:
+            forward, limit = self._forward, seen_AT.shape[1]
+            seen_AT = seen_AT[:, : self.length]
+            self._steps = FixedSteps(forward, self.cache, windows, seen_AT, self.position_ids, limit)
         else:
-            reorder(self.cache, order)
-        self.mask, self.position_ids = self.mask[order], self.position_ids[order]
-        self.rows_A = torch.arange(len(order), device=order.device)
-        return logits_BV[order]
+            self._masks = StepMasks(windows, seen_AT, self.cache.layers[0].keys.dtype)
 
     def drop(self, token_A: torch.Tensor, over: list[bool]) -> torch.Tensor:
         """Drop the rows that are over; return the tokens of the others in their new order."""
-        if not any(over):
+        if not any(over) or (self.way.fixed and not leave_now(over)):
             return token_A
         moves = moves_when_leaving(over, token_A.device)
         if self.way.cache == NONE:
             self.input_ids = self.input_ids[moves.order]
+        elif self._steps is not None:
+            self._steps.leave(moves)
         elif moves.count:
             leave(self.cache, moves)
+        if self._masks is not None:
+            self._masks.leave(moves)
         self.mask, self.position_ids, self.rows_A = (
             compacted(part, moves) for part in (self.mask, self.position_ids, self.rows_A)
         )
         return compacted(token_A, moves)
 
     def step(self, token_A: torch.Tensor) -> torch.Tensor:
-        """Append one token to each row; return the logits [A, V] of the next."""
+        """Append one token to each row; return the logits [A, V] of the next, which may be overwritten by the next
+        call."""
+        self.length += 1
+        if self._steps is not None:
+            return self._steps.step(token_A, self.length - 1)
         token_A1 = token_A.unsqueeze(1)
         self.input_ids = torch.cat([self.input_ids, token_A1], dim=1) if self.way.cache == NONE else token_A1
         self.position_ids = self.position_ids + 1
-        self.length += 1
-        return self._forward()
+        mask = self.mask[:, : self.length] if self._masks is None else self._masks.at(self.length)
+        # Their state holds the past; they would multiply the whole mask with the single new token.
+        return self._forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
 
-    def _forward(self) -> torch.Tensor:
-        prompts_are_in = self.input_ids.shape[1] < self.length
+    def _forward(self, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits [A, V] of the last position. mask: as the family's forward takes it."""
         name = "cache_params" if self.is_state_space else "past_key_values"
-        inputs: dict[str, Any] = {"input_ids": self.input_ids, "use_cache": self.way.cache != NONE, "logits_to_keep": 1}
+        inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": self.way.cache != NONE, "logits_to_keep": 1}
         if self.way.padded:
-            # Their state holds the past; they would multiply the whole mask with the single new token.
-            without_mask = self.is_state_space and prompts_are_in
-            inputs["attention_mask"] = None if without_mask else self.mask[:, : self.length]
-            inputs["position_ids"] = self.position_ids
+            inputs |= {"attention_mask": mask, "position_ids": position_ids}
         if self.cache is not None:
             inputs[name] = self.cache
-        if self.way != WAYS[0]:  # families of any signature
+        if self.way not in (FIXED, MASKED, WAYS[0]):  # families of any signature
             inputs = {key: value for key, value in inputs.items() if key in self._accepted}
         output = self.model(**inputs)
         if self.way.cache == OWN:

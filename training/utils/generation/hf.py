@@ -1,9 +1,10 @@
 """Rollouts with a transformers model and its key-value cache.
 
 The decode loop computes each prompt once for all its samples, draws every row from its own random stream, records the
-log-probability of each token as it is drawn, and drops a row from the batch as soon as its response has ended.
+log-probability of each token as it is drawn, and drops rows from the batch once their responses have ended. On a GPU it
+looks for ends every few tokens, so that the host does not wait for each.
 
-B sequences, of which A are still active; P prompt tokens, R response tokens, V vocabulary.
+B sequences, of which A are still active; P prompt tokens, R response tokens, t of them between two looks, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import StopStrings, stop_strings
+from training.utils.models.document_attention import share_keys_of_one_token
 from training.utils.models.own_forward import OwnForward
+
+# On a GPU. A row computes up to this many tokens, less one, beyond its end.
+_END_CHECK_TOKENS = 8
 
 
 class TransformersRollout(RolloutEngine):
@@ -32,6 +37,7 @@ class TransformersRollout(RolloutEngine):
     _way: DecodeWay = WAYS[0]
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        share_keys_of_one_token()
         with lent as model:
             self._way, notes = fitting_way(model, own)
         return notes
@@ -49,44 +55,17 @@ class TransformersRollout(RolloutEngine):
 
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
-        most = sampling.max_new_tokens
+        most, every = sampling.max_new_tokens, sampling.end_check_tokens or end_check_tokens(device)
         decoding = Decoding(model, request, self._way)
         logits_AV = decoding.prefill(request.samples_per_prompt)
-        prompt_ids_BP, prompt_mask_BP = request.repeated()
-        bad_words = BadWords(sampling.bad_words, prompt_ids_BP, prompt_mask_BP) if sampling.bad_words else None
-        stop = stop_strings(sampling, self._decode)
-
-        count = len(prompt_ids_BP)
-        uniform_BR = uniform_streams(request.seeds, most, count).to(device)
-        response_ids_BR = torch.full((count, most), sampling.pad_token_id, device=device)
-        logprobs_BR = torch.zeros(count, most, device=device)
-        lengths_B = torch.zeros(count, dtype=torch.int64, device=device)
-        ended_B = torch.zeros(count, dtype=torch.bool, device=device)
-        for t in range(most):
-            rows_A = decoding.rows_A
-            banned_AV = bad_words.banned(response_ids_BR[:, :t], rows_A, logits_AV.shape[1]) if bad_words else None
-            token_A, logprob_A = draw(logits_AV, uniform_BR[rows_A, t], sampling, banned_AV)
-            response_ids_BR[rows_A, t] = token_A
-            logprobs_BR[rows_A, t] = logprob_A
-            lengths_B[rows_A] = t + 1
-            over_A = token_A == sampling.end_token_id
-            if stop is not None:
-                over_A |= _completed(stop, token_A, response_ids_BR[:, : t + 1], rows_A)
-            ended_B[rows_A] = over_A
-            token_A = decoding.drop(token_A, over_A.tolist())
-            if t + 1 == most or len(token_A) == 0:
+        drawn = _Drawn(request, stop_strings(sampling, self._decode))
+        for start in range(0, most, every):
+            end = min(start + every, most)
+            token_A, over = drawn.advance(decoding, logits_AV, start, end)
+            if end == most or all(over):
                 break
-            logits_AV = decoding.step(token_A)
-
-        width = int(lengths_B.max())
-        return Rollout(
-            prompt_ids_BP=prompt_ids_BP,
-            prompt_mask_BP=prompt_mask_BP,
-            response_ids_BR=response_ids_BR[:, :width],
-            response_lengths_B=lengths_B,
-            sampled_logprobs_BR=logprobs_BR[:, :width],
-            ended_B=ended_B,
-        )
+            logits_AV = decoding.step(decoding.drop(token_A, over))
+        return drawn.rollout()
 
     @torch.no_grad()
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
@@ -128,16 +107,78 @@ def _together(request: RolloutRequest, parts: Sequence[tuple[list[int], Rollout]
     return whole
 
 
-def _completed(
-    stop: StopStrings, token_A: torch.Tensor, response_ids_BR: torch.Tensor, rows_A: torch.Tensor
-) -> torch.Tensor:
-    """Return bool [A], True if the token just drawn completes a stop string."""
-    candidates = [place for place, token in enumerate(token_A.tolist()) if stop.can_complete(token)]
-    completed_A = torch.zeros_like(rows_A, dtype=torch.bool)
-    if candidates:
-        texts = response_ids_BR[rows_A[candidates]].tolist()
-        completed_A[candidates] = torch.tensor([stop.completed(ids) for ids in texts], device=rows_A.device)
-    return completed_A
+class _Drawn:
+    """The responses of a rollout so far. Which rows are over is known after each look, of several tokens: what a row
+    draws beyond its end is cut off at the end."""
+
+    def __init__(self, request: RolloutRequest, stop: StopStrings | None) -> None:
+        sampling, device = request.sampling, request.prompt_ids_BP.device
+        self._sampling, self._stop = sampling, stop
+        self._prompt_ids_BP, self._prompt_mask_BP = request.repeated()
+        count, most = len(self._prompt_ids_BP), sampling.max_new_tokens
+        self._uniform_BR = uniform_streams(request.seeds, most, count).to(device)
+        self._ids_BR = torch.full((count, most), sampling.pad_token_id, device=device)
+        self._logprobs_BR = torch.zeros(count, most, device=device)
+        self._bad_words = None
+        if sampling.bad_words:
+            self._bad_words = BadWords(sampling.bad_words, self._prompt_ids_BP, self._prompt_mask_BP)
+        self._ended, self._lengths = [False] * count, [most] * count
+        self._texts: list[list[int]] = [[] for _ in range(count if stop else 0)]
+
+    def advance(
+        self, decoding: Decoding, logits_AV: torch.Tensor, start: int, end: int
+    ) -> tuple[torch.Tensor, list[bool]]:
+        """Draw the tokens from `start` to `end` of the active rows, the first by `logits_AV`; return the last, and
+        which rows are over. The host waits once, at the end."""
+        rows_A, bad_words = decoding.rows_A, self._bad_words
+        uniform_At = self._uniform_BR[rows_A, start:end]
+        recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else rows_A.unsqueeze(1)
+        tokens, logprobs = list[torch.Tensor](), list[torch.Tensor]()
+        for place in range(end - start):
+            if place:
+                logits_AV = decoding.step(tokens[-1])
+            banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1]) if bad_words else None
+            token_A, logprob_A = draw(logits_AV, uniform_At[:, place], self._sampling, banned_AV)
+            recent_AK = bad_words.after(recent_AK, token_A) if bad_words else recent_AK
+            tokens.append(token_A)
+            logprobs.append(logprob_A)
+        token_At = torch.stack(tokens, dim=1)
+        self._ids_BR[rows_A, start:end] = token_At
+        self._logprobs_BR[rows_A, start:end] = torch.stack(logprobs, dim=1)
+        read = torch.cat([rows_A.unsqueeze(1), token_At], dim=1).tolist()
+        return tokens[-1], [self._is_over(row, ids, start) for row, *ids in read]
+
+    def _is_over(self, row: int, ids: list[int], start: int) -> bool:
+        """Note the end of a row among `ids`, its tokens from `start` on, if it comes there."""
+        if self._ended[row]:  # before, and the row is still there
+            return True
+        for place, token in enumerate(ids, start + 1):
+            if self._stop is not None:
+                self._texts[row].append(token)
+            if token == self._sampling.end_token_id or (self._stop and self._stop.completed(self._texts[row])):
+                self._ended[row], self._lengths[row] = True, place
+                return True
+        return False
+
+    def rollout(self) -> Rollout:
+        """What was drawn, without what is beyond an end."""
+        width, device = max(self._lengths), self._ids_BR.device
+        lengths_B = torch.tensor(self._lengths, device=device)
+        beyond_BR = torch.arange(width, device=device) >= lengths_B.unsqueeze(1)
+        return Rollout(
+            prompt_ids_BP=self._prompt_ids_BP,
+            prompt_mask_BP=self._prompt_mask_BP,
+            response_ids_BR=self._ids_BR[:, :width].masked_fill(beyond_BR, self._sampling.pad_token_id),
+            response_lengths_B=lengths_B,
+            sampled_logprobs_BR=self._logprobs_BR[:, :width].masked_fill(beyond_BR, 0.0),
+            ended_B=torch.tensor(self._ended, device=device),
+        )
+
+
+def end_check_tokens(device: torch.device) -> int:
+    """Return after how many tokens a rollout looks at which responses have ended, by default. Asking a GPU makes the
+    host wait until all tokens are computed; on a CPU it costs nothing."""
+    return _END_CHECK_TOKENS if device.type == "cuda" else 1
 
 
 def uniform_streams(seeds: Sequence[int], tokens: int, count: int) -> torch.Tensor:

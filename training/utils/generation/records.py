@@ -43,21 +43,30 @@ class Rollout:
         columns_R = torch.arange(self.response_ids_BR.shape[1], device=self.response_lengths_B.device)
         return columns_R < self.response_lengths_B.unsqueeze(1)
 
+    @cached_property
+    def _ids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
+        """Prompts, their mask, responses and their lengths, copied to the CPU once: each row by itself would wait."""
+        ids_BP, mask_BP, ids_BR = (
+            part.cpu() for part in (self.prompt_ids_BP, self.prompt_mask_BP, self.response_ids_BR)
+        )
+        return ids_BP, mask_BP, ids_BR, self.response_lengths_B.tolist()
+
     def prompt_of(self, index: int) -> torch.Tensor:
-        """int64 [prompt length], without padding."""
-        return self.prompt_ids_BP[index][self.prompt_mask_BP[index]]
+        """int64 [prompt length], without padding, on the CPU."""
+        ids_BP, mask_BP, _, _ = self._ids
+        return ids_BP[index][mask_BP[index]]
 
     def response_of(self, index: int) -> torch.Tensor:
-        """int64 [response length], without padding."""
-        return self.response_ids_BR[index, : int(self.response_lengths_B[index])]
+        """int64 [response length], without padding, on the CPU."""
+        _, _, ids_BR, lengths = self._ids
+        return ids_BR[index, : lengths[index]]
 
     def sequences(self) -> list[TokenSequence]:
         """Prompt and response of each row, without padding, on the CPU; the response tokens are the targets."""
-        rows = range(len(self.response_lengths_B))
-        return [join(self.prompt_of(row).cpu(), self.response_of(row).cpu()) for row in rows]
+        return [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
 
     def text_ids_of(self, index: int, end_token_id: int) -> torch.Tensor:
-        """int64, the ids that decode to the response's text: without the end-of-conversation token."""
+        """int64, the ids that decode to the response's text: without the end-of-conversation token; on the CPU."""
         ids_r = self.response_of(index)
         return ids_r[:-1] if ids_r[-1] == end_token_id else ids_r
 

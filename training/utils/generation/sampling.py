@@ -3,16 +3,20 @@
 A rows, V vocabulary, N blocks of the vocabulary.
 
 A draw reads each logit a few times and never sorts: on a CPU, sorting the vocabulary for top-p costs as much as the
-forward before it.
+forward before it. On other devices a draw never waits for them.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from training.utils.generation.base import Sampling
 
 _BLOCK_TOKENS = 128
+# Of a top-p draw without waits: the share of draws at most that find no token in their rounds.
+_UNFINISHED_SHARE = 1e-12
 
 
 def draw(
@@ -52,7 +56,10 @@ def _drawn_token(weights_AV: torch.Tensor, uniform_A: torch.Tensor, sampling: Sa
         candidates_AV = weights_AV.masked_fill(weights_AV < sampling.min_p, 0.0)
     if sampling.top_p >= 1.0:
         return _inverted(candidates_AV, uniform_A)
-    return _nucleus(weights_AV, candidates_AV, uniform_A, sampling.top_p * weights_AV.sum(dim=-1))
+    mass_A = sampling.top_p * weights_AV.sum(dim=-1)
+    if weights_AV.device.type == "cpu":  # where asking which rows go on is no wait
+        return _nucleus(weights_AV, candidates_AV, uniform_A, mass_A)
+    return _nucleus_in_rounds(weights_AV, candidates_AV, uniform_A, mass_A, rounds_of_nucleus(sampling.top_p))
 
 
 def _inverted(weights_AV: torch.Tensor, uniform_A: torch.Tensor) -> torch.Tensor:
@@ -88,15 +95,55 @@ def _nucleus(
     This is exactly the cut distribution; at most a share 1 - top_p of the first draws is rejected.
     """
     token_A = _inverted(candidates_AV, uniform_A)
-    own_A1 = weights_AV.gather(-1, token_A.unsqueeze(1))
-    more_likely_A = torch.where(weights_AV > own_A1, weights_AV, 0.0).sum(dim=-1)
-    rejected = torch.nonzero(more_likely_A >= mass_A).flatten()
+    own_A1, rejected_A = _rejected(weights_AV, token_A, mass_A)
+    rejected = torch.nonzero(rejected_A).flatten()
     if len(rejected) == 0:
         return token_A
     rest_AV = weights_AV[rejected]
     remaining_AV = candidates_AV[rejected].masked_fill(rest_AV <= own_A1[rejected], 0.0)
     token_A[rejected] = _nucleus(rest_AV, remaining_AV, _next_uniform(uniform_A[rejected]), mass_A[rejected])
     return token_A
+
+
+def _nucleus_in_rounds(
+    weights_AV: torch.Tensor, candidates_AV: torch.Tensor, uniform_A: torch.Tensor, mass_A: torch.Tensor, rounds: int
+) -> torch.Tensor:
+    """Return the tokens of `_nucleus` without reading which rows are rejected: all rows draw again in every round, and
+    a row that is not rejected keeps its token. A row that all rounds reject gets its most likely token."""
+    token_A = _inverted(candidates_AV, uniform_A)
+    for _ in range(rounds):
+        own_A1, rejected_A = _rejected(weights_AV, token_A, mass_A)
+        less_likely_AV = (weights_AV <= own_A1).logical_and_(rejected_A.unsqueeze(1))
+        candidates_AV = candidates_AV.masked_fill(less_likely_AV, 0.0)
+        uniform_A = torch.where(rejected_A, _next_uniform(uniform_A), uniform_A)
+        token_A = torch.where(rejected_A, _inverted(candidates_AV, uniform_A), token_A)
+    _, rejected_A = _rejected(weights_AV, token_A, mass_A)
+    return torch.where(rejected_A, weights_AV.argmax(dim=-1), token_A)
+
+
+def _rejected(
+    weights_AV: torch.Tensor, token_A: torch.Tensor, mass_A: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens' weights [A, 1], and bool [A]: the tokens more likely than this one reach the mass."""
+    own_A1 = weights_AV.gather(-1, token_A.unsqueeze(1))
+    return own_A1, torch.where(weights_AV > own_A1, weights_AV, 0.0).sum(dim=-1) >= mass_A
+
+
+def rounds_of_nucleus(top_p: float) -> int:
+    """Return how many further draws finish all but `_UNFINISHED_SHARE` of top-p draws.
+
+    A token outside of the nucleus is drawn, in some round, with probability w / (its weight and all more likely ones'),
+    independently of the others. Each is at most a Poisson variable of mean -ln(1 - that), and these means add up to
+    at most -ln(top_p): so the number of rejections is at most Poisson with mean -ln(top_p).
+    """
+    mean = -math.log(top_p)
+    term = at_most = math.exp(-mean)
+    rounds = 0
+    while rounds < mean or min(term, 1.0 - at_most) > _UNFINISHED_SHARE:
+        rounds += 1
+        term *= mean / rounds
+        at_most += term
+    return rounds
 
 
 def _next_uniform(uniform_A: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.transfer import pinned
 
 
 class SequenceRows(NamedTuple):
@@ -28,13 +29,14 @@ def rank_share(
     sharing: bool = True,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
-    the same number of tokens. sharing: the responses to one prompt share it, if documents may share rows."""
+    the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the responses to one prompt
+    share it, if documents may share rows."""
     groups, documents = documents_of(sequences, plan, sharing)
     mine = plan_step([document.tokens for document in documents], plan)[rank]
     return [
         SequenceRows(
             [index for row in rows for place in row for index in groups[place]],
-            packed_rows([[documents[place] for place in row] for row in rows], pad_token_id).to(device),
+            pinned(packed_rows([[documents[place] for place in row] for row in rows], pad_token_id), device),
         )
         for rows in mine
     ]

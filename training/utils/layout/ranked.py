@@ -6,7 +6,7 @@ Q pairs of responses to the same prompt, B sequences, M target tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -27,9 +27,6 @@ class RankedRows:
     better_Q: torch.Tensor
     worse_Q: torch.Tensor
     weight_Q: torch.Tensor
-
-    def to(self, device: torch.device) -> RankedRows:
-        return replace(self, **{name: part.to(device) for name, part in vars(self).items()})
 
 
 def ranked_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: int) -> RankedRows:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from training.utils.layout.documents import PAD_SEGMENT, Document, TokenSequence, plain
 from training.utils.layout.runs import RunLengths, lengths_of, runs_of
+from training.utils.layout.transfer import moved
 from training.utils.run.errors import ThreestepError
 
 
@@ -55,11 +56,12 @@ class TokenRows:
     run_lengths: RunLengths | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
-        parts = {name: part for name, part in vars(self).items() if part is not None}
         leaves_host = self.input_ids_NT.device.type == "cpu" and torch.device(device).type != "cpu"
-        if leaves_host and self.visible_NSS is not None:
-            parts["run_lengths"] = self.lengths()
-        return replace(self, **{name: part.to(device) for name, part in parts.items()})
+        return moved(self.leaving_host() if leaves_host else self, device)
+
+    def leaving_host(self) -> TokenRows:
+        """Return the same rows with their `run_lengths`, which on a device would cost a wait."""
+        return replace(self, run_lengths=self.lengths())
 
     def lengths(self) -> RunLengths | None:
         """Return `run_lengths`, made now where the rows have none (on a device: a wait for it); None if every row is

@@ -2,28 +2,86 @@
 
 Each block is compiled separately, as in torchtitan: blocks share their code, so that one compilation is enough, and
 gradient checkpointing, LoRA and ZeRO-3's gathering of weights work around and inside of them.
+
+What is compiled is the forward of rows. A forward with a key-value cache, as in rollouts, is left as it is: each layer
+of the cache, and each of its states, would be a compilation of its own, and the compiler's limit would be used up
+before training begins (8 compilations of a code, torch 2.13).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
+from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import ThreestepError, first_line
 
+# Of one code: a mask or none, one row or several, with gradients or without, in train mode or eval mode: 16 for each
+# kind of block, and some families have two.
+RECOMPILE_LIMIT = 32
+_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
-def compile_blocks(model: nn.Module, backend: str = "inductor") -> int:
+
+def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = RECOMPILE_LIMIT) -> int:
     """Compile every transformer block of `model` in place (the whole model if transformers marks no blocks); return how
     many. Rows may have any width; compilation happens at the first forward.
 
     The compiled forward equals the plain one up to rounding. Names of weights do not change.
+    limit: compilations of one code; beyond it the blocks run uncompiled, and one line says so. Blocks of sharded
+        weights keep torch's limit and its warning: DeepSpeed's hooks, which gather them, are traced too, and a block
+        that has begun to gather cannot be begun anew.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     blocks = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)] or [model]
+    fallback = _Fallback(type(model).__name__, limit)
     for block in blocks:
         block.compile(dynamic=True, backend=backend)
+        block._compiled_call_impl = _CompiledBlock(block, fallback)
     return len(blocks)
+
+
+class _Fallback:
+    """What the blocks of one model share: the limit, and whether it was reached."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name, self.limit, self.reached = name, limit, False
+
+    def say(self) -> None:
+        if not self.reached:
+            self.reached = True
+            log(
+                f"warning: {self.name} runs uncompiled from here on: more than {self.limit} kinds of rows or blocks "
+                "were to be compiled; leave --torch_compile out",
+                started_as_main_rank(),
+            )
+
+
+class _CompiledBlock:
+    """What `nn.Module` calls in place of a block's own call, once it is compiled."""
+
+    def __init__(self, block: nn.Module, fallback: _Fallback) -> None:
+        self._plain: Callable[..., Any] = block._call_impl
+        self._compiled: Callable[..., Any] = block._compiled_call_impl  # type: ignore[assignment]
+        self._fallback = fallback
+        self._is_sharded = any(hasattr(weight, "ds_id") for weight in block.parameters())
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if self._fallback.reached or any(named.get(name) is not None for name in _CACHES):
+            return self._plain(*given, **named)
+        if self._is_sharded:
+            return self._compiled(*given, **named)
+        limits = {"recompile_limit": self._fallback.limit, "fail_on_recompile_limit_hit": True}
+        try:
+            with torch._dynamo.config.patch(limits):
+                return self._compiled(*given, **named)
+        except FailOnRecompileLimitHit:
+            self._fallback.say()
+            return self._plain(*given, **named)
 
 
 def check_compiler() -> None:

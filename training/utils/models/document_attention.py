@@ -1,4 +1,4 @@
-"""Attention run by run, for a CPU: masked blocks are not computed.
+"""Attention run by run, for a CPU: masked blocks are not computed. And attention of a decoded token, on any device.
 
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,33 @@ def use_document_attention(model: PreTrainedModel) -> None:
     AttentionInterface.register(BY_DOCUMENT, attention_by_document)
     AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
     model.set_attn_implementation(BY_DOCUMENT)
+
+
+def share_keys_of_one_token() -> None:
+    """Have transformers' own SDPA, under its name, compute a decoded token as `attention_by_document` does; all else
+    stays as it is."""
+    AttentionInterface.register(SDPA, _sdpa_that_shares_keys)
+
+
+def _sdpa_that_shares_keys(
+    module: torch.nn.Module,
+    query_NATD: torch.Tensor,
+    key_NKTD: torch.Tensor,
+    value_NKTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    given = (query_NATD, key_NKTD, value_NKTD, attention_mask)
+    if _is_one_token(query_NATD, others):
+        return _of_one_token(*given, dropout, scaling), None
+    return sdpa_attention_forward(module, *given, dropout=dropout, scaling=scaling, **others)
+
+
+def _is_one_token(query_NATD: torch.Tensor, others: Mapping[str, Any]) -> bool:
+    """Whether a call is of one token of each row. others: its further arguments, of which these change what it is."""
+    return query_NATD.shape[2] == 1 and all(others.get(name) is None for name in ("position_bias", "cache"))
 
 
 @contextlib.contextmanager
@@ -94,11 +121,11 @@ def attention_by_document(
     """transformers' attention function: return ([N, T, A, D], None).
 
     others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
-    scores themselves, this is transformers' own function for SDPA (one token alone: `_of_one_token`). The output has
-    the queries' dtype, whatever attention was computed in.
+    scores themselves or a paged `cache` the keys, this is transformers' own function for SDPA (one token alone:
+    `_of_one_token`). The output has the queries' dtype, whatever attention was computed in.
     """
     runs: Sequence[AttentionRun] | None = others.pop("runs", None)
-    if runs is None and query_NATD.shape[2] == 1 and others.get("position_bias") is None:
+    if runs is None and _is_one_token(query_NATD, others):
         return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
     dtype = query_NATD.dtype
     if runs is None or others.get("position_bias") is not None:
@@ -144,12 +171,13 @@ def _of_one_token(
     scaling: float | None,
 ) -> torch.Tensor:
     """Return [N, 1, A, D]. Heads that share keys become the queries of one head: transformers would copy all keys and
-    values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19). In bfloat16 a lone query is
-    doubled: torch's kernel takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
+    values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19), and torch's `enable_gqa`
+    does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone query is doubled: torch takes 1.6 times
+    as long for one query as for two (torch 2.13, docs/lab_book.md)."""
     count, heads, _, size = query_NA1D.shape
     group = heads // key_NKTD.shape[1]
     query_NKgD = query_NA1D.reshape(count, -1, group, size)
-    if group == 1 and query_NKgD.dtype == torch.bfloat16:
+    if group == 1 and query_NKgD.dtype == torch.bfloat16 and query_NKgD.device.type == "cpu":
         query_NKgD = query_NKgD.expand(-1, -1, 2, -1)
     output_NKgD = functional.scaled_dot_product_attention(
         query_NKgD, key_NKTD, value_NKTD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling

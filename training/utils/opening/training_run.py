@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
 from training.utils.opening.result import TrainingResult
+from training.utils.run.ahead import Ahead
 from training.utils.run.console import progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.traces import Traces, traced
@@ -30,6 +32,7 @@ class NumberedRow(Protocol):
 
 
 Row = TypeVar("Row", bound=NumberedRow)
+Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,36 @@ class TrainingRun(Generic[Row]):
     def ranks(self) -> Ranks:
         return self.engine.ranks
 
-    def speed_figures(self, documents: Sequence[Document], outputs: int, seconds: float) -> dict[str, float]:
-        """train/tokens_per_second, and train/mfu if the loop has a meter, of an optimizer step on `documents`, of all
-        ranks. outputs: tokens or scores that the model predicts."""
-        figures = {"train/tokens_per_second": sum(document.tokens for document in documents) / seconds}
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether a thread lays out the next step while one runs. Not on a CPU: it would take the cores that the step
+        computes on."""
+        return self.ranks.device.type == "cuda"
+
+    def work_of(self, documents: Sequence[Document], outputs: int) -> dict[str, float]:
+        """What a step's work on `documents` is, to be summed over the ranks: `tokens`, and `flops` if the loop has a
+        meter. outputs: tokens or scores that the model predicts there."""
+        work = {"tokens": float(sum(document.tokens for document in documents))}
         if self.settings.meter is not None:
-            figures["train/mfu"] = self.settings.meter.mfu(documents, outputs, seconds)
+            work["flops"] = self.settings.meter.flops(documents, outputs)
+        return work
+
+    def speed_figures(self, work: Mapping[str, float], seconds: float) -> dict[str, float]:
+        """train/tokens_per_second, and train/mfu if the loop has a meter. work: `work_of` all ranks."""
+        figures = {"train/tokens_per_second": work["tokens"] / seconds}
+        if self.settings.meter is not None:
+            figures["train/mfu"] = work["flops"] / seconds / self.settings.meter.peak_flops_per_second
         return figures
+
+
+@dataclass(frozen=True)
+class NextStep(Generic[Prepared]):
+    """An optimizer step. taken: indices of its training rows. ready: to be called once; returns what was prepared of
+    them, as soon as it is, and begins to prepare the step after it."""
+
+    number: int
+    taken: Sequence[int]
+    ready: Callable[[], Prepared]
 
 
 class TrainingLoop:
@@ -108,15 +134,34 @@ class TrainingLoop:
         said = "trained, without evaluation rows" if after is None else sentence(before, after)
         return TrainingResult(before, after, summary, said)
 
-    def steps(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """(step, indices of its training rows) for every optimizer step that is left; evaluates and saves after those
-        at which it is due."""
+    def steps(self, prepare: Callable[[Sequence[int]], Prepared]) -> Iterator[NextStep[Prepared]]:
+        """Every optimizer step that is left; evaluates and saves after those at which it is due.
+
+        prepare: makes of the indices of a step's training rows what the step computes on. It may run in a thread, while
+            the step before computes, and must be pure.
+        """
         run, settings = self._run, self._run.settings
         total, interval = settings.total_steps, settings.eval_interval
         stream = ShuffledStream(len(run.train_rows), settings.seed)
-        with progress_bar(total, run.name, run.ranks.is_main, done=self._done) as self._bar:
+
+        def taken(step: int) -> tuple[int, ...]:
+            return tuple(stream.take((step - 1) * settings.items_per_step, settings.items_per_step))
+
+        ahead: Ahead[tuple[int, ...], Prepared] = Ahead(prepare, run.prepares_ahead)
+        with (
+            contextlib.closing(ahead),
+            progress_bar(total, run.name, run.ranks.is_main, done=self._done) as self._bar,
+        ):
             for step in traced(range(self._done + 1, total + 1), settings.traces, run.ranks.rank):
-                yield step, stream.take((step - 1) * settings.items_per_step, settings.items_per_step)
+                rows = taken(step)
+
+                def ready(step: int = step, rows: tuple[int, ...] = rows) -> Prepared:
+                    made = ahead.made(rows)
+                    if step < total:
+                        ahead.begin(taken(step + 1))
+                    return made
+
+                yield NextStep(step, rows, ready)
                 if step == total or (interval and step % interval == 0):
                     self.after = self._evaluate(step)
                 if run.checkpoints.due(step, total):

@@ -14,9 +14,10 @@ import torch
 from training.utils.data.rows.documents import responses_document
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.startup import Ranks
-from training.utils.layout.documents import unshared
+from training.utils.layout.documents import Document, unshared
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
+from training.utils.layout.transfer import pinned
 from training.utils.opening.training_run import TrainingRun
 
 _FORWARDS_AT_A_TIME = 16  # of each rank, where a whole split is read: enough to balance and to sort
@@ -31,6 +32,8 @@ class PreferenceBatch:
     place_B: int64, its place among that row's responses, 0 the best.
     tokens_B: int64, its response's tokens.
     margin_Q: float32, by how much the data asks the better response to beat the worse; 0 where it states no margin.
+    is_best_B: bool, whether the response is its row's best.
+    documents: its rows, before they were laid out.
     """
 
     ranked: RankedRows
@@ -38,6 +41,8 @@ class PreferenceBatch:
     place_B: np.ndarray
     tokens_B: np.ndarray
     margin_Q: torch.Tensor
+    is_best_B: torch.Tensor
+    documents: tuple[Document, ...] = ()
 
 
 def preference_batches(
@@ -50,8 +55,8 @@ def preference_batches(
     rows_at_a_time: int | None = None,
 ) -> Iterator[PreferenceBatch]:
     """Lay out this rank's share of the rows `indices`, in parts of `rows_at_a_time` (default: of some forwards of each
-    rank); every rank gets the same number of micro-batches. The same rows, plan and parts give the same micro-batches,
-    and so bit-identical numbers.
+    rank), on the CPU (pinned, where the ranks' device is a GPU); every rank gets the same number of micro-batches. The
+    same rows, plan and parts give the same micro-batches, and so bit-identical numbers.
 
     are_targets: whether a policy reads log-probabilities of the responses; a reward model predicts no tokens.
     """
@@ -60,10 +65,9 @@ def preference_batches(
         part = indices[start : start + at_a_time]
         taken = [rows[index] for index in part]
         lengths = [planned_tokens(len(row.prompt_ids), response_tokens(row), plan.packed) for row in taken]
-        documents = [responses_document(row, are_targets) for row in taken]
-        levels = [margin_levels(row) for row in taken]
         for layout in plan_step(lengths, plan)[ranks.rank]:
-            ranked = ranked_rows([[documents[number] for number in row] for row in layout], plan.packed, pad_token_id)
+            documents = [[responses_document(taken[number], are_targets) for number in row] for row in layout]
+            ranked = ranked_rows(documents, plan.packed, pad_token_id)
             numbers = [number for row in layout for number in row]
             sequences = [
                 (part[number], place, tokens)
@@ -71,15 +75,35 @@ def preference_batches(
                 for place, tokens in enumerate(response_tokens(taken[number]))
             ]
             row_B, place_B, tokens_B = np.array(sequences, dtype=np.int64).reshape(-1, 3).T
-            level_B = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(levels[at] for at in numbers)]))
-            margin_Q = (level_B[ranked.better_Q] - level_B[ranked.worse_Q]).to(ranks.device)
-            yield PreferenceBatch(ranked.to(ranks.device), row_B, place_B, tokens_B, margin_Q)
+            level_B = torch.from_numpy(
+                np.concatenate([np.zeros(0, np.float32), *(margin_levels(taken[at]) for at in numbers)])
+            )
+            margin_Q = level_B[ranked.better_Q] - level_B[ranked.worse_Q]
+            is_best_B = torch.from_numpy(place_B == 0)
+            flat = tuple(document for row in documents for document in row)
+            yield pinned(PreferenceBatch(ranked, row_B, place_B, tokens_B, margin_Q, is_best_B, flat), ranks.device)
 
 
-def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targets: bool) -> list[PreferenceBatch]:
-    """This rank's micro-batches of an optimizer step on the training rows `taken`."""
+@dataclass(frozen=True)
+class PreferenceStep:
+    """batches: this rank's of an optimizer step, on the CPU. work: this rank's, as in `TrainingRun.work_of`."""
+
+    batches: list[PreferenceBatch]
+    work: dict[str, float]
+
+
+def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targets: bool) -> PreferenceStep:
+    """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's own forward and
+    backward."""
     plan, pad = run.settings.train_plan, run.settings.pad_token_id
-    return list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, rows_at_a_time=len(taken)))
+    batches = list(
+        preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, rows_at_a_time=len(taken))
+    )
+    documents = [document for batch in batches for document in batch.documents]
+    if not plan.packed:
+        documents = [alone for document in documents for alone in unshared(document)]
+    outputs = sum(int(batch.tokens_B.sum()) if are_targets else len(batch.tokens_B) for batch in batches)
+    return PreferenceStep(batches, run.work_of(documents, outputs))
 
 
 def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[PreferenceBatch]:
@@ -91,19 +115,6 @@ def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[
 def response_tokens(row: ResponsesRow) -> list[int]:
     """Tokens of each response."""
     return [len(ids) for ids in row.response_ids]
-
-
-def speed_figures(
-    run: TrainingRun[ResponsesRow], taken: Sequence[int], seconds: float, are_targets: bool
-) -> dict[str, float]:
-    """`run.speed_figures` of an optimizer step on the rows `taken`. MFU counts the trained model's own forward and
-    backward."""
-    rows = [run.train_rows[index] for index in taken]
-    documents = [responses_document(row, are_targets) for row in rows]
-    if not run.settings.train_plan.packed:
-        documents = [alone for document in documents for alone in unshared(document)]
-    outputs = sum(sum(response_tokens(row)) if are_targets else len(row.response_ids) for row in rows)
-    return run.speed_figures(documents, outputs, seconds)
 
 
 def margin_levels(row: ResponsesRow) -> np.ndarray:

@@ -22,6 +22,7 @@ from training.utils.engine.collectives import from_main, summed
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums
+from training.utils.layout.transfer import moved, pinned
 from training.utils.models.lora import adapters_off, is_adapter_tensor
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.training_run import LoopSettings, TrainingRun
@@ -66,7 +67,8 @@ def read_rows(
     logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
-        for batch in preference_batches(rows, indices, plan, engine.ranks, pad, True):
+        for laid_out in preference_batches(rows, indices, plan, engine.ranks, pad, True):
+            batch = moved(laid_out, engine.ranks.device)
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)
             bar.update(min(plan.ranks * len(np.unique(batch.row_B)), bar.total - bar.n))  # ranks have about as many
@@ -123,7 +125,11 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
         log(f"reference: resumed {sum(len(known.rows_R) for known in found.values()):,} rows; {file.path}")
 
     def known(split: str) -> Reference:
-        return lambda batch: torch.tensor(found[split].of(batch.row_B, batch.place_B), device=run.ranks.device)
+        def read(batch: PreferenceBatch) -> torch.Tensor:
+            logprobs_B = torch.tensor(found[split].of(batch.row_B, batch.place_B))
+            return moved(pinned(logprobs_B, run.ranks.device), run.ranks.device)
+
+        return read
 
     return References(known("train"), known("eval"))
 

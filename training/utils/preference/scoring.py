@@ -16,6 +16,7 @@ from training.utils.engine.collectives import gathered
 from training.utils.engine.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
+from training.utils.layout.transfer import moved
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.errors import ThreestepError
@@ -37,7 +38,7 @@ def score_responses(
     mine = [np.zeros((0, 4))]
     for batch in preference_batches(rows, range(len(rows)), plan, ranks, pad_token_id, False, _PLANNED_ROWS):
         with torch.no_grad():
-            scores_B = read(batch.ranked.rows)
+            scores_B = read(moved(batch.ranked.rows, ranks.device))
         found = scores_B.double().cpu().numpy()[: len(batch.row_B)]
         mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, found]))
     everyone = np.concatenate(gathered(np.concatenate(mine)))

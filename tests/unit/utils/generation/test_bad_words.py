@@ -15,7 +15,12 @@ MASK = torch.tensor([[False, False, True], [True, True, True]])
 
 def banned(words, responses: list[list[int]], rows=(0, 1)) -> list[list[int]]:
     response_ids = torch.tensor(responses, dtype=torch.int64).view(2, -1)
-    found = BadWords(words, PROMPTS, MASK).banned(response_ids, torch.tensor(rows), vocabulary=10)
+    known = BadWords(words, PROMPTS, MASK)
+    recent = known.recent(response_ids, torch.tensor(rows))
+    found = known.banned(recent, vocabulary=10)
+    if response_ids.shape[1]:  # token by token as at once
+        before = known.recent(response_ids[:, :-1], torch.tensor(rows))
+        assert torch.equal(known.after(before, response_ids[list(rows), -1]), recent)
     return [row.nonzero().flatten().tolist() for row in found]
 
 
@@ -40,6 +45,10 @@ def test_padding_begins_nothing():
     assert banned([(7, 1, 2)], [[], []]) == [[], []]
     assert banned([(1, 2)], [[], []]) == [[2], []]
     assert banned([(7, 7, 7, 1, 2)], [[], []]) == [[], []]  # longer than the prompt
+
+
+def test_several_sequences_with_one_end():
+    assert banned([(5, 2), (6, 2), (2, 2), (3, 5, 2)], [[5], [6]]) == [[2], [2]]
 
 
 def test_rows_that_have_left():

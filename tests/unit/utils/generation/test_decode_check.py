@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from transformers import AutoModelForCausalLM
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.unit.utils.generation.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
+from training.utils.generation import decode_check, fixed_steps
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.decode_check import fitting_way, why_not_decoded
-from training.utils.generation.decoding import NONE, OURS, OWN, WAYS, Decoding, of_one_length
+from training.utils.generation.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.hybrid import HybridRollout
 from training.utils.generation.records import Rollout
@@ -53,7 +55,8 @@ def test_rollouts_are_drawn_from_the_models_own_log_probabilities(family):
     engine = TransformersRollout()
     notes = engine.check(nullcontext(model), own)
     assert (engine._way.padded, engine._way.cache) == CASES[family]
-    assert bool(notes) == (engine._way != WAYS[0])
+    assert bool(notes) == (engine._way not in (MASKED, WAYS[0]))
+    assert engine._way.masks_are_ours == (family in ("llama", "gemma2", "minicpm3"))
     ids_BP, mask_BP = prompts((3, 9, 5, 3), seed=5)
     request = RolloutRequest(ids_BP, mask_BP, replace(PLAIN, end_token_id=-1), list(range(8)), 2)
     frequent = engine.roll_out(model, request).response_ids_BR[:, 1:-3].flatten().bincount().argmax()
@@ -80,8 +83,48 @@ def test_a_slower_way_is_told_with_the_reasons():
 def test_the_usual_way_takes_few_forwards(longest_tokens):
     model, own = known("gemma2", longest_tokens)  # a window of 8
     way, seen = shapes_of_inputs(model, lambda: fitting_way(model, own))
-    assert way == (WAYS[0], []) and len(seen) <= 8
+    assert way == (MASKED, []) and len(seen) <= 8
     assert seen[0] == (4, 32 if longest_tokens else 9)
+
+
+class _OnAGpu:
+    """A model that says it is on a GPU, and computes here."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._model(**inputs)
+
+    device = SimpleNamespace(type="cuda")
+
+
+def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
+    """A family that cannot be captured says why, once, and is decoded as on a CPU."""
+    monkeypatch.setattr("training.utils.generation.decode_check._request", on_the_cpu(decode_check._request))
+    model, own = known("llama")
+    assert fitting_way(_OnAGpu(model), own) == (FIXED, [])
+    model, own = known("mixtral")
+    monkeypatch.setattr(fixed_steps, "CapturedStep", refused)
+    way, notes = fitting_way(_OnAGpu(model), own)
+    assert way == MASKED and len(notes) == 1
+    assert notes[0].startswith(
+        "warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails ("
+    )
+    model, own = known("bloom")
+    way, notes = fitting_way(_OnAGpu(model), own)
+    assert way == WAYS[0] and len(notes) == 1
+
+
+def on_the_cpu(made: Any) -> Any:
+    return lambda cases, device: made(cases, torch.device("cpu"))
+
+
+def refused(*_: Any) -> Any:
+    raise RuntimeError("called a synchronizing CUDA operation")
 
 
 class _Forgetful(Decoding):
@@ -102,7 +145,7 @@ def test_a_row_that_takes_anothers_cache_is_found(monkeypatch):
     assert "its log-probabilities differ by " in (why_not_decoded(model, own, WAYS[0]) or "")
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.cache}-{way.padded}")
+@pytest.mark.parametrize("way", [FIXED, MASKED, *WAYS], ids=lambda way: way.words)
 def test_every_way_draws_the_same_tokens(way):
     """Also with stop strings, banned words and rows that end; and one prompt token by token."""
 

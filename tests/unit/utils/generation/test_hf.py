@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.taped_step import WAITS
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES, VOCABULARY, tiny_causal_lm
 from training.utils.generation.base import RolloutRequest, Sampling
-from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.decoding import FIXED, MASKED, WAYS, Decoding
+from training.utils.generation.hf import TransformersRollout, end_check_tokens
 from training.utils.generation.records import Rollout
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
@@ -115,6 +118,76 @@ def test_rows_leave_the_batch():
     steps = int(rollout.response_lengths_B.max())
     assert seen[0] == (8, 11) and min(seen)[0] < 8
     assert seen[1:] == [(int((rollout.response_lengths_B > step).sum()), 1) for step in range(1, steps)]
+
+
+@pytest.mark.parametrize("way", [FIXED, WAYS[0]], ids=["fixed", "growing"])
+def test_looking_seldom_for_ends_gives_the_same_bits(way, monkeypatch):
+    """Ends, stop strings and banned words inside of the tokens between two looks. To the bit where as many rows stand
+    in the batch: a row that leaves later rounds the others' numbers otherwise, as any batch does."""
+
+    class InThisWay(TransformersRollout):
+        _way = way
+
+    model = tiny_causal_lm("llama")
+    how = replace(PLAIN, max_new_tokens=25)
+    free = responses(roll(model, how))
+    how = replace(how, end_token_id=frequent_token(roll(model, how)), top_p=0.95)
+    how = replace(how, stop=(spelt(free[2][9:11]),), bad_words=(tuple(free[5][3:5]), (free[1][2],)))
+    ids_BP, mask_BP = prompts()
+    requests = {
+        every: RolloutRequest(ids_BP, mask_BP, replace(how, end_check_tokens=every), list(range(16)), 2)
+        for every in (1, 4, 7, 25)
+    }
+    first = InThisWay(spelt).roll_out(model, requests[1])
+    assert len(first.response_lengths_B.unique()) >= 4 and not first.ended_B.all()
+    for every, request in requests.items():
+        drawn = InThisWay(spelt).roll_out(model, request)
+        assert responses(drawn) == responses(first) and torch.equal(drawn.ended_B, first.ended_B), every
+        torch.testing.assert_close(drawn.sampled_logprobs_BR, first.sampled_logprobs_BR, rtol=0, atol=2e-5)
+    monkeypatch.setattr(Decoding, "drop", lambda self, token_A, over: token_A)
+    first = InThisWay(spelt).roll_out(model, requests[1])
+    for every, request in requests.items():
+        drawn = InThisWay(spelt).roll_out(model, request)
+        for name in ("response_ids_BR", "response_lengths_B", "sampled_logprobs_BR", "ended_B"):
+            assert torch.equal(getattr(drawn, name), getattr(first, name)), (every, name)
+
+
+def test_a_gpu_is_asked_for_ends_every_few_tokens():
+    assert end_check_tokens(torch.device("cpu")) == 1
+    assert end_check_tokens(torch.device("cuda", 0)) == 8
+
+
+def test_the_host_waits_once_a_look():
+    """In a way whose masks are made once: no other operator reads a number back."""
+    model = tiny_causal_lm("llama")
+    ids_BP, mask_BP = prompts()
+
+    class Masked(TransformersRollout):
+        _way = MASKED
+
+    how = replace(PLAIN, bad_words=((5,), (6, 7)), top_k=20, min_p=0.01)
+    waits = {}
+    for most in (16, 32):
+        request = RolloutRequest(ids_BP, mask_BP, replace(how, max_new_tokens=most, end_check_tokens=8), range(8))
+        with _Waits() as counted:
+            Masked().roll_out(model, request)
+        waits[most] = counted.found
+    assert waits[16] == waits[32]  # `tolist` of the tokens is a copy, and no operator
+    assert len(waits[32]) <= 6
+
+
+class _Waits(TorchDispatchMode):
+    """Notes each operator whose answer or shape the host reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = str(operator).removeprefix("aten.").split(".")[0]
+        if name in WAITS:
+            self.found.append(name)
+        return operator(*args, **(kwargs or {}))
 
 
 def test_the_last_row_to_end_takes_no_forward_with_it():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.generation.base import Sampling
-from training.utils.generation.sampling import draw
+from training.utils.generation.sampling import _nucleus, _nucleus_in_rounds, draw, rounds_of_nucleus
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0, -3.0, 1.5, -0.5])
 
@@ -39,13 +39,13 @@ def cut_by_sorting(logits_V: torch.Tensor, how: Sampling) -> torch.Tensor:
     return probabilities / probabilities.sum()
 
 
-def frequencies(how: Sampling, draws: int = 20_000) -> torch.Tensor:
+def frequencies(how: Sampling, draws: int = 4_000) -> torch.Tensor:
     uniform_A = torch.rand(draws, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     token_A, _ = draw(LOGITS.expand(draws, -1), uniform_A, how)
     return torch.bincount(token_A, minlength=len(LOGITS)).double() / draws
 
 
-def chi_square(observed: torch.Tensor, expected: torch.Tensor, draws: int = 20_000) -> float:
+def chi_square(observed: torch.Tensor, expected: torch.Tensor, draws: int = 4_000) -> float:
     assert observed[expected == 0].sum() == 0
     kept = expected > 0
     return float(draws * ((observed - expected)[kept].square() / expected[kept]).sum())
@@ -140,6 +140,26 @@ def test_several_blocks_of_tokens_come_as_often_as_the_sorted_cuts_say(how):
     freedom = sum(len(want) for _, want in cells) - 1
     assert statistic < freedom + 4 * math.sqrt(2 * freedom) + 4
     torch.testing.assert_close(logprob_A, torch.log_softmax(logits_V / how.temperature, -1)[token_A])
+
+
+@pytest.mark.parametrize(("top_p", "min_p"), [(0.9, 0.0), (0.3, 0.0), (0.5, 0.02)])
+def test_rounds_without_waits_draw_the_same_tokens(top_p, min_p):
+    """As a GPU draws: no row is asked whether it was rejected."""
+    logits_V = torch.randn(300, generator=torch.Generator().manual_seed(2)) * 2
+    weights_AV = (logits_V - logits_V.max()).exp().expand(4_000, -1)
+    uniform_A = torch.rand(4_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    parts = (weights_AV, weights_AV.masked_fill(weights_AV < min_p, 0.0), uniform_A, top_p * weights_AV.sum(dim=-1))
+    token_A = _nucleus(*parts)
+    assert torch.equal(_nucleus_in_rounds(*parts, rounds_of_nucleus(top_p)), token_A)
+    without = _nucleus_in_rounds(*parts, 0)  # refused rows have the likeliest token
+    assert not torch.equal(without, token_A) and bool(((without == token_A) | (without == logits_V.argmax())).all())
+
+
+def test_rounds_of_nucleus():
+    """Poisson with mean -ln(top_p): for 1 / e that is 1, and P(N > 14) = 3e-13 where P(N > 13) = 4.6e-12."""
+    assert rounds_of_nucleus(math.exp(-1)) == 14
+    assert rounds_of_nucleus(0.999999) == 1  # P(N > 1) = 5e-13
+    assert 700 < rounds_of_nucleus(1e-300) < 1000  # and it ends
 
 
 def test_a_banned_token_is_not_drawn_and_changes_no_log_probability():

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import compiled
 from training.utils.models.compiled import check_compiler, compile_blocks
+from training.utils.models.layout_check import check_padded
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -79,6 +81,69 @@ def test_one_code_serves_all_blocks_and_widths():
     for width in (9, 12, 17, 23):
         policy(packed_rows([[plain(run(width, 2, 1)), plain(run(5, 2, 2))]], 0))
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def compilations() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_twenty_mixed_layouts_are_four_compilations():
+    """One row or several, with a mask or without."""
+    model, generator = tiny_causal_lm("llama", num_hidden_layers=1), torch.Generator().manual_seed(0)
+    policy = PolicyModel(model)
+    compile_blocks(model, "eager")
+    torch._dynamo.utils.counters.clear()
+    for index in range(20):
+        rows = random_rows(generator, 1 + index % 3, 6 + index)
+        if index % 5 == 4:
+            rows = packed_rows([[plain(run(4 + index, 1, index))] for _ in range(1 + index % 2)], 0)
+        policy(rows)
+    assert 2 <= compilations() <= 4
+
+
+def test_rollouts_before_training_use_up_nothing(capsys):
+    """Before, each layer of the cache and each of its states was a compilation: 4 layers used up torch's limit of 8,
+    and training compiled nothing."""
+    model = tiny_causal_lm("llama")
+    policy = PolicyModel(model)
+    compile_blocks(model, "eager")
+    torch._dynamo.utils.counters.clear()
+    rows, learned = micro_batches()[0], 0
+    for length in (5, 3):
+        model.generate(torch.full((2, length), 7), max_new_tokens=4, do_sample=False)
+        assert compilations() == learned
+        with torch.no_grad():
+            policy(rows)
+        gradients(policy.train(), [rows])
+        policy.eval()
+        learned = compilations()
+    assert learned == 2  # with gradients and without
+    assert capsys.readouterr().out == ""
+
+
+def test_where_the_limit_is_reached_a_line_says_so_and_nothing_changes(capsys):
+    model, batches = tiny_causal_lm("llama"), micro_batches()
+    want = gradients(PolicyModel(model), batches)
+    compile_blocks(model, "eager", limit=1)
+    got = gradients(PolicyModel(model), batches)
+    for name, gradient in want.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
+    assert capsys.readouterr().out == (
+        "warning: LlamaForCausalLM runs uncompiled from here on: more than 1 kinds of rows or blocks "
+        "were to be compiled; leave --torch_compile out\n"
+    )
+
+
+def test_blocks_that_are_compiled_wrong_end_the_run_at_its_start():
+    model = tiny_causal_lm("llama")
+
+    def wrong(graph: torch.fx.GraphModule, inputs: object) -> object:
+        return lambda *given: [part * 1.01 if part.is_floating_point() else part for part in graph(*given)]
+
+    compile_blocks(model, wrong)
+    read = PolicyModel(model)
+    with pytest.raises(ThreestepError, match="padded rows differ by .*; try --torch_compile false"):
+        check_padded(model, lambda rows: read(rows).logprobs_M, torch.device("cpu"))
 
 
 def test_compiled_blocks_give_the_same_scores_and_gradients():

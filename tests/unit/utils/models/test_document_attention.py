@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers as tf
 from torch.nn import functional
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
@@ -12,6 +13,7 @@ from training.utils.models.document_attention import (
     BY_DOCUMENT,
     attention_by_document,
     comparisons_with_sdpa,
+    share_keys_of_one_token,
     use_document_attention,
 )
 from training.utils.models.token_model import PolicyModel
@@ -113,6 +115,28 @@ def test_one_token(key_heads, value_size, dtype, close, masked):
         )
         attention_by_document(*given, scaling=0.3)
     assert own[0][1] is key and own[0][2] is value  # nothing is copied
+
+
+def test_transformers_own_sdpa_shares_keys_too(monkeypatch):
+    """On CUDA most models keep its name: a decoded token copies no keys there either, and all else is transformers'."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="sdpa").eval()
+    plain, heads = functional.scaled_dot_product_attention, []
+
+    def noting(query, key, value, **others):
+        heads.append((query.shape[2], key.shape[1]))
+        return plain(query, key, value, **others)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
+    ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.ones(2, 4).long()
+    mask[0, :2] = 0
+    generated = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    assert set(heads) == {(4, 4), (1, 4)}  # the prompts, and a token: four heads of keys, of two
+    heads.clear()
+    share_keys_of_one_token()
+    assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False), generated)
+    assert set(heads) == {(4, 4), (2, 2)}  # two queries of each head of keys
 
 
 def test_a_family_that_asks_for_the_name_is_noted():

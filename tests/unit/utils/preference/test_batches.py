@@ -17,7 +17,7 @@ from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import (
     margin_levels,
     preference_batches,
-    speed_figures,
+    train_batches,
 )
 
 
@@ -125,9 +125,9 @@ def figures(packed: bool, meter: ComputeMeter | None, are_targets: bool) -> dict
     plan = PlanSettings(ranks=1, packed=packed)
     settings = LoopSettings(1, 1, plan, plan, eval_interval=0, pad_token_id=0, seed=0, meter=meter)
     row = ResponsesRow(0, np.array([5, 6, 7]), (np.array([8, 9]), np.array([4])))
-    nothing: Any = SimpleNamespace(ranks=None)
+    nothing: Any = SimpleNamespace(ranks=ranks())
     run = TrainingRun("test", nothing, [row], [], settings, nothing)
-    return speed_figures(run, [0], 2.0, are_targets)
+    return run.speed_figures(train_batches(run, [0], are_targets).work, 2.0)
 
 
 def test_the_share_of_the_peak_counts_a_shared_prompt_once():

@@ -1,0 +1,232 @@
+"""Every loop on a pretended GPU (`tests/support/cuda_stand_in`): none mixes devices, and none waits for the device
+while it starts the work of a step.
+
+What runs there is a whole program, from its flags to the saved model, so that the start-up check, the reading of
+models, checkpoints and resuming run too. Its counts are upper bounds: a lower count is welcome, and then the new bound.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cuda_stand_in.device import Counts, counted
+
+DATA = "--data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --max_seq_len 100 --num_workers 1 --dtype fp32"
+STEPS = "--max_train_steps 2 --learning_rate 1e-3 --per_device_train_batch_size 2 --gradient_accumulation_steps 3"
+ROLLOUTS = (
+    "--max_train_steps 2 --per_device_generation_batch_size 4 --per_device_training_batch_size 4 "
+    "--max_answer_seq_len 6 --actor_learning_rate 1e-3"
+)
+# The kinds of Counts, in the order of a line of the tables below.
+KINDS = ("waits", "to_device", "from_device", "operators")
+
+
+# What runs where the pretended GPU is.
+
+
+def files(place: str) -> bool:
+    from tests.support.forked_runs import make_files
+
+    make_files(Path(place), rows=60)
+    return True
+
+
+def step_counts(module: str, flags: list[str]) -> list[dict[str, Any]]:
+    """Run the program; return for each optimizer step its micro-batches, and the counts before and from its update on,
+    with the lines."""
+    import importlib
+
+    found: list[dict[str, Any]] = []
+    with _noted_steps(found):
+        importlib.import_module(f"training.{module}.main").main(flags)
+    return found
+
+
+@contextmanager
+def _noted_steps(found: list[dict[str, Any]]) -> Iterator[None]:
+    from training.step1_sft.trainer import SftTrainer
+    from training.step2_dpo.trainer import DpoTrainer
+    from training.step2_reward.trainer import RewardTrainer
+    from training.step3_ppo.learning import Learner
+    from training.utils.engine.training_engine import TrainingEngine
+
+    current: dict[str, Any] = {}
+
+    def noted(step: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with counted() as counts:
+                current.update(counts=counts, micro_batches=0, before=None)
+                result = step(*args, **kwargs)
+            before, whole = current["before"], counts.totals()
+            found.append(
+                {
+                    "micro_batches": current["micro_batches"],
+                    "before": [before[kind] for kind in KINDS],
+                    "update": [whole[kind] - before[kind] for kind in KINDS],
+                    "lines": counts.lines(),
+                }
+            )
+            return result
+
+        return wrapped
+
+    backward, update = TrainingEngine.backward, TrainingEngine.step
+
+    def noted_backward(self: Any, loss: Any) -> None:
+        backward(self, loss)
+        current["micro_batches"] = current.get("micro_batches", 0) + 1
+
+    def noted_update(self: Any) -> Any:
+        counts: Counts = current["counts"]
+        if current["before"] is None:
+            current["before"] = counts.totals()
+        return update(self)
+
+    TrainingEngine.backward, TrainingEngine.step = noted_backward, noted_update  # type: ignore[method-assign]
+    for owner, name in (
+        (SftTrainer, "_optimizer_step"), (RewardTrainer, "_optimizer_step"), (DpoTrainer, "_optimizer_step"),
+        (Learner, "learn"),
+    ):  # fmt: skip
+        setattr(owner, name, noted(getattr(owner, name)))
+    yield
+
+
+# The tests.
+
+
+@pytest.fixture(scope="module")
+def place(on_cuda, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("on_cuda")
+    on_cuda(files, folder)
+    return folder
+
+
+def flags_of(place: Path, name: str, more: str) -> list[str]:
+    words = f"--data_path jsonl:{place}/pairs.jsonl --data_output_path {place}/cache --report_mfu false {DATA} {more}"
+    return [*words.split(), "--output_dir", str(place / name)]
+
+
+def counts_of(on_cuda, place: Path, module: str, name: str, more: str) -> list[dict[str, Any]]:
+    start = "--actor_model_name_or_path" if module == "step3_ppo" else "--model_name_or_path"
+    found = on_cuda(step_counts, module, flags_of(place, name, f"{start} {place}/start {more}"))
+    assert (place / name / "model" / "config.json").exists() or (place / name / "actor" / "config.json").exists()
+    return found
+
+
+# Before the update nothing waits: the host must stay ahead of the GPU. transformers looks once whether the positions of
+# one packed row restart (masking_utils.py); that line is not ours.
+# The first step of a run times attention on its rows, for the log.
+TIMED = "synchronize at training/utils/models/attention_forms.py"
+THEIRS = "_local_scalar_dense at training/utils/models/token_model.py"
+# From the update on: two copies and a number in DeepSpeed's clipping and our look at the norm, of each model that is
+# updated, by which a bad step is skipped; and one for all figures.
+UPDATE_WAITS = 3
+
+
+def check(step: dict[str, Any], models: int = 1) -> None:
+    theirs, timed = (sum(int(line.split()[0]) for line in step["lines"] if words in line) for words in (THEIRS, TIMED))
+    waits, _, from_device, _ = step["before"]
+    assert step["micro_batches"] >= models and theirs <= step["micro_batches"]
+    assert (waits - theirs - timed, from_device) == (0, 0), step["lines"]
+    copies = [line for line in step["lines"] if "to_device" in line and "engine/training_engine.py" not in line]
+    assert copies and all("pinned, without waiting" in line for line in copies), step["lines"]
+    assert step["update"][0] <= UPDATE_WAITS * models + 1, step["lines"]
+
+
+# Operators of one micro-batch, forward and backward with plain attention, of a Llama of two layers: those that were
+# counted, and a tenth. Less is welcome; more is a kernel that each micro-batch starts without need.
+OPERATORS = {"step1_sft": 400, "step2_reward": 410, "step2_dpo": 445}
+
+
+@pytest.mark.parametrize("module", list(OPERATORS))
+def test_a_step_with_one_model_waits_for_its_figures_alone(on_cuda, place, module):
+    found = counts_of(on_cuda, place, module, module, STEPS)
+    assert len(found) == 2
+    for step in found:
+        check(step)
+        assert step["micro_batches"] > 1
+    assert TIMED not in " ".join(found[1]["lines"])
+    assert found[1]["before"][3] <= OPERATORS[module] * found[1]["micro_batches"]
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "flags"),
+    [
+        ("ppo", (1, 2), "--critic_warmup 1"),  # the critic alone, then both
+        ("grpo", (1, 1, 1, 1), "--advantage grpo --num_samples_per_prompt 2"),
+    ],
+)
+def test_a_step_of_step_three_waits_for_its_figures_alone(on_cuda, place, name, models, flags):
+    critic = f"--critic_model_name_or_path {place}/scorer --critic_learning_rate 1e-3"
+    found = counts_of(on_cuda, place, "step3_ppo", name, f"{ROLLOUTS} {critic} {flags}")
+    assert len(found) == len(models)
+    for step, count in zip(found, models, strict=True):
+        check(step, count)
+
+
+def test_a_stopped_run_resumes_to_the_same_metrics(on_cuda, place):
+    """With the thread that lays out steps ahead: it draws nothing, and a checkpoint knows nothing of it."""
+    flags = f"{STEPS.replace('_steps 2', '_steps 3')} --num_train_epochs 2 --dropout 0.1"
+    counts_of(on_cuda, place, "step1_sft", "whole", flags)
+    counts_of(on_cuda, place, "step1_sft", "saved", f"{flags} --save_every 2")
+    resumed = counts_of(on_cuda, place, "step1_sft", "saved", f"{flags} --save_every 2 --resume")
+    assert len(resumed) == 1
+    losses = [_losses(place / name / "metrics.jsonl") for name in ("whole", "saved")]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def _losses(path: Path) -> list[float]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+def estimates_and_losses() -> dict[str, list[str]]:
+    """Every advantage estimator and policy loss on the device, and where its results lie."""
+    import torch
+
+    from training.step3_ppo.advantages import ESTIMATORS
+    from training.step3_ppo.advantages.inputs import AdvantageInputs
+    from training.step3_ppo.algorithm import experience_settings, learning_settings, selected_algorithm
+    from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+    from training.step3_ppo.arguments import PpoArguments
+    from training.step3_ppo.losses import POLICY_LOSSES
+    from training.step3_ppo.losses.tokens import PolicyTokens
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.run.errors import Mistakes
+
+    device = torch.device("cuda")
+    ppo = PpoArguments(num_samples_per_prompt=2)
+    values_BR = torch.linspace(0.0, 1.0, 12).view(4, 3).to(device)
+    lengths_B = torch.tensor([3, 2, 3, 1], device=device)
+    found = {}
+    for name in ESTIMATORS:
+        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), ppo, Mistakes())
+        settings = experience_settings(algorithm, ppo, None, PlanSettings(1), 1)
+        group_B = torch.arange(4, device=device) // 2
+        inputs = AdvantageInputs(
+            values_BR, lengths_B, group_B, values_BR, values_BR[:, 0], over_ranks=lambda part: part
+        )
+        made = settings.estimator.estimate(inputs, settings.advantage)
+        found[name] = sorted({str(part.device) for part in made if part is not None})
+    for name in POLICY_LOSSES:
+        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), ppo, Mistakes())
+        settings = learning_settings(algorithm, ppo)
+        flat_M = values_BR.flatten().requires_grad_()
+        sequence_M = torch.arange(4, device=device).repeat_interleave(3)
+        selected_M = sequence_M > 2 if settings.policy_loss.keys is not None else None
+        tokens = PolicyTokens(flat_M, flat_M.detach() + 0.1, flat_M.detach(), sequence_M, selected_M)
+        losses_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
+        losses_M.sum().backward()
+        found[name] = sorted({str(part.device) for part in (losses_M, clipped_M, flat_M.grad)})
+    return found
+
+
+def test_every_estimator_and_policy_loss_stays_on_the_device(on_cuda):
+    found = on_cuda(estimates_and_losses)
+    assert len(found) > 12 and {name: places for name, places in found.items() if places != ["cuda:0"]} == {}

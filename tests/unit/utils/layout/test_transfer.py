@@ -1,0 +1,38 @@
+"""Batches are moved whole, with the records inside them, and pinned for a GPU alone."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.cuda_stand_in.device import counted
+from training.utils.layout.documents import join
+from training.utils.layout.ranked import RankedRows
+from training.utils.layout.rows import padded_rows
+from training.utils.layout.transfer import moved, pinned
+
+CPU = torch.device("cpu")
+
+
+def batch() -> RankedRows:
+    rows = padded_rows([join(torch.tensor([1, 2]), torch.tensor([3])), join(torch.tensor([4]), torch.tensor([5]))], 0)
+    return RankedRows(rows, torch.tensor([0]), torch.tensor([1]), torch.tensor([1.0]))
+
+
+def test_on_a_cpu_nothing_is_copied():
+    made = batch()
+    assert pinned(made, CPU) is made
+    assert moved(made, CPU).rows.input_ids_NT is made.rows.input_ids_NT
+
+
+def on_the_device() -> dict:
+    made = batch()
+    with counted() as counts:
+        there = moved(pinned(made, torch.device("cuda")), "cuda")
+    parts = [*vars(there.rows).values(), there.better_Q, there.worse_Q, there.weight_Q]
+    places = sorted({str(part.device) for part in parts if part is not None})
+    ids = there.rows.input_ids_NT.tolist()
+    return {"places": places, "waits": counts.total("waits"), "copies": counts.total("to_device"), "ids": ids}
+
+
+def test_to_a_gpu_every_tensor_is_copied_without_waiting(on_cuda):
+    assert on_cuda(on_the_device) == {"places": ["cuda:0"], "waits": 0, "copies": 10, "ids": [[1, 2, 3], [4, 5, 0]]}
