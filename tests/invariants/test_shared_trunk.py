@@ -49,6 +49,6 @@ def test_an_update_of_one_role_leaves_the_other_alone(found):
 
 
 def test_the_critic_that_is_saved_scores_in_plain_transformers(found):
-    """In bfloat16 attention of short rows is computed in float32 here and in bfloat16 there: scores below 1 then
-    differ by their last bit, 2**-8, at the most."""
-    assert found[0]["merged"] <= (2**-8 if found[0]["dtype"] == "bf16" else 1e-5)
+    """In bfloat16 attention of short rows is computed in float32 here and in bfloat16 there: scores near 1 then differ
+    by a few of their last bits, 2**-8 each. That the merge is right is shown in float32."""
+    assert found[0]["merged"] < (2**-6 if found[0]["dtype"] == "bf16" else 1e-5)
