@@ -37,7 +37,8 @@ ROOT = Path(__file__).parents[2]
 TORCH_BRINGS = ("torch", "triton", "filelock", "typing-extensions", "setuptools", "sympy", "mpmath", "networkx",
                 "jinja2", "markupsafe", "fsspec")  # fmt: skip
 BUILT = "deepspeed"  # the registry has its source alone
-ALSO = ("pyarrow", "pytest")  # imported by the package, which has it from datasets; of the tests marked gpu
+# The package imports pyarrow, which datasets brings; the others are of the tests marked gpu and their configuration.
+ALSO = ("pyarrow", "pytest", "pytest-timeout", "hypothesis")
 # Left out of a wheel, with their lines in its RECORD: what nothing here imports, and the rest of it does without.
 TRIMMED = {
     "pyarrow": (
@@ -46,6 +47,7 @@ TRIMMED = {
         "pyarrow/_orc*",
     ),
     "numpy": ("numpy/*/tests/*", "numpy/tests/*"),
+    "pandas": ("pandas/tests/*",),
 }  # fmt: skip
 # Not on any path of the measurements; the last is the first to be carried. What is lost without each.
 LEFT_OUT = {

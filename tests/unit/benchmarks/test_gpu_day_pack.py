@@ -97,7 +97,8 @@ def test_what_fits_is_carried_in_order(tmp_path, monkeypatch):
 
 def test_the_lists_are_those_of_the_project():
     required = {pack.canonicalize_name(each.name) for each in pack.required()}
-    assert {"torch", "deepspeed", "datasets", "pyarrow", "pytest"} <= required and set(pack.LEFT_OUT) <= required
+    assert {"torch", "deepspeed", "datasets", "pyarrow", "pytest", "pytest-timeout", "hypothesis"} <= required
+    assert set(pack.LEFT_OUT) <= required
     assert pack.frozen("torch==2.11.0+cu130\n-e git+x\nNumPy==2.5.2\n# a\nb @ file:///b\n") == {
         "torch": "2.11.0+cu130", "numpy": "2.5.2",
     }  # fmt: skip
