@@ -21,7 +21,7 @@ def found(request, launched):
     """The reports of all ranks on one case."""
     size, case = request.param
     _, reports = launched("shared_trunk_program", size)
-    return [report[case] for report in reports]
+    return [{**report[case], "dtype": program.CASES[case].dtype} for report in reports]
 
 
 def test_it_learns_what_two_separate_models_learn(found):
@@ -49,4 +49,6 @@ def test_an_update_of_one_role_leaves_the_other_alone(found):
 
 
 def test_the_critic_that_is_saved_scores_in_plain_transformers(found):
-    assert found[0]["merged"] < 1e-5
+    """In bfloat16 attention of short rows is computed in float32 here and in bfloat16 there: scores near 1 then differ
+    by a few of their last bits, 2**-8 each. That the merge is right is shown in float32."""
+    assert found[0]["merged"] < (2**-6 if found[0]["dtype"] == "bf16" else 1e-5)
