@@ -130,14 +130,15 @@ NEW_HEAD = "has no scalar head: score.weight is new, drawn at random"
 @CHAINS
 @STEPS
 def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
-    """A line of the launcher's command, those of the data and the prompt style, step 2's new head, the machine's
-    rate, the report's place, the result; on stderr the progress alone."""
+    """Lines of the launcher's command, the ranks' device, the data and the prompt style, step 2's new head, the
+    machine's rate, the report's place, the result; on stderr the progress alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
     starts = ("data: ", "prompt style: ", "model: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
     launched = lines[0].startswith("+ ")
     assert launched or step > 1
-    assert [line for line in lines[launched:] if not line.startswith(starts)] == []
+    ranks = "2 ranks" if name == "together" else "1 rank"
+    assert [line.split(" on ")[0] for line in lines[launched:] if not line.startswith(starts)] == [ranks]
     assert len(set(lines)) == len(lines)
     assert sum(line.startswith(f"step {step}: ") for line in lines) == 1
     assert [line[-len(NEW_HEAD) :] for line in lines if line.startswith("model: ")] == [NEW_HEAD] * (step == 2)

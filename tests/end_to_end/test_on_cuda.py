@@ -197,6 +197,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.arguments import PpoArguments
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyTokens
+    from training.step3_ppo.mismatch_arguments import MismatchArguments
     from training.utils.layout.planner import PlanSettings
     from training.utils.run.errors import Mistakes
 
@@ -206,7 +207,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     lengths_B = torch.tensor([3, 2, 3, 1], device=device)
     found = {}
     for name in ESTIMATORS:
-        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), MismatchArguments(), ppo, Mistakes())
         settings = experience_settings(algorithm, ppo, None, PlanSettings(1), 1)
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
@@ -215,7 +216,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
         made = settings.estimator.estimate(inputs, settings.advantage)
         found[name] = sorted({str(part.device) for part in made if part is not None})
     for name in POLICY_LOSSES:
-        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), MismatchArguments(), ppo, Mistakes())
         settings = learning_settings(algorithm, ppo)
         flat_M = values_BR.flatten().requires_grad_()
         sequence_M = torch.arange(4, device=device).repeat_interleave(3)

@@ -42,8 +42,9 @@ def _in_dtype(folder: Path, dtype: torch.dtype, is_rounded: bool) -> Any:
 def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor, is_rounded: bool) -> Subject | None:
     """Return the subject in another precision; None where plain transformers does not run in it.
 
-    One by one and without padding, the engine takes the same operations: it may differ by what the precision does to
-    plain transformers, and logits of 4 in bfloat16 are 0.016 apart.
+    One by one and without padding, the engine takes the same operations, attention of short rows in float32 apart: it
+    is as far from exact numbers as plain transformers at the most, and so no further from plain transformers than
+    twice that. Logits of 4 in bfloat16 are 0.016 apart.
     """
     plain = _in_dtype(subject.folder, DTYPES[dtype], is_rounded)
     try:
@@ -51,7 +52,7 @@ def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor, is_rounded: boo
     except RuntimeError:
         return None
     least = 0.02 if dtype == "bf16" else 1e-3
-    return replace(subject, dtype=DTYPES[dtype], model=plain, tolerance=max(least, noise))
+    return replace(subject, dtype=DTYPES[dtype], model=plain, tolerance=max(least, 2 * noise))
 
 
 def ask_zero(of: Subject, place: Path, ranks: Ranks, stage: int, dtype: str) -> list[Answer]:

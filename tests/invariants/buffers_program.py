@@ -1,5 +1,6 @@
 """Launched on one or two ranks: loads models in bfloat16 at ZeRO stages, trains one step, saves, and reports what
-became of their buffers and of their log-probabilities, beside those of plain transformers in bfloat16.
+became of their buffers and of their log-probabilities, beside those of plain transformers in bfloat16. Attention is
+computed in bfloat16 here as there, so that equal buffers give equal bits.
 
 Arguments: the folder of the invariants' models, which is not read, a folder of this launch, and "long" for all
 FAMILIES, not ORDINARY alone. Report, on the first rank: {family: {stage: see `of_stage`}, "fp16": names of buffers that
@@ -27,8 +28,10 @@ def main(place: Path, is_long: bool) -> None:
     from tests.families.builds import build, quiet
     from training.utils.engine.collectives import barrier
     from training.utils.engine.startup import started_process_group
+    from training.utils.models import document_attention
 
     quiet()
+    document_attention.attention_dtype = lambda queries, part: part.dtype
     results: dict[str, dict[str, Any]] = {}
     with started_process_group() as ranks:
         for family in FAMILIES if is_long else ORDINARY[ranks.world_size]:
