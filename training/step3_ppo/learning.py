@@ -74,10 +74,8 @@ class Learner:
         by_number = {sequence.number: sequence for sequence in sequences}
         # What the step's denominators count.
         counted = [sequence for sequence in sequences if sequence.counts]
-        tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
-        longest = float(self.experience.length.max_tokens)
-        totals = StepTotals(tokens, float(len(counted)), longest)
-        actor_totals = StepTotals(*counted_by_the_actor(counted), longest)
+        totals, actor_totals = self._totals(counted)
+        tokens = totals.tokens
         selected = None
         if self.settings.policy_loss.keys is not None:
             selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
@@ -112,6 +110,13 @@ class Learner:
         if tokens:  # without a response that counts there are no means
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
         return figures
+
+    def _totals(self, counted: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
+        """Return the totals of all responses that count, and those of the actor's loss, which rejected tokens may have
+        left."""
+        longest = float(self.experience.length.max_tokens)
+        tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
+        return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
 
     def _learn_texts(
         self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss
