@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import sys
 import typing
@@ -23,6 +24,7 @@ from training.utils.run.flag_names import nearest_flags
 from training.utils.run.flags import VALUES, note_mistakes
 from training.utils.run.launcher_flags import LAUNCHER_FLAGS
 from training.utils.run.old_flags import OldFlag, flags_with_values, old_defaults, translated
+from training.utils.run.typed import typed_command
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -30,7 +32,7 @@ class ProgramParser(argparse.ArgumentParser):
 
     def __init__(self, program: str, description: str, epilog: str | None = None) -> None:
         super().__init__(
-            prog=f"python -m {program}",
+            prog=typed_command() or f"python -m {program}",
             description=description,
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,7 +51,7 @@ class ProgramParser(argparse.ArgumentParser):
 def _program() -> str | None:
     """How this program was started, as one types it; None: by a file's name, which argparse shows by itself."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # argparse reads it too, from Python 3.14 on
-    return None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return typed_command() or (None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}")
 
 
 def parse_arguments(
@@ -125,7 +127,7 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
     """Return every value of the parsed groups by its flag's name."""
     values: dict[str, Any] = {}
     for instance in instances:
-        members = [getattr(instance, name) for name in _members(type(instance))]
+        members = [getattr(instance, name) for name in _members(type(instance))]  # type: ignore[arg-type]
         own = resolved_settings(members) if members else dataclasses.asdict(instance)
         for name, value in own.items():
             if name in values and values[name] != value:
@@ -232,6 +234,7 @@ def _instance(group: type, namespace: argparse.Namespace) -> Any:
     return group(**{name: getattr(namespace, name) for name in names})
 
 
+@functools.cache
 def _members(group: type) -> dict[str, type]:
     """The groups in a composite, by field; empty for a group of flags."""
     kinds = typing.get_type_hints(group)
