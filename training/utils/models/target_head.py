@@ -30,7 +30,7 @@ class TokenLogprobs(NamedTuple):
     logprobs_M: log p(target | what it may see).
     log_normalizers_M: log of the sum of the exponentiated logits (a z-loss holds it near 0).
     is_greedy_M: bool, the target has the largest logit.
-    entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
+    entropies_M, logits_MV, states: in nats; of the whole vocabulary; of the trunk. None unless asked for.
     """
 
     logprobs_M: torch.Tensor
@@ -38,6 +38,15 @@ class TokenLogprobs(NamedTuple):
     is_greedy_M: torch.Tensor
     entropies_M: torch.Tensor | None
     logits_MV: torch.Tensor | None = None
+    states: TrunkStates | None = None
+
+
+class TrunkStates(NamedTuple):
+    """What a head for multi-token prediction reads of a model, detached: its last states of every slot (and what fills
+    the rows), and its input embeddings of the rows' tokens, without noise."""
+
+    hidden_LH: torch.Tensor
+    embeddings_LH: torch.Tensor
 
 
 class TargetHead(nn.Module):
@@ -58,6 +67,7 @@ class TargetHead(nn.Module):
         with_entropy: bool,
         with_logits: bool = False,
     ) -> TokenLogprobs:
+        """See TokenLogprobs."""
         if with_logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
             return read_logits(logits_MV, target_ids_M, temperature, with_entropy)
@@ -66,6 +76,15 @@ class TargetHead(nn.Module):
         read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M = read
         return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, entropies_M if with_entropy else None)
+
+    def read_alone(self, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor) -> TokenLogprobs:
+        """Return the same at temperature 1, with gradients for `hidden_MH` and none for the layer. Under ZeRO-3 the
+        layer must be whole until the backward is over."""
+        bias = None if self.bias is None else self.bias.detach()
+        chunk = max(1, self._chunk_bytes // (4 * self.weight.shape[0]))
+        given = (hidden_MH, self.weight.detach(), bias, target_ids_M, 1.0, False, chunk)
+        logprobs_M, log_normalizers_M, is_greedy_M, _ = _TargetLogprobs.apply(*given)
+        return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, None)
 
 
 def read_logits(
