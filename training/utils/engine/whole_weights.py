@@ -13,8 +13,8 @@ from training.utils.engine.training_engine import TrainingEngine
 
 @contextlib.contextmanager
 def whole_weights(engine: TrainingEngine, weights: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, `weights` of `engine` are whole, to be read. A collective under ZeRO-3, in which no forward or backward of
-    that engine may run."""
+    """Inside, `weights` of `engine` are whole, to be read. A collective under ZeRO-3; no forward or backward of that
+    engine may run inside."""
     if engine.settings.zero_stage != 3:
         yield
         return

@@ -24,8 +24,8 @@ from training.utils.layout.rows import TokenRows
 class MtpEntries:
     """What a module of one depth reads.
 
-    Worked example, the sequence [5 6 7* 8*] (* to be predicted) in one row, depth 1: token 5 has no entry; 6, in slot 1,
-    takes the state of slot 0 and predicts 7, and 7, in slot 2, takes that of slot 1 and predicts 8:
+    Worked example, the sequence [5 6 7* 8*] (* to be predicted) in one row, depth 1: token 5 has no entry; 6, in slot
+    1, takes the state of slot 0 and predicts 7, and 7, in slot 2, takes that of slot 1 and predicts 8:
         before_L [0 0 1 2]   has_entry_NT [[F T T T]]   rows.target_ids_M [7 8]   rows.predictor_M [1 2]
     Depth 2 begins in slot 2: has_entry_NT [[F F T T]], rows.target_ids_M [8], rows.predictor_M [2].
 
@@ -75,9 +75,7 @@ def _without(rows: TokenRows, has_entry_NT: torch.Tensor) -> TokenRows:
     segment_ids_NT = torch.where(is_alone_NT, new_NT, rows.segment_ids_NT)
     # One sequence holds what stands alone, as far as anybody counts.
     copies_NS = torch.cat([copies_NS[:, :before], torch.ones(count, most, dtype=torch.int64), copies_NS[:, -1:]], dim=1)
-    return replace(
-        rows, segment_ids_NT=segment_ids_NT, visible_NSS=wider_NSS, copies_NS=copies_NS, run_lengths=None
-    )
+    return replace(rows, segment_ids_NT=segment_ids_NT, visible_NSS=wider_NSS, copies_NS=copies_NS, run_lengths=None)
 
 
 def mtp_targets(documents: Sequence[Document], depth: int) -> int:

@@ -154,7 +154,7 @@ def packed_rows(
     for n, row in enumerate(rows):
         column = segments_before = 0
         for document in row:
-            lasts = []
+            lasts = list[int]()
             for index, segment in enumerate(document.segments):
                 length = len(segment.tokens)
                 here = slice(column, column + length)

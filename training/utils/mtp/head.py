@@ -43,6 +43,7 @@ class MtpModule(nn.Module):
         self.enorm = nn.RMSNorm(hidden_size, eps=eps)
         self.hnorm = nn.RMSNorm(hidden_size, eps=eps)
         self.eh_proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        nn.init.normal_(self.eh_proj.weight, std=(2 * hidden_size) ** -0.5)  # keeps the size of what it reads
         self.trunk = trunk
 
     def forward(self, embeddings_LH: torch.Tensor, before_LH: torch.Tensor, rows: Any) -> torch.Tensor:
@@ -84,9 +85,7 @@ def new_head(model: PreTrainedModel, layers: int, seed: int) -> MtpHead:
     _check_fits(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = MtpHead(_new_module(model) for _ in range(layers))
-        for module in head.depths:
-            nn.init.normal_(module.eh_proj.weight, std=(2 * _hidden_size(model)) ** -0.5)
+        head = MtpHead([_new_module(model) for _ in range(layers)])
     return head.to(model.dtype)
 
 

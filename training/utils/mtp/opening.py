@@ -41,18 +41,22 @@ def open_head(
     if stored < settings.layers:
         _start_as_the_last_block(head, stored, policy, model)
     weights = sum(weight.numel() for weight in head.parameters())
-    new = settings.layers - stored
-    parts = [f"{stored} from '{path}/{FOLDER}'"] * bool(stored) + [f"{new} new, with the model's last block"] * bool(new)
-    log(
-        f"multi-token prediction: {settings.layers} module{'s' if settings.layers > 1 else ''} of {weights:,} weights "
-        f"in all, {' and '.join(parts)}",
-        ranks.is_main,
-    )
+    log(f"multi-token prediction: {_origin(stored, settings.layers, path)}; {weights:,} weights", ranks.is_main)
     if policy.settings.zero_stage != 3:
         head.to(ranks.device)
     engine_settings = replace(policy.settings, lora_learning_rate=None)
     engine = TrainingEngine(head, engine_settings, ranks, total_steps)
     return MultiTokenPrediction(HeadTraining(engine, policy, settings.loss_coef, settings.layers))
+
+
+def _origin(stored: int, layers: int, path: str) -> str:
+    """Where the modules come from, in words."""
+    parts = []
+    if stored:
+        parts.append(f"{stored} of its modules from {path}/{FOLDER}")
+    if layers > stored:
+        parts.append(f"{layers - stored} new, with the weights of the model's last block")
+    return f"a head of {layers}: {' and '.join(parts)}"
 
 
 def head_writer(prediction: MultiTokenPrediction) -> Callable[[Any], None] | None:

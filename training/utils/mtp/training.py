@@ -111,8 +111,8 @@ class MtpSums:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def figures(self, group: str, depths: int, device: torch.device) -> dict[str, float]:
-        """Means over all ranks: GROUP/mtp_loss, nats a target, the mean of the depths; GROUP/mtp_acceptance_D, the share
-        of targets that are the head's first choice at depth D. {} without a head. A collective with one."""
+        """Means over all ranks: GROUP/mtp_loss, nats a target, the mean of the depths; GROUP/mtp_acceptance_D, the
+        share of targets that are the head's first choice at depth D. {} without a head. A collective with one."""
         if not depths:
             return {}
         names = [f"{kind}_{depth}" for kind in ("nll", "right", "targets") for depth in range(1, depths + 1)]

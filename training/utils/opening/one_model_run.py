@@ -92,7 +92,9 @@ def run_one_model(
         with checkpointed_run(plan, folder, parts, fingerprint, digests) as (metrics, checkpoints):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             name = f"step {flags.step.number}, {flags.step.label}"
-            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers, mtp)
+            training = TrainingRun(
+                name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers, mtp
+            )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
