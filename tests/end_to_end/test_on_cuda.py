@@ -282,7 +282,14 @@ def estimates_and_losses() -> dict[str, list[str]]:
         settings = experience_settings(algorithm, ppo, None, PlanSettings(1), 1)
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
-            values_BR, lengths_B, group_B, values_BR, values_BR[:, 0], over_ranks=lambda part: part
+            values_BR,
+            lengths_B,
+            group_B,
+            values_BR,
+            values_BR[:, 0],
+            -values_BR,
+            values_BR,
+            over_ranks=lambda part: part,
         )
         made = settings.estimator.estimate(inputs, settings.advantage)
         found[name] = sorted({str(part.device) for part in made if part is not None})
