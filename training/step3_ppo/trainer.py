@@ -30,7 +30,7 @@ from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest
 from training.utils.generation.records import Rollout
-from training.utils.run.console import Figure, log, progress_bar, show
+from training.utils.run.console import ShownFigure, log, progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.seeds import derived_seed
@@ -248,15 +248,15 @@ class PpoTrainer:
             return self.rollout_engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
 
 
-def _shown(figures: Mapping[str, float]) -> list[Figure]:
+def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
     """What the progress shows of a rollout with its updates."""
     cut_share = 1.0 - figures["rollout/ended_share"]
     rate = figures.get("actor/learning_rate", figures.get("critic/learning_rate"))  # the critic's while it warms up
-    found = [Figure("score", figures["rollout/score"])]
+    found = [ShownFigure("score", figures["rollout/score"])]
     if "rollout/kl" in figures:
-        found.append(Figure("KL", figures["rollout/kl"]))
+        found.append(ShownFigure("KL", figures["rollout/kl"]))
     if cut_share > 0:
-        found.append(Figure("cut at the length limit", cut_share, ".0%"))
+        found.append(ShownFigure("cut at the length limit", cut_share, ".0%"))
     if rate is not None:
-        found.append(Figure("learning rate", rate, ".2e", is_mean=False))
-    return [*found, Figure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]
+        found.append(ShownFigure("learning rate", rate, ".2e", is_mean=False))
+    return [*found, ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]

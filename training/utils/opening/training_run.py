@@ -18,7 +18,7 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
 from training.utils.opening.result import TrainingResult
 from training.utils.run.ahead import Ahead
-from training.utils.run.console import Figure, LogPace, log, progress_bar, show
+from training.utils.run.console import LogPace, ShownFigure, log, progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.traces import Traces, traced
 
@@ -174,9 +174,9 @@ class TrainingLoop:
         run.bad_steps.check(step, figures, [run.train_rows[index].row_id for index in taken])
         show(
             self._bar,
-            Figure("loss", figures["train/loss"]),
-            Figure("learning rate", figures["train/learning_rate"], ".2e", is_mean=False),
-            Figure("", figures["train/tokens_per_second"], ",.0f", "tok/s"),
+            ShownFigure("loss", figures["train/loss"]),
+            ShownFigure("learning rate", figures["train/learning_rate"], ".2e", is_mean=False),
+            ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s"),
         )
 
     def _evaluated(self, step: int) -> Any:

@@ -43,7 +43,7 @@ class LogPace:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ShownFigure:
     """A number to show with the progress. name: unique in a step. form: as `format` takes it. is_mean: a log line has
     its mean over the steps since the last line, otherwise its latest value."""
 
@@ -83,7 +83,7 @@ def progress_bar(
     return _Lines(**common, miniters=1, mininterval=0.0, pace=pace)
 
 
-def show(bar: tqdm, *figures: Figure) -> None:
+def show(bar: tqdm, *figures: ShownFigure) -> None:
     """Count one step as done and show `figures` with it."""
     if isinstance(bar, _Lines):
         bar.add(figures)
@@ -98,10 +98,10 @@ class _Lines(tqdm):
     def __init__(self, *, pace: LogPace, **common: Any) -> None:
         self._pace = pace
         self._last: tuple[int, float] | None = None  # the step and the time of the last line
-        self._figures: list[tuple[Figure, ...]] = []
+        self._figures: list[tuple[ShownFigure, ...]] = []
         super().__init__(**common)
 
-    def add(self, figures: tuple[Figure, ...]) -> None:
+    def add(self, figures: tuple[ShownFigure, ...]) -> None:
         """Keep the figures of a step for the next line."""
         if not self.disable:
             self._figures.append(figures)

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from training.utils.run import console
-from training.utils.run.console import Figure, LogPace, log, progress_bar, show
+from training.utils.run.console import LogPace, ShownFigure, log, progress_bar, show
 
 EVERY_STEP = LogPace(1, 0.0)
 
 
-def loss(value: float) -> Figure:
-    return Figure("loss", value, ".1f")
+def loss(value: float) -> ShownFigure:
+    return ShownFigure("loss", value, ".1f")
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_a_line_has_means_since_the_last_one(capsys, clock):
             show(
                 bar,
                 loss(step),
-                Figure("learning rate", step * 1e-5, ".2e", is_mean=False),
-                Figure("", 5e3, ",.0f", "tok/s"),
+                ShownFigure("learning rate", step * 1e-5, ".2e", is_mean=False),
+                ShownFigure("", 5e3, ",.0f", "tok/s"),
             )
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"SFT: step 1 of 5,000, loss 1.0, learning rate 1.00e-05, 5,000 tok/s, [\d:]+ left", first)
@@ -72,7 +72,7 @@ def test_a_line_has_means_since_the_last_one(capsys, clock):
 def test_a_figure_that_not_every_step_has(capsys, clock):
     with progress_bar(3, "PPO", True, unit="rollout", pace=EVERY_STEP) as bar:
         show(bar, loss(1.0))
-        show(bar, Figure("cut", 0.25, ".0%"), loss(2.0))
+        show(bar, ShownFigure("cut", 0.25, ".0%"), loss(2.0))
     assert capsys.readouterr().err.splitlines()[-1].startswith("PPO: rollout 2 of 3, cut 25%, loss 2.0, ")
 
 
@@ -95,7 +95,7 @@ def test_a_terminal_has_a_bar_with_the_time_left(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with progress_bar(4, "SFT", True) as bar:
         bar.mininterval = 0.0
-        show(bar, loss(1.0), Figure("", 5.0, ",.0f", "tok/s"))
+        show(bar, loss(1.0), ShownFigure("", 5.0, ",.0f", "tok/s"))
     said = capsys.readouterr().err
     assert re.search(r"SFT: +25%.*1/4 \[\d\d:\d\d<\d\d:\d\d, .*loss 1.0, 5 tok/s", said)
 
