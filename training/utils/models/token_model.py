@@ -45,18 +45,20 @@ class PolicyModel(nn.Module):
         with_entropy: bool = False,
         noise_NTE: torch.Tensor | None = None,
         with_logits: bool = False,
+        with_collisions: bool = False,
         with_states: bool = False,
     ) -> TokenLogprobs:
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. with_states:
         return `states` too, where the head is linear."""
+        asked = (temperature, with_entropy)
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_MH = hidden_LH.index_select(0, rows.predictor_M)
-            read = self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy, with_logits)
+            read = self._target_head(hidden_MH, rows.target_ids_M, *asked, with_logits, with_collisions)
             return read._replace(states=self._states(rows, hidden_LH)) if with_states else read
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
-        read = read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
+        read = read_logits(logits_MV, rows.target_ids_M, *asked, with_collisions)
         return read if with_logits else read._replace(logits_MV=None)
 
     @property
