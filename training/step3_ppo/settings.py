@@ -21,6 +21,7 @@ from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.flops import ComputeMeter
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
+from training.utils.run.console import LogPace
 from training.utils.run.traces import Traces
 
 
@@ -132,3 +133,4 @@ class PpoSettings:
     traces: Traces = Traces()
     eval_epochs: float = 0.0
     rollouts_per_epoch: float = 0.0
+    log_pace: LogPace = LogPace()

@@ -306,7 +306,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--report_to": Same("default: tensorboard; names separated by spaces or commas", spelled=_report_to),
     "--run_name": Same("trackers show it; without --output_dir the folder is runs/NAME"),
     "--logging_dir": needless("the curves are in OUTPUT_DIR/tensorboard"),
-    "--logging_steps": needless(_STEPS),
+    "--logging_steps": Same("of lines in a log file, at most one in --logging_seconds; metrics.jsonl has every step"),
     "--logging_strategy": needless(_STEPS),
     "--logging_first_step": needless(_STEPS, takes_value=False),
     "--gradient_accumulation_steps": Same(),
