@@ -45,7 +45,7 @@ def answers_to(
             seeds = [derived_seed(seed, "evaluation", place) for place in places]
             request = RolloutRequest(batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds)
             rollout = asked.engine.roll_out(asked.model, request)
-            texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_id)
+            texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_ids)
             bar.update(len(places))
             return [
                 (texts[index], rollout.response_of(index).tolist(), bool(rollout.ended_B[index]))

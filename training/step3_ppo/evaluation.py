@@ -96,7 +96,7 @@ class Evaluator:
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = self.rollout_engine.roll_out(model, request)
             scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
-        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_id)
+        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_ids)
         columns: dict[str, Sequence[Any]] = {
             "prompt_index": [index for index, _ in indices],
             "sample": [sample for _, sample in indices],

@@ -30,6 +30,7 @@ class Sampling:
 
     temperature: 0 picks the most likely token.
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
+    more_end_token_ids: end a response as end_token_id does; such as the tokens at which a served model stops.
     bad_words: token sequences that are never completed.
     stop: texts; a response ends with the token that completes one of them.
     end_check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
@@ -46,6 +47,12 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()
     end_check_tokens: int | None = None
+    more_end_token_ids: tuple[int, ...] = ()
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Each of them ends a response, and is its last token."""
+        return frozenset((self.end_token_id, *self.more_end_token_ids))
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class RolloutEngine(ABC):
 
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
         """Yield the tokens of one response, if possible as they are drawn, up to `max_new_tokens` or an end token
-        (`sampling.end_token_id` or one of `more_ends`), which is yielded too. Bad words and stop strings are
+        (`sampling.end_token_ids` or one of `more_ends`), which is yielded too. Bad words and stop strings are
         ignored."""
         for token in self.roll_out(model, request).response_of(0).tolist():
             yield token
