@@ -179,7 +179,12 @@ def check_reusable(roles: Roles) -> None:
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
     """How sequences are laid out over all ranks."""
     rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
-    return plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    return replace(
+        plan,
+        least_micro_batches=ppo.least_micro_batches,
+        micro_batches_multiple_of=ppo.micro_batches_multiple_of,
+    )
 
 
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
