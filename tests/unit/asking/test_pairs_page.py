@@ -14,4 +14,4 @@ def test_the_page():
     assert "<script>" not in text and "&lt;script&gt;x&lt;/script&gt;" in text and "a &lt; b?" in text
     assert text.count('class="answer best"') == 1  # a tie marks none
     assert text.count("expected: no") == 1
-    assert "http" not in text
+    assert "http:" not in text and "https:" not in text and "script-src" not in text

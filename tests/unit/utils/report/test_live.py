@@ -17,13 +17,17 @@ HOST = "127.0.0.1:1"
 
 
 class Clock:
-    """Ten seconds a call, so that every question looks at the files."""
+    """Stands, unless a question is asked: long after the one before it."""
 
     now = 0.0
 
     def __call__(self) -> float:
-        self.now += 10.0
         return self.now
+
+
+def asked(followed: LivePage, path: str, host: str = HOST) -> tuple[int, str, str]:
+    followed._clock.now += 1000.0
+    return answer_to(followed, path, host)
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +43,16 @@ def append(folder, **line) -> None:
 def test_only_what_changed_is_sent(sft_run):
     folder = sft_run()
     followed = LivePage([folder], Clock())
-    status, _, text = answer_to(followed, "/", HOST)
+    status, _, text = asked(followed, "/")
     assert status == 200 and '"live">{"version":1,"seconds":2.0}' in text
-    assert answer_to(followed, "/update?have=1", HOST)[0] == 204
+    assert asked(followed, "/update?have=1")[0] == 204
     append(folder, step=4, seconds=12.0, **{"train/loss": 1.25})
-    status, _, text = answer_to(followed, "/update?have=1", HOST)
+    status, _, text = asked(followed, "/update?have=1")
     update = json.loads(text)
     assert (status, update["version"], update["reload"]) == (200, 2, False)
     assert set(update["charts"]) == {"sft-0"} and update["charts"]["sft-0"]["lines"][0]["ys"][-1] == 1.25
     assert {"sft", "time", "top"} <= set(update["parts"]) and "settings" not in update["parts"]
-    assert answer_to(followed, "/update?have=2", HOST)[0] == 204
+    assert asked(followed, "/update?have=2")[0] == 204
 
 
 def test_a_new_chart_or_another_program_is_loaded_anew(sft_run):
@@ -56,7 +60,7 @@ def test_a_new_chart_or_another_program_is_loaded_anew(sft_run):
     followed = LivePage([folder], Clock())
     append(folder, step=4, seconds=12.0, **{"train/token_accuracy": 0.5})
     for have in (1, 99):
-        update = json.loads(answer_to(followed, f"/update?have={have}", HOST)[2])
+        update = json.loads(asked(followed, f"/update?have={have}")[2])
         assert update["reload"] and update["parts"] == {}
 
 
@@ -67,7 +71,7 @@ def test_only_what_was_appended_is_read(sft_run):
     taken = []
     lines.take = taken.append
     append(folder, step=4, seconds=12.0, **{"train/loss": 1.25})
-    followed.update(1)
+    asked(followed, "/update?have=1")
     assert [line["step"] for line in taken] == [4]
 
 
@@ -92,8 +96,8 @@ def test_looking_takes_a_tenth_of_the_time_at_most(sft_run, monkeypatch):
 
 @pytest.mark.parametrize(
     ("path", "host", "status"),
-    [("/", "evil.example:8900", 403), ("/", "", 403), ("/update?have=1", "evil.example", 403), ("/", "localhost:1", 200),
-     ("/../config.yaml", HOST, 404), ("/update", HOST, 204), ("/update?have=-1", HOST, 204),
+    [("/", "evil.example:8900", 403), ("/", "", 403), ("/update?have=1", "evil.example", 403),
+     ("/", "localhost:1", 200), ("/../config.yaml", HOST, 404), ("/update", HOST, 204), ("/update?have=-1", HOST, 204),
      ("/update?have=" + "9" * 5000, HOST, 204), ("/update?have=٣", HOST, 204)],
 )  # fmt: skip
 def test_requests_that_are_not_ours(sft_run, path, host, status):
@@ -105,7 +109,7 @@ def test_a_folder_that_is_gone_is_a_sentence(sft_run):
     followed = LivePage([folder], Clock())
     for path in folder.iterdir():
         path.unlink()
-    status, _, text = answer_to(followed, "/", HOST)
+    status, _, text = asked(followed, "/")
     assert status == 503 and "holds no run" in text
 
 
