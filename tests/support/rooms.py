@@ -29,6 +29,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "models": ("layout", "run"),
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
+    "mtp": ("engine", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "report", "run"),
     "dry_run": ("engine", "loading", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
@@ -36,6 +37,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "opening": (
         "checkpoints",
         "dry_run",
+        "mtp",
         "engine",
         "loading",
         "models",
@@ -161,6 +163,17 @@ def nobody_imports_a_program(module: str, source: str) -> list[str]:
         if found.module.startswith("training.")
         and is_program_file(found.module)
         and found.module not in ("training.__version__", plain_name(module))
+    )
+
+
+def nothing_imports_the_front(module: str, source: str) -> list[str]:
+    """`threestep`, the command and what Python imports, stands above the package."""
+    if inside(module, "threestep"):
+        return []
+    return distinct(
+        f"{module}:{found.line} imports {found.module}; the front imports the package, not the other way round"
+        for found in imports(module, source)
+        if inside(found.module, "threestep")
     )
 
 
