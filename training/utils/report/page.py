@@ -75,7 +75,8 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
     """Read nothing more: the runs' figures as HTML and as drawings."""
     by_kind = _by_kind(runs)
     steps = [step for run in runs for step in run.steps]
-    sections, drawings = [], {}
+    sections: list[tuple[str, str, str]] = []
+    drawings: dict[str, dict[str, Any]] = {}
     for (kind, own), charts in zip(by_kind.items(), step_charts(runs).values(), strict=True):
         drawn = {f"{kind}-{place}": (chart, drawing_of(chart)) for place, chart in enumerate(charts)}
         known = {name: (chart, drawing) for name, (chart, drawing) in drawn.items() if drawing is not None}

@@ -154,7 +154,7 @@ def _is_step(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in _FILES)
 
 
-class _Lines:
+class _GrowingLines:
     """The objects of a JSON-lines file that may grow; one that was cut or begun anew is read from its start again.
 
     Other lines, such as a killed run's last one, are counted in `problems`.
@@ -208,7 +208,7 @@ class _Lines:
         self.clear()
 
 
-class _Metrics(_Lines):
+class _Metrics(_GrowingLines):
     """Every line that has a step."""
 
     def clear(self) -> None:
@@ -219,14 +219,15 @@ class _Metrics(_Lines):
             self.lines.append(value)
 
 
-class _Samples(_Lines):
+class _Samples(_GrowingLines):
     """Those of the first and the last `step`, and of the first prompts at the steps between: the file grows with every
     evaluation, and is not kept whole."""
 
     def clear(self) -> None:
         self._first: list[dict[str, Any]] = []
         self._last: list[dict[str, Any]] = []
-        self._between: dict[Any, list[dict[str, Any]]] = {}  # by step
+        self._between: list[list[dict[str, Any]]] = []  # of every _apart-th step
+        self._apart, self._steps = 1, 0
 
     def take(self, value: dict[str, Any]) -> None:
         if value.get("greedy"):
@@ -234,13 +235,13 @@ class _Samples(_Lines):
         if not self._first or value.get("step") == self._first[0].get("step"):
             self._first.append(value)
             return
-        if self._last and value.get("step") != self._last[0].get("step"):
-            self._last = []
+        if not self._last or value.get("step") != self._last[0].get("step"):
+            if self._last and self._steps % self._apart == 0:
+                self._between.append(self._last[:_FIRST_PROMPTS])
+            self._last, self._steps = [], self._steps + 1
+            if len(self._between) > _EVALUATIONS:
+                self._between, self._apart = self._between[1::2], 2 * self._apart
         self._last.append(value)
-        if len(self._last) <= _FIRST_PROMPTS:
-            self._between.setdefault(str(value.get("step")), []).append(value)
-            if len(self._between) > 2 * _EVALUATIONS:
-                self._between = dict(list(self._between.items())[1::2])
 
     @property
     def first_and_last(self) -> list[list[dict[str, Any]]]:
@@ -248,10 +249,8 @@ class _Samples(_Lines):
 
     @property
     def first_prompts(self) -> list[dict[str, Any]]:
-        groups = list(self._between.values())
-        shown = groups[:: -(-len(groups) // _EVALUATIONS)] if groups else []
-        shown += [] if not groups or shown[-1] is groups[-1] else [groups[-1]]
-        return [sample for group in (self._first[:_FIRST_PROMPTS], *shown) for sample in group]
+        groups = (self._first[:_FIRST_PROMPTS], *self._between, self._last[:_FIRST_PROMPTS])
+        return [sample for group in groups for sample in group]
 
 
 def _mapping(path: Path, problems: list[str], load: Callable[[str], Any] = json.loads) -> dict[str, Any]:
