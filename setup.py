@@ -1,4 +1,4 @@
-"""Packaging of Threestep: the package `training`, its dependencies and its extras.
+"""Packaging of Threestep: the packages `training` and `threestep`, the command, dependencies and extras.
 
 The version is read from training/__init__.py as text, so that nothing is imported while a wheel is built.
 """
@@ -44,10 +44,12 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=find_packages(include=["training", "training.*"]),
+    packages=find_packages(include=["training", "training.*", "threestep"]),
+    entry_points={"console_scripts": ["threestep = threestep.command:main"]},
     package_data={
         "": ["configs/*.yaml", "README.md"],  # of whatever package has them
         "training": ["py.typed"],
+        "threestep": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require={

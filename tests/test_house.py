@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import house, rooms, trees
+from tests.support.heavy import heavy_modules_after
 from tests.support.sources import modules
 
 ROOT = Path(__file__).parents[1]
 MODULES = modules(ROOT / "training")
-USERS = {**modules(ROOT / "benchmarks"), **modules(ROOT / "examples")}
+FRONT = modules(ROOT / "threestep")
+USERS = {**FRONT, **modules(ROOT / "benchmarks"), **modules(ROOT / "examples")}
 PROGRAMS = sorted(
     name
     for name, source in MODULES.items()
@@ -70,6 +70,12 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "training.step1_sft.main",
         "from training.new_model import build",
         "from training import __version__",
+    ),
+    (
+        rooms.nothing_imports_the_front,
+        "training.chat",
+        "from threestep.command import main",
+        "import training",
     ),
     (
         rooms.programs_import_no_step,
@@ -188,7 +194,8 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
 
 @pytest.mark.parametrize("rule", house.MODULE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps(rule):
-    problems = [problem for module, source in MODULES.items() for problem in rule(module, source)]
+    checked = {**MODULES, **({} if rule is house.no_prints else FRONT)}  # the command prints
+    problems = [problem for module, source in checked.items() for problem in rule(module, source)]
     assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
 
 
@@ -272,24 +279,9 @@ training/            all of it
     assert trees.tree_problems("training/\n  step1_sft/   a step\n  utils/\n    run/  more\n", tmp_path) == []
 
 
-def heavy_modules_after(code: str) -> tuple[list[str], float, str]:
-    """Run `code` in a fresh Python; return the heavy packages it imported, its CPU seconds, its output."""
-    tail = """
-import resource, sys
-heavy = ("torch", "numpy", "deepspeed", "datasets", "pyarrow", "pandas", "peft", "accelerate", "tensorboard", "vllm")
-usage = resource.getrusage(resource.RUSAGE_SELF)
-print("\\nHEAVY", usage.ru_utime + usage.ru_stime, *[name for name in heavy if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code + tail], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
-    said, _, figures = done.stdout.rpartition("HEAVY ")
-    seconds, *heavy = figures.split()
-    return heavy, float(seconds), said
-
-
-def test_importing_the_package_is_cheap():
-    heavy, seconds, _ = heavy_modules_after("import training")
+@pytest.mark.parametrize("package", ["training", "threestep", "threestep.command"])
+def test_importing_the_package_is_cheap(package):
+    heavy, seconds, _ = heavy_modules_after(f"import {package}")
     assert heavy == []
     assert seconds < 1
 

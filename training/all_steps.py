@@ -29,6 +29,7 @@ from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
 from training.utils.run.step import known_steps
+from training.utils.run.typed import COMMAND_VARIABLE
 
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
@@ -181,6 +182,7 @@ def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
         _run("a new model with random weights", "training.new_model", flags, 1)
     seconds = {}
     environment = {**os.environ, WHOLE_RUN_VARIABLE: "1"}  # the steps' alone
+    environment.pop(COMMAND_VARIABLE, None)  # of this program
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
         title = f"step {place} of {len(plan.settings)}, {step.title}"

@@ -24,8 +24,10 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.support.rooms import runs_by_itself
+from threestep.command import ALONE, PROGRAMS
 from training.utils.opening import one_model
 from training.utils.run.errors import ThreestepError
+from training.utils.run.launcher_flags import as_variables
 
 ROOT = Path(__file__).parents[2]
 _OF_BENCHMARKS = [
@@ -65,6 +67,8 @@ def check_call(words: Sequence[str]) -> None:
         _check_python(rest)
     elif program == "bash":
         _check_script(rest)
+    elif program == "threestep":
+        _check_console(rest)
     elif program in _LAUNCHERS:
         module, arguments = _LAUNCHERS[program](rest)
         check_module(module, arguments)
@@ -173,7 +177,7 @@ def all_programs() -> list[str]:
         text = path.read_text(encoding="utf-8")
         if runs_by_itself(text) and re.search(r"def main\(|import main$|^main = ", text, re.MULTILINE):
             names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))
-    return sorted(set(names) - {"training.utils.run.launch"})
+    return sorted(set(names) - {"training", "training.utils.run.launch"})
 
 
 def _program(module: str) -> Any:
@@ -218,6 +222,15 @@ def _check_script(rest: list[str]) -> None:
     _require(handed_on or len(rest) == 1, f"{rest[0]} takes no arguments, got {' '.join(rest[1:])}")
     own = [word for word in shlex.split(call[1]) if "$" not in word or word == "$THREESTEP_ROOT"]
     check_module(own[0], [*own[1:], *rest[1:]])
+
+
+def _check_console(rest: list[str]) -> None:
+    """The console command, whose launcher takes --num_ranks away."""
+    if not rest or rest[0] in ("--help", "--version"):
+        return
+    _require(rest[0] in PROGRAMS, f"threestep has no command {rest[0]}")
+    program = PROGRAMS[rest[0]]
+    check_module(program.module, rest[1:] if program.takes_ranks == ALONE else as_variables(rest[1:], {})[0])
 
 
 def _with_settings(module: str, arguments: Sequence[str]) -> list[str]:

@@ -135,6 +135,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     rooms.steps_keep_apart,
     rooms.step_parts_look_down,
     rooms.nobody_imports_a_program,
+    rooms.nothing_imports_the_front,
     rooms.programs_import_no_step,
     rooms.third_parties_stay_home,
     rooms.maths_needs_torch_alone,

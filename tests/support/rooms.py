@@ -164,6 +164,17 @@ def nobody_imports_a_program(module: str, source: str) -> list[str]:
     )
 
 
+def nothing_imports_the_front(module: str, source: str) -> list[str]:
+    """`threestep`, the command and what Python imports, stands above the package."""
+    if inside(module, "threestep"):
+        return []
+    return distinct(
+        f"{module}:{found.line} imports {found.module}; the front imports the package, not the other way round"
+        for found in imports(module, source)
+        if inside(found.module, "threestep")
+    )
+
+
 def programs_import_no_step(module: str, source: str) -> list[str]:
     """Programs outside of the steps find steps by `known_steps()`, and import none."""
     if step_of(module) or module.startswith("training.utils"):

@@ -15,6 +15,7 @@ import pytest
 from tests.support import command_lines, pages
 from tests.support.command_lines import WrongCommand, check_call
 from tests.support.pages import HISTORY, ROOT, page_name
+from threestep.command import PROGRAMS
 from training.utils.data.sources import registry
 from training.utils.run import user_files
 
@@ -32,6 +33,7 @@ FOREIGN_FLAGS = {
     "--include": "deepspeed",
     "--master_addr": "deepspeed",
     "--master_port": "deepspeed",
+    "--module": "deepspeed",
     "--num_gpus": "deepspeed",
     "--num_nodes": "deepspeed",
     "--num_processes": "accelerate",
@@ -96,14 +98,14 @@ def test_commands_in_the_text_exist(path):
     """`python -m training.preview` and `bash scripts/test.sh` in a sentence: the program exists, with its flags."""
     wrong = []
     for span in pages.code_spans(path.read_text()):
-        match = re.match(r"(?:\w+=\S+ )*(?:python -m ([\w.]+)|bash (\S+))", span)
+        match = re.match(r"(?:\w+=\S+ )*(?:python -m ([\w.]+)|bash (\S+)|threestep ([a-z][\w-]*))", span)
         if match is None:
             continue
         if match[2] is not None:
             if not (ROOT / match[2]).is_file():
                 wrong.append(f"{span}: there is no {match[2]}")
             continue
-        module = match[1]
+        module = PROGRAMS[match[3]].module if match[3] else match[1]
         if module in command_lines.FOREIGN_MODULES:
             continue
         place = ROOT.joinpath(*module.split("."))

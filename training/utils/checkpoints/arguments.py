@@ -13,9 +13,9 @@ LATEST = "latest"
 # which move the learning rate's schedule on purpose.
 MAY_CHANGE = frozenset(
     {
-        "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "max_train_steps",
-        "num_train_epochs", "eval_interval", "profile_steps", "per_device_eval_batch_size", "report_mfu",
-        "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
+        "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
+        "max_train_steps", "num_train_epochs", "eval_interval", "profile_steps", "per_device_eval_batch_size",
+        "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
         "report", "report_to", "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
     }
 )  # fmt: skip
@@ -55,6 +55,12 @@ class CheckpointArguments:
         "Write a checkpoint and stop before the program has run this long, e.g. before a job's time limit: "
         "seconds, or 90m, 1h30m, 2d.",
     )
+    stop_at: str | None = flag(
+        None,
+        "The same before a reservation ends, with room for the longest step so far and a checkpoint: auto (what the "
+        "scheduler set in the environment), a variable's name, a file that holds the time, or the time (seconds since "
+        "1970, or 2026-05-01T17:30:00+02:00).",
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
@@ -63,6 +69,7 @@ class CheckpointArguments:
                 seconds_of(self.stop_before) is not None,
                 f"--stop_before expects a duration such as 5400, 90m or 1h30m, got '{self.stop_before}'",
             )
+        mistakes.require(self.stop_at != "", "--stop_at expects auto, a variable, a file or a time, got nothing")
 
     def limit_seconds(self) -> float | None:
         return None if self.stop_before is None else seconds_of(self.stop_before)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.utils.checkpoints.expiry import Deadline, expiry_of
 from training.utils.checkpoints.folder import read_manifest
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
@@ -30,6 +31,7 @@ from training.utils.run.storage import flush_to_disk
 
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1
+_EXPIRES = len(SIGNALS) + 2
 
 
 class Checkpoints:
@@ -110,6 +112,9 @@ class RunCheckpoints(Checkpoints):
         self._step_began = time.monotonic()
         self._longest_step_seconds = 0.0
         self._save_seconds: float | None = None
+        stop_at = self.plan.flags.stop_at
+        # The first rank alone reads it: hosts may disagree.
+        self._deadline = Deadline(expiry_of(stop_at)) if stop_at is not None and self._ranks.is_main else None
 
     def restore(self) -> tuple[int, dict[str, Any]]:
         point = self.point
@@ -176,20 +181,22 @@ class RunCheckpoints(Checkpoints):
             folder.prune(step, self.plan.flags.keep_last)
 
     def _stop_reason(self) -> int:
-        """Why this rank must stop: a signal's place in SIGNALS, from 1 on, or _OUT_OF_TIME; 0 if it need not."""
+        """Why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if it need
+        not."""
         now = time.monotonic()
         self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
         self._step_began = now
         for place, number in enumerate(SIGNALS, start=1):
             if self.interrupts.reason == number.name:
                 return place
-        limit = self.plan.flags.limit_seconds()
-        if limit is None:
-            return 0
         # Room for one more step and a checkpoint, each as long as the longest so far; the first checkpoint is a guess.
         save_seconds = self._longest_step_seconds if self._save_seconds is None else self._save_seconds
         needed = 1.5 * (self._longest_step_seconds + save_seconds)
-        return _OUT_OF_TIME if seconds_since_start() + needed > limit else 0
+        limit = self.plan.flags.limit_seconds()
+        if limit is not None and seconds_since_start() + needed > limit:
+            return _OUT_OF_TIME
+        left = None if self._deadline is None else self._deadline.seconds_left()
+        return _EXPIRES if left is not None and left < needed else 0
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
@@ -201,7 +208,9 @@ class RunCheckpoints(Checkpoints):
 
     def _stop_message(self, step: int, was_saved: bool) -> str:
         reason = f"--stop_before {self.plan.flags.stop_before}"
-        if self._stop != _OUT_OF_TIME:
+        if self._stop == _EXPIRES:
+            reason = f"--stop_at {self.plan.flags.stop_at}"
+        elif self._stop != _OUT_OF_TIME:
             reason = SIGNALS[self._stop - 1].name
         if not was_saved:
             reason += ", without its checkpoint"

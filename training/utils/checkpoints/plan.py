@@ -17,6 +17,7 @@ from training.utils.checkpoints.arguments import (
     PLACEMENT,
     CheckpointArguments,
 )
+from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
@@ -57,12 +58,14 @@ def plan_checkpoints(
     """Find the checkpoint to resume from. program: the module, as `python -m` takes it. A collective.
 
     ThreestepError if a new run would overwrite checkpoints, if all of them are damaged, and if they were written with
-    other settings, which are named.
+    other settings, which are named; and where --stop_at can read no time.
     """
     folder = CheckpointFolder(output_dir)
     settings = {**settings, "program": program, "ranks": ranks.world_size}
 
     def find() -> Path | None:
+        if flags.stop_at is not None:
+            expiry_of(flags.stop_at).read()
         found = _find(flags, folder)
         if found is not None:
             check_settings(found, read_manifest(found)["settings"], settings)

@@ -22,6 +22,7 @@ from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import VALUES, note_mistakes
 from training.utils.run.launcher_flags import LAUNCHER_FLAGS
 from training.utils.run.old_flags import OldFlag, old_defaults, translated
+from training.utils.run.typed import typed_command
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -29,7 +30,7 @@ class ProgramParser(argparse.ArgumentParser):
 
     def __init__(self, program: str, description: str, epilog: str | None = None) -> None:
         super().__init__(
-            prog=f"python -m {program}",
+            prog=typed_command() or f"python -m {program}",
             description=description,
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,7 +49,7 @@ class ProgramParser(argparse.ArgumentParser):
 def _program() -> str | None:
     """How this program was started, as one types it; None: by a file's name, which argparse shows by itself."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # argparse reads it too, from Python 3.14 on
-    return None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return typed_command() or (None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}")
 
 
 def parse_arguments(

@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,6 +29,7 @@ from training.utils.run.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE,
 from training.utils.run.program import run_program
 
 _TERMINATION_SECONDS = 60.0
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -> int:
@@ -72,12 +73,12 @@ def launch_command(
     gpu_names: Sequence[str] = (),
     port: str | None = None,
 ) -> list[str]:
-    """Return the command that runs `python -m module arguments` on `ranks` ranks of this machine.
+    """Return the command that runs `module` with `arguments` on `ranks` ranks of this machine.
 
     With several ranks it goes through the `deepspeed` launcher, on `port`, or a TCP port free by now.
     """
     if ranks == 1:
-        return [sys.executable, "-m", module, *arguments]
+        return [sys.executable, *_python_words(module, "-m"), *arguments]
     # The launcher ignores CUDA_VISIBLE_DEVICES when it is given a count (deepspeed 0.19.8,
     # launcher/runner.py: main), so the devices themselves are named where the variable chose some.
     if gpu_names and all(name.isdecimal() for name in gpu_names):
@@ -85,8 +86,8 @@ def launch_command(
     else:
         where = ["--num_accelerators", str(ranks)]
     # Without --no_local_rank the launcher adds a --local_rank flag to the step's own flags.
-    flags = ["--quiet", *where, "--no_local_rank", "--master_port", port or str(free_port()), "--module"]
-    return [sys.executable, _deepspeed_program(), *flags, module, *arguments]
+    flags = ["--quiet", *where, "--no_local_rank", "--master_port", port or str(free_port())]
+    return [sys.executable, _deepspeed_program(), *flags, *_python_words(module, "--module"), *arguments]
 
 
 def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -110,7 +111,13 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
     for flag, variable in (("--master_addr", "MASTER_ADDR"), ("--master_port", "MASTER_PORT")):
         if environment.get(variable):
             flags += [flag, environment[variable]]
-    return [sys.executable, _deepspeed_program(), *flags, "--module", module, *arguments]
+    return [sys.executable, _deepspeed_program(), *flags, *_python_words(module, "--module"), *arguments]
+
+
+def _python_words(module: str, flag: str) -> list[str]:
+    """What Python or the launcher takes for a module. `-m` and `--module`, the flag, put the current folder first on
+    the path, where a user's training.py would stand for this package: so its own modules go by its folder."""
+    return [str(_PACKAGE), module] if module.partition(".")[0] == _PACKAGE.name else [flag, module]
 
 
 def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -130,15 +137,21 @@ def launch(
     arguments: Sequence[str],
     asked_ranks: int | None = None,
     environment: Mapping[str, str] | None = None,
+    here: Callable[[Sequence[str]], None] | None = None,
 ) -> int:
     """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run.
 
     arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
     environment: the run's; by default this process's
+    here: runs the module with its arguments in this process, which is done for a single rank; default: in a process of
+        its own
     """
     given = os.environ if environment is None else environment
     if "RANK" in given and "WORLD_SIZE" in given:  # torchrun, accelerate launch, ...: this is one rank
-        return run_and_wait([sys.executable, "-m", module, *arguments], given)
+        if here is not None:
+            here(arguments)
+            return 0
+        return run_and_wait(launch_command(module, 1, arguments), given)
     arguments, environment, lines = as_variables(arguments, given)
     for line in lines:
         print(line, flush=True)
@@ -148,6 +161,10 @@ def launch(
         return run_and_wait(command, environment)
     gpu_names = visible_gpus(environment)
     ranks = choose_ranks(asked_ranks, environment, len(gpu_names))
+    if ranks == 1 and here is not None:
+        os.environ.update(environment)
+        here(arguments)
+        return 0
     command = launch_command(module, ranks, arguments, gpu_names, environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
     return run_and_wait(command, launch_environment(ranks, environment))

@@ -20,6 +20,7 @@ _VARIABLES = {
     "--master_addr": "MASTER_ADDR",
     "--master_port": "MASTER_PORT",
 }
+_RANKS = ("--num_ranks", "--ranks")  # a step knows them too, for --dry_run
 _GPUS = (
     "chooses hosts and GPUs for `deepspeed`; here CUDA_VISIBLE_DEVICES=0,1 chooses GPUs, and THREESTEP_HOSTFILE hosts"
 )
@@ -49,12 +50,12 @@ def as_variables(
     while words:
         word = words.pop(0)
         flag, has_equals, value = word.partition("=")
-        if flag not in LAUNCHER_FLAGS:
+        if flag not in LAUNCHER_FLAGS and (flag not in _RANKS or _is_dry_run(arguments)):
             rest.append(word)
             continue
         if not has_equals:
             value = words.pop(0) if words and not words[0].startswith("--") else ""
-        variable = _VARIABLES.get(flag)
+        variable = RANKS_VARIABLE if flag in _RANKS else _VARIABLES.get(flag)
         if value == "":
             mistakes.add(f"{flag} expects a value after it, got none")
         elif flag in _REPLACED:
@@ -74,3 +75,12 @@ def as_variables(
             lines.append(f"{flag} {value} is read as {variable}={value}")
     mistakes.raise_if_any()
     return rest, variables, lines
+
+
+def _is_dry_run(arguments: Sequence[str]) -> bool:
+    """Whether the words ask for a plan: nothing is started, and --num_ranks is the plan's."""
+    for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, has_equals, own = word.partition("=")
+        if flag == "--dry_run":
+            return (own if has_equals else value).lower() not in ("false", "no", "f", "n", "0")
+    return False

@@ -35,7 +35,11 @@ class RunArguments:
         "and end. Nothing is loaded, trained or written.",
     )
     num_ranks: int | None = flag(
-        None, "--dry_run: ranks to plan for; default: the launcher's, or one.", aliases=["--ranks"], least=1
+        None,
+        "Ranks to start, behind `threestep` and scripts/*.sh; default: one for each visible GPU, or one. "
+        "With --dry_run, ranks to plan for; default: the launcher's, or one.",
+        aliases=["--ranks"],
+        least=1,
     )
     device: str | None = flag(
         None, "--dry_run: the device to plan for, cpu or cuda; default: this machine's.", choices=DEVICES
@@ -51,8 +55,8 @@ class RunArguments:
         """Collect mistakes in these settings."""
         mistakes.require(
             self.num_ranks is None or self.dry_run,
-            f"--num_ranks expects --dry_run, got {self.num_ranks} without it; a run's launcher sets its ranks "
-            "(THREESTEP_RANKS with scripts/*.sh)",
+            f"--num_ranks {self.num_ranks} starts ranks behind `threestep` and scripts/*.sh, and here plans for "
+            "--dry_run, which is not set; start it by one of these, or by a launcher, which sets the ranks",
         )
         for name in ("device", "device_memory_gb"):
             given = getattr(self, name)

@@ -53,6 +53,8 @@ def load_function(given: str, flag: str) -> Any:
 def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     """Run a Python file, once in a process. ThreestepError if it does not exist or does not load.
 
+    The file's folder goes to the end of the path: it may import what lies beside it, and stands for no library.
+
     package: where the file's relative imports look
     """
     real_path = os.path.realpath(os.path.expanduser(path))
@@ -68,6 +70,9 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    folder = os.path.dirname(real_path)
+    if folder not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except ThreestepError:

@@ -32,12 +32,13 @@ def test_resume_with_and_without_a_path(words, resume, tmp_path):
 
 def test_mistakes_are_told():
     mistakes = Mistakes()
-    note_mistakes(CheckpointArguments(save_every=-1, keep_last=-2, stop_before="soon"), mistakes)
+    note_mistakes(CheckpointArguments(save_every=-1, keep_last=-2, stop_before="soon", stop_at=""), mistakes)
     with pytest.raises(ThreestepError) as told:
         mistakes.raise_if_any()
     for part in (
         "--save_every expects 0 or more, got -1",
         "--keep_last expects 0 or more, got -2",
         "--stop_before expects a duration such as 5400, 90m or 1h30m, got 'soon'",
+        "--stop_at expects auto, a variable, a file or a time, got nothing",
     ):
         assert part in str(told.value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.utils.checkpoints import loop
+from training.utils.checkpoints import expiry, loop
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
@@ -188,3 +188,43 @@ def test_the_time_is_short_where_a_step_and_a_checkpoint_no_longer_fit(tmp_path,
             if kept.due(step, total_steps=100):
                 stopped.append(clock.now)
     assert stopped[0] == 80.0  # 80 + 30 is more than 100
+
+
+@pytest.mark.parametrize(
+    ("steps", "stopped"),
+    [
+        ((10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0), 80.0),  # 20 left and 1.5 x (10 + 10) wanted
+        ((10.0, 30.0, 10.0), 40.0),  # the longest step counts: 60 left and 1.5 x (30 + 30) wanted
+        ((101.0, 10.0, 10.0), None),  # it has passed, and asks for nothing more
+    ],
+)
+def test_before_a_reservation_ends(tmp_path, monkeypatch, capsys, steps, stopped):
+    """It ends 100 seconds after the start; the run goes on from the checkpoint of the stop, in a longer one."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(expiry, "time", SimpleNamespace(time=lambda: 2e9 + clock.now))
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 100.0))
+    with opened(plan(tmp_path, stop_at="auto"), tmp_path) as (_, kept):
+        for number, seconds in enumerate(steps, start=1):
+            clock.now += seconds
+            if kept.due(number, total_steps=100):
+                break
+        else:
+            clock.now = None
+        assert clock.now == stopped
+        if stopped is None:
+            return
+        with pytest.raises(SystemExit):
+            kept.save(number, {})
+    assert f"stopped after step {number} (--stop_at auto); to resume: " in capsys.readouterr().out
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 10000.0))
+    with opened(plan(tmp_path, stop_at="SLURM_JOB_END_TIME"), tmp_path) as (_, kept):
+        assert kept.restore()[0] == number
+        assert not kept.due(number + 1, total_steps=100)
+
+
+def test_a_reservation_whose_end_nobody_tells(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    with pytest.raises(ThreestepError, match="--stop_at auto expects a scheduler's SLURM_JOB_END_TIME"):
+        plan(tmp_path, stop_at="auto")
+    assert not list(tmp_path.iterdir())

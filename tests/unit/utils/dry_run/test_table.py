@@ -63,7 +63,7 @@ def test_settings_and_sentences_are_said(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--num_ranks", "8"], "--num_ranks expects --dry_run, got 8 without it"),
+        (["--num_ranks", "8"], "--num_ranks 8 starts ranks behind `threestep` and scripts"),
         (["--dry_run", "true", "--ranks", "0"], "--num_ranks expects 1 or more, got 0"),
         (["--device", "cuda"], "--device expects --dry_run, got cuda without it"),
         (["--dry_run", "--device_memory_gb", "80", "--device", "cpu"], "--device_memory_gb 80.0 is a GPU's, and --dev"),

@@ -15,6 +15,8 @@ import pytest
 from training.utils.run import launch
 from training.utils.run.errors import ThreestepError
 
+PACKAGE = str(Path(launch.__file__).parents[2])
+
 
 @pytest.mark.parametrize(
     ("asked", "variable", "gpus", "ranks"),
@@ -68,7 +70,23 @@ def test_visible_gpus(monkeypatch, installed, environment, names):
 
 def test_one_rank_needs_no_launcher():
     command = launch.launch_command("training.step1_sft.main", 1, ["--config", "a b.yaml"])
-    assert command == [sys.executable, "-m", "training.step1_sft.main", "--config", "a b.yaml"]
+    assert command == [sys.executable, PACKAGE, "training.step1_sft.main", "--config", "a b.yaml"]
+
+
+def test_a_module_of_somebody_else_is_looked_for_where_python_looks():
+    assert launch.launch_command("a_step", 1, ["--seed", "3"]) == [sys.executable, "-m", "a_step", "--seed", "3"]
+    assert launch.launch_command("trainings", 1) == [sys.executable, "-m", "trainings"]
+
+
+def test_a_training_py_where_one_works_is_nothing_to_the_package(tmp_path):
+    """Nor is a module that the libraries import; what is on PYTHONPATH stays on the path."""
+    for name in ("training.py", "argparse.py"):
+        (tmp_path / name).write_text("raise SystemExit('the one of the current folder')\n")
+    shown = subprocess.run(
+        launch.launch_command("training.export", 1, ["--help"]),
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "CHECKPOINT" in shown.stdout, shown.stderr
 
 
 def test_several_ranks_go_through_deepspeed(monkeypatch):
@@ -76,7 +94,7 @@ def test_several_ranks_go_through_deepspeed(monkeypatch):
     command = launch.launch_command("training.step1_sft.main", 2, ["--seed", "3"], port="29876")
     assert command[:2] == [sys.executable, "deepspeed"]
     assert " ".join(command[2:]) == (
-        "--quiet --num_accelerators 2 --no_local_rank --master_port 29876 --module training.step1_sft.main --seed 3"
+        f"--quiet --num_accelerators 2 --no_local_rank --master_port 29876 {PACKAGE} training.step1_sft.main --seed 3"
     )
 
 
@@ -155,18 +173,35 @@ def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
     launch.launch("m", "--num_gpus 1 --seed 3 --num_nodes=1".split())
     launch.launch("m", "--num_gpus=2 --master_port 12346 --deepspeed".split())
     launch.launch("m", "--num_gpus -1".split())
+    launch.launch("m", "--num_ranks=2 --seed 3".split())
+    launch.launch("m", "--num_ranks 64 --dry_run true".split(), 1)
     assert [command[1:] for command, _ in started] == [
         ["-m", "m", "--seed", "3"],
         "deepspeed --quiet --include localhost:0,1 --no_local_rank --master_port 12346 --module m --deepspeed".split(),
         ["deepspeed", "--quiet", "--include", "localhost:0,1,2,3,4,5,6,7", "--no_local_rank", "--master_port",
          started[2][0][7], "--module", "m"],
+        ["deepspeed", "--quiet", "--include", "localhost:0,1", "--no_local_rank", "--master_port", started[3][0][7],
+         "--module", "m", "--seed", "3"],
+        ["-m", "m", "--num_ranks", "64", "--dry_run", "true"],
     ]  # fmt: skip
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("+ ")]
     assert lines == [
         "--num_gpus 1 is read as THREESTEP_RANKS=1",
         "--num_gpus 2 is read as THREESTEP_RANKS=2",
         "--master_port 12346 is read as MASTER_PORT=12346",
+        "--num_ranks 2 is read as THREESTEP_RANKS=2",
     ]
+
+
+def test_a_single_rank_runs_where_the_caller_says(monkeypatch):
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
+    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None: 5)
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    ran = []
+    assert launch.launch("m", ["--seed", "3"], environment={}, here=ran.append) == 0
+    assert launch.launch("m", [], environment={"RANK": "1", "WORLD_SIZE": "2"}, here=ran.append) == 0
+    assert launch.launch("m", ["--num_ranks", "2"], environment={}, here=ran.append) == 5
+    assert ran == [["--seed", "3"], []]
 
 
 def test_the_port_is_free(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -61,3 +63,13 @@ def test_a_mistake_is_noted(tmp_path):
     assert mistakes.note(check_address, "reward", FLAG) is None
     assert mistakes.note(len, "abc") == 3 and len(mistakes.sentences) == 1
     assert mistakes.sentences[0].startswith("--checker expects FILE.py:NAME")
+
+
+def test_a_file_imports_what_lies_beside_it_and_shadows_no_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_the_own.py").write_text("SCORE = 2.0\n")
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('not the library')\n")
+    path = tmp_path / "with_a_neighbour.py"
+    path.write_text("import colorsys\nimport beside_the_own\nscore = beside_the_own.SCORE\n")
+    assert load_named(f"{path}:score", FLAG) == 2.0
+    assert sys.path[-1] == str(tmp_path)

@@ -1,0 +1,147 @@
+"""The console command: its table, what it runs here, what it launches, and what lies in the user's folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.heavy import heavy_modules_after
+from threestep import command
+from training import __version__
+from training.utils.run import launch
+from training.utils.run.step import known_steps
+from training.utils.run.typed import COMMAND_VARIABLE
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """What runs here, and what is launched; neither does."""
+    calls = []
+    for name in ("RANK", "WORLD_SIZE", "THREESTEP_RANKS", "THREESTEP_HOSTFILE", COMMAND_VARIABLE):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.setattr(launch, "run_and_wait", lambda words, environment: calls.append(("launched", words)) or 3)
+    monkeypatch.setattr(command.runpy, "run_module", lambda module, **_: calls.append(("here", module, sys.argv[1:])))
+    return calls
+
+
+def test_every_step_has_a_word():
+    steps = {step.kind: step.program for step in known_steps().values()}
+    assert {word: command.PROGRAMS[word].module for word in steps} == steps
+
+
+@pytest.mark.parametrize("word", command.PROGRAMS)
+def test_every_word_is_a_program(word):
+    assert importlib.util.find_spec(command.PROGRAMS[word].module) is not None
+    assert f"  {word} " in command.overview()
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_without_a_word_the_commands_are_listed(words, capsys, ran):
+    command.main(words)
+    assert capsys.readouterr().out.startswith("usage: threestep COMMAND [flags]\n")
+    assert ran == []
+
+
+def test_the_version(capsys):
+    command.main(["--version"])
+    assert capsys.readouterr().out == f"threestep {__version__}\n"
+
+
+def test_an_unknown_word_gets_the_right_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["new_model", "--out", "x"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: threestep expects a command, one of sft, reward,")
+    assert said.endswith("got 'new_model'; did you mean 'new-model'?\n")
+
+
+def test_one_rank_runs_in_this_process(ran):
+    command.main(["sft", "--seed", "3"])
+    command.main(["ppo", "--num_ranks", "1"])
+    command.main(["chat", "a", "--num_ranks", "2"])  # whose parser knows no such flag
+    assert ran == [
+        ("here", "training.step1_sft.main", ["--seed", "3"]),
+        ("here", "training.step3_ppo.main", []),
+        ("here", "training.chat", ["a", "--num_ranks", "2"]),
+    ]
+    assert os.environ[COMMAND_VARIABLE] == "threestep chat"
+
+
+@pytest.mark.parametrize(
+    "word", [word for word, program in command.PROGRAMS.items() if program.takes_ranks == "launched"]
+)
+def test_several_ranks_are_launched_and_their_code_comes_back(word, ran):
+    with pytest.raises(SystemExit) as ended:
+        command.main([word, "--seed", "3", "--num_ranks", "2"])
+    assert ended.value.code == 3
+    ((how, words),) = ran
+    assert how == "launched" and words[2:5] == ["--quiet", "--num_accelerators", "2"]
+    assert words[-4:] == [str(ROOT / "training"), command.PROGRAMS[word].module, "--seed", "3"]
+
+
+def test_a_gpu_each_trains_and_one_evaluates(ran, monkeypatch):
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    with pytest.raises(SystemExit):
+        command.main(["dpo"])
+    command.main(["evaluate", "reward"])
+    assert [how for how, *_ in ran] == ["launched", "here"]
+
+
+def test_help_and_plans_start_no_ranks(ran):
+    command.main(["sft", "--num_ranks", "2", "--help"])
+    command.main(["sft", "--num_ranks", "8", "--dry_run", "true"])
+    assert ran == [
+        ("here", "training.step1_sft.main", ["--num_ranks", "2", "--help"]),
+        ("here", "training.step1_sft.main", ["--num_ranks", "8", "--dry_run", "true"]),
+    ]
+
+
+def test_all_steps_get_the_ranks(ran):
+    command.main(["all", "--config", "run.yaml", "--num_ranks", "2"])
+    assert ran == [("here", "training.all_steps", ["--config", "run.yaml"])]
+    assert os.environ["THREESTEP_RANKS"] == "2"
+
+
+def test_wrong_ranks_are_one_sentence(ran, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["sft", "--num_ranks", "two"])
+    assert ended.value.code == 2 and ran == []
+    assert capsys.readouterr().err == "error: THREESTEP_RANKS expects a positive whole number, got 'two'\n"
+
+
+def test_help_loads_nothing_heavy():
+    heavy, _, said = heavy_modules_after(
+        """
+import sys
+from threestep.command import main
+try:
+    main(["sft", "--help"])
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+    )
+    assert said.startswith("usage: threestep sft ") and heavy == []
+
+
+@pytest.mark.parametrize("how", [["-m", "threestep"], [str(ROOT / "threestep")]])
+def test_a_training_py_where_one_works_is_nothing_to_the_command(how, tmp_path):
+    (tmp_path / "training.py").write_text("raise SystemExit('the one of the current folder')\n")
+    shown = subprocess.run(
+        [sys.executable, *how, "export", "--help"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert shown.stdout.startswith("usage: threestep export "), shown.stderr

@@ -1,0 +1,39 @@
+"""Runs a program of this package as `python -m` does, without the current folder in front of what is installed.
+
+    python -m training training.step1_sft.main --config run.yaml
+    python /path/to/training training.step1_sft.main --config run.yaml
+
+The launcher starts its ranks by the second form: there a `training.py` or a `datasets.py` in the folder where one works
+stands for nothing but itself. (`python -P` does so too, from Python 3.11 on.)
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(PACKAGE)
+
+
+def search_path(path: Sequence[str], here: str) -> list[str]:
+    """Return Python's search path without what it begins with for `-m` and for folders: the current folder, `here`, or
+    this package. Begins with the folder that holds the package, unless that is on the path anyway."""
+    first = os.path.realpath(path[0] or here) if path else ""
+    rest = list(path[1:] if first in (os.path.realpath(here), os.path.realpath(PACKAGE)) else path)
+    return rest if ROOT in rest else [ROOT, *rest]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the module named first with the flags after it."""
+    if not argv or argv[0].startswith("-"):
+        sys.exit("error: expected a module first, such as training.step1_sft.main, got none")
+    sys.path[:] = search_path(sys.path, os.getcwd())
+    sys.argv = list(argv)
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
