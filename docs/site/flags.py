@@ -15,36 +15,20 @@ import typing
 from typing import Any
 
 FOLDER = "reference/flags"
-# The other programs, in the order in which one needs them; the steps come first.
-PROGRAMS = (
-    "training.all_steps",
-    "training.inspect",
-    "training.preview",
-    "training.new_model",
-    "training.chat",
-    "training.evaluate",
-    "training.step2_reward.evaluate",
-    "training.report",
-    "training.export",
-    "training.utils.data.cache",
-)
+# Programs that have no word of the command `threestep`.
+OTHERS = {
+    "reward-evaluate": ("training.step2_reward.evaluate", "a reward model, judged on pairs"),
+    "cache": ("training.utils.data.cache", "the cache of tokenized data: list, verify, prune"),
+}
 
 
 def pages() -> dict[str, str]:
     """Return every page by its name, the list of them among it."""
-    from training.utils.run.step import known_steps
+    from threestep.command import PROGRAMS
 
-    found: dict[str, str] = {}
-    rows = []
-    for step in known_steps().values():
-        found[f"{FOLDER}/{step.name}.md"] = _page_of(step.program, f"Step {step.number}: {step.title}", step.groups)
-        rows.append((step.name, step.program, step.title))
-    for program in PROGRAMS:
-        name = program.removeprefix("training.").replace(".", "_")
-        module = _module(program)
-        found[f"{FOLDER}/{name}.md"] = _page_of(program, program, getattr(module, "GROUPS", ()))
-        rows.append((name, program, (module.__doc__ or "").strip().split("\n")[0]))
-    listed = [f"| [{name}]({name}.md) | `python -m {program}` | {_cell(what)} |" for name, program, what in rows]
+    commands = {word: (f"threestep {word}", program.module, program.does) for word, program in PROGRAMS.items()}
+    commands |= {word: (f"python -m {module}", module, does) for word, (module, does) in OTHERS.items()}
+    listed = [f"| [{word}]({word}.md) | `{command}` | {_cell(does)} |" for word, (command, _, does) in commands.items()]
     lines = [
         "# Flags",
         "",
@@ -57,21 +41,36 @@ def pages() -> dict[str, str]:
         "```{toctree}",
         ":hidden:",
         "",
-        *(name for name, _, _ in rows),
+        *commands,
         "```",
         "",
     ]
-    return {f"{FOLDER}/index.md": "\n".join(lines), **found}
+    found = {f"{FOLDER}/index.md": "\n".join(lines)}
+    for word, (command, module, does) in commands.items():
+        found[f"{FOLDER}/{word}.md"] = _page_of(command, module, does)
+    return found
 
 
-def _page_of(program: str, title: str, groups: Any) -> str:
-    lines = [f"# {title}", "", "```text", f"python -m {program} [flags]", "```", ""]
+def groups_of(module: str) -> tuple[type, ...]:
+    """Return the dataclasses that hold the settings of a program; none for a program without any."""
+    from training.utils.run.step import known_steps
+
+    programs = {step.program: step.groups for step in known_steps().values()}
+    groups = programs.get(module) or getattr(_module(module), "GROUPS", ())
+    return tuple(part for group in groups for part in _parts(group))
+
+
+def _page_of(command: str, module: str, does: str) -> str:
+    lines = [f"# {command}", "", f"{does[0].upper()}{does[1:]}.", "", "```text", f"{command} [flags]"]
+    if not command.endswith(module):
+        lines.append(f"python -m {module} [flags]")
+    lines += ["```", ""]
+    groups = groups_of(module)
     if not groups:
-        return "\n".join([*lines, "```text", _help_of(program).rstrip(), "```", ""])
+        return "\n".join([*lines, "```text", _help_of(module).rstrip(), "```", ""])
     lines += ["| | |", "| --- | --- |", "| `--config FILE` | A YAML file of settings; flags override it. |", ""]
     for group in groups:
-        for part in _parts(group):
-            lines += _group(part)
+        lines += _group(group)
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The reference of the Python code: a page for each room, from the docstrings of its modules, and the map of the rooms."""
+"""The reference of the Python code: a page for each folder of modules, from their docstrings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def pages() -> dict[str, str]:
     lines = [
         "# Python modules",
         "",
-        "A page for each folder of the packages, made from the docstrings. [The design](../../design.md) says which folder",
-        "may import which.",
+        "A page for each folder of the packages, made from the docstrings. [The design](../../design.md) says which",
+        "folder may import which.",
         "",
         "| folder | what it is |",
         "| --- | --- |",
