@@ -42,6 +42,13 @@ class SftEvaluation:
     perplexity: float
     token_accuracy: float
 
+    @property
+    def in_words(self) -> str:
+        return (
+            f"loss {self.loss:.3f} nats a token, perplexity {self.perplexity:.4g}, token accuracy "
+            f"{self.token_accuracy:.3f}"
+        )
+
 
 def closing_figures(before: SftEvaluation | None, after: SftEvaluation | None) -> dict[str, float | None]:
     """Of the evaluations before and after training; None without evaluation rows."""

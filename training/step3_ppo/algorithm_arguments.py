@@ -14,6 +14,7 @@ from training.utils.run.flags import flag
 from training.utils.run.tables import either
 
 KL_CONTROLS = ("fixed", "adaptive")
+NORMS = ("group", "batch")
 # Flags that a policy loss leaves unread.
 _UNREAD = {
     "geo_mean": ("dual_clip",),
@@ -52,6 +53,17 @@ class AlgorithmArguments:
     )
     norm_adv_by_std: bool = flag(
         True, "grpo and grpo_passk: divide by the group's standard deviation; false: Dr. GRPO."
+    )
+    norm_adv_over: str | None = flag(
+        None,
+        f"{_estimators('norms')}: divide by the standard deviation of the group, or of the batch, all ranks' "
+        "sequences of a rollout; default: group, for rloo by none.",
+        choices=NORMS,
+    )
+    otb_zero_tail: bool = flag(
+        True,
+        f"{_estimators('needs_policy')}: a baseline of 0 where the longest response of a group goes on alone; "
+        "false: its own return, so that it learns nothing there.",
     )
     kl_coef: float = flag(0.1, "Weight of the KL to the reference; 0 loads no reference.", least=0)
     kl_in: str = flag(
@@ -120,6 +132,22 @@ class AlgorithmArguments:
             self.stop_kl is None or self.kl_coef > 0,
             f"--stop_kl {self.stop_kl} needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef "
             "above 0, however small, or leave --stop_kl out",
+        )
+        estimator = ESTIMATORS.get(self.advantage)
+        mistakes.require(
+            self.norm_adv_over is None or estimator is None or estimator.norms,
+            f"--norm_adv_over {self.norm_adv_over} is of --advantage {_estimators('norms')}, and it is "
+            f"{self.advantage}; leave it out",
+        )
+        mistakes.require(
+            self.norm_adv_over is None or self.norm_adv_by_std,
+            f"--norm_adv_over {self.norm_adv_over} divides by a standard deviation, and --norm_adv_by_std false by "
+            "none; leave one of them out",
+        )
+        mistakes.require(
+            self.otb_zero_tail or estimator is None or estimator.needs_policy,
+            f"--otb_zero_tail false is of --advantage {_estimators('needs_policy')}, and it is {self.advantage}; leave "
+            "it out",
         )
         for name in ("sapo_tau_pos", "sapo_tau_neg"):
             mistakes.require(

@@ -325,7 +325,7 @@ class Updates:
         means |= {"train/minibatches": float(len(steps)), "train/empty_minibatches": float(empty)}
         if settings.meters:
             tokens = [sequence.tokens for sequence in sequences]
-            _, documents = documents_of(tokens, settings.experience.plan)
+            documents = documents_of(tokens, settings.experience.plan)
             targets = sum(int(part.is_target.sum()) for part in tokens)
             epochs = len(steps) * settings.sequences_per_minibatch * self.ranks.world_size / len(sequences)
             trained = settings.meters if train_actor else settings.meters[1:]

@@ -45,14 +45,16 @@ class PolicyModel(nn.Module):
         with_entropy: bool = False,
         noise_NTE: torch.Tensor | None = None,
         with_logits: bool = False,
+        with_collisions: bool = False,
     ) -> TokenLogprobs:
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory."""
+        asked = (temperature, with_entropy)
         if self._target_head is not None:
             hidden_MH = _hidden_at(self.model, rows, rows.predictor_M, noise_NTE)
-            return self._target_head(hidden_MH, rows.target_ids_M, temperature, with_entropy, with_logits)
+            return self._target_head(hidden_MH, rows.target_ids_M, *asked, with_logits, with_collisions)
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
-        read = read_logits(logits_MV, rows.target_ids_M, temperature, with_entropy)
+        read = read_logits(logits_MV, rows.target_ids_M, *asked, with_collisions)
         return read if with_logits else read._replace(logits_MV=None)
 
 

@@ -88,8 +88,9 @@ def run_one_model(
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests) as (metrics, checkpoints):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
-            name = f"step {flags.step.number}, {flags.step.label}"
-            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers)
+            training = TrainingRun(
+                flags.step.label, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers
+            )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors = engine.full_state(model)
@@ -189,4 +190,5 @@ def loop_settings(
         seed=flags.run.seed,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
+        log_pace=flags.report.pace(),
     )
