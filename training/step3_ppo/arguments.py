@@ -27,6 +27,12 @@ class PpoArguments:
     max_tokens_per_micro_batch: int | None = flag(
         None, "Most tokens in one forward, padding included; default: no bound.", least=1
     )
+    least_micro_batches: int = flag(1, "At least this many forwards of a rank in each optimizer step.", least=1)
+    micro_batches_multiple_of: int = flag(
+        1,
+        "Forwards of a rank in each optimizer step: a multiple of this; where sequences are too few, empty ones.",
+        least=1,
+    )
     padded: bool = flag(False, "One padded sequence per row: the reference that packing is tested against.")
     num_train_epochs: float = flag(1.0, "Passes over the prompts.", above=0)
     prompt_sampler: str | None = flag(
