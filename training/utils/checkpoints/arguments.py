@@ -18,7 +18,7 @@ MAY_CHANGE = frozenset(
         "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
         "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
-        "report", "report_to", "logging_steps", "logging_seconds",
+        "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
         "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
     }
 )  # fmt: skip
@@ -49,8 +49,8 @@ class CheckpointArguments:
     )
     load_best_model_at_end: bool = flag(
         False,
-        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with its "
-        "weights: OUTPUT_DIR/model is the best, not the last.",
+        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with "
+        "its weights: OUTPUT_DIR/model is the best, not the last.",
     )
     metric_for_best_model: str | None = flag(
         None,
