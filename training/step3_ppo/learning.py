@@ -73,9 +73,7 @@ class Learner:
         """
         actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
-        # What the step's denominators count.
-        counted = [sequence for sequence in sequences if sequence.counts]
-        totals, actor_totals = self._totals(counted)
+        totals, actor_totals = self._totals(sequences)
         tokens = totals.tokens
         selected = None
         if self.settings.policy_loss.keys is not None:
@@ -118,9 +116,10 @@ class Learner:
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
         return figures
 
-    def _totals(self, counted: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
-        """Return the totals of all responses that count, and those of the actor's loss, which rejected tokens may have
-        left."""
+    def _totals(self, sequences: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
+        """Return the totals of all responses that count, which the step's denominators are, and those of the actor's
+        loss, which rejected tokens may have left."""
+        counted = [sequence for sequence in sequences if sequence.counts]
         longest = float(self.experience.length.max_tokens)
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)

@@ -90,8 +90,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
             reward_model=components.with_reward_model,
         ),
     )
-    updates_of_actor = inputs.optimizer_steps - inputs.warmup_steps
-    roles = with_head(checked_roles(flags, loaded), flags, updates_of_actor)
+    roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
