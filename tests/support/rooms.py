@@ -29,7 +29,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "models": ("layout", "run"),
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
-    "checkpoints": ("engine", "models", "report", "run"),
+    "checkpoints": ("engine", "models", "layout", "report", "run"),
     "dry_run": ("engine", "loading", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),

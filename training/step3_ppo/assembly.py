@@ -76,6 +76,7 @@ def make_parts(
         PpoSettings,
         ppo,
         total_rollouts=inputs.total_rollouts,
+        rollouts_per_epoch=inputs.rollouts_per_epoch,
         prompts_per_batch=ppo.per_device_generation_batch_size,
         critic_warmup=flags.algorithm.critic_warmup,
         dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,

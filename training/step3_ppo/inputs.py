@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.roles import Tokenizers
@@ -71,7 +72,8 @@ class Inputs:
     """What the trainer reads, and for how long.
 
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
-    total_rollouts, optimizer_steps: of the run. warmup_steps: those of the optimizer_steps that train the critic alone.
+    total_rollouts, optimizer_steps: of the run. rollouts_per_epoch: not rounded. warmup_steps:
+        those of the optimizer_steps that train the critic alone.
     end_token_id: of a conversation.
     data_fingerprint, data_report: of the build.
     """
@@ -81,6 +83,7 @@ class Inputs:
     columns: Sequence[str]
     texts: Sequence[TextBlock] | None
     total_rollouts: int
+    rollouts_per_epoch: float
     optimizer_steps: int
     warmup_steps: int
     end_token_id: int
@@ -117,6 +120,7 @@ def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
         columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
         texts=texts,
         total_rollouts=rollouts,
+        rollouts_per_epoch=len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size),
         optimizer_steps=rollouts * ppo.steps_per_rollout,
         warmup_steps=flags.algorithm.critic_warmup * ppo.steps_per_rollout,
         end_token_id=end_token_id,
@@ -125,9 +129,13 @@ def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
     )
 
 
+def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:
+    return ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+
+
 def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
     ppo, critic_warmup = flags.ppo, flags.algorithm.critic_warmup
-    prompts_per_rollout = ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+    prompts_per_rollout = _prompts_per_rollout(ppo, world_size)
     rollouts = steps_in(prompts, ppo.num_train_epochs, prompts_per_rollout)
     if ppo.val_only:
         rollouts = 0

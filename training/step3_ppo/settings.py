@@ -111,6 +111,7 @@ class PpoSettings:
     dynamic_sampling_tries: 0 keeps all prompts.
     stop_kl, stop_update_kl: see the flags.
     meters: of actor and critic; empty leaves MFU out.
+    rollouts_per_epoch: not rounded.
     """
 
     total_rollouts: int
@@ -131,3 +132,5 @@ class PpoSettings:
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = Traces()
     log_pace: LogPace = LogPace()
+    eval_epochs: float = 0.0
+    rollouts_per_epoch: float = 0.0

@@ -30,6 +30,7 @@ from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest
 from training.utils.generation.records import Rollout
+from training.utils.layout.order import completes_epochs
 from training.utils.run.console import log
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
@@ -91,7 +92,7 @@ class PpoTrainer:
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
-                if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
+                if last or self.evaluates_after(iteration):
                     with self.clock.phase("evaluation"):
                         after = self.evaluator.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
@@ -181,6 +182,12 @@ class PpoTrainer:
         """Return whether the KL in these figures ends the training."""
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
+
+    def evaluates_after(self, iteration: int) -> bool:
+        """Return whether held-out prompts are due after this iteration."""
+        settings = self.settings
+        by_count = settings.eval_interval > 0 and iteration % settings.eval_interval == 0
+        return by_count or completes_epochs(iteration, settings.eval_epochs, settings.rollouts_per_epoch)
 
     @timed("checkpoint")
     def save_checkpoint(

@@ -14,7 +14,7 @@ import inspect
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from training.utils.run.errors import ThreestepError, nearest_names

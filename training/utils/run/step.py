@@ -71,7 +71,7 @@ class Step:
     title: e.g. `supervised fine-tuning`
     groups: the dataclasses that hold its flags
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
-    old_flags: DeepSpeed-Chat's flags that have no namesake among them
+    old_flags: names of other programs (DeepSpeed-Chat's, TRL's) that it reads too
     variant_flag: the flag whose value takes the title's place unless it is the default
     closing: its rows of all_steps' closing table
     sample_labels: the models whose responses samples.jsonl holds, before and after training
