@@ -47,14 +47,11 @@ def flag(
     default: Any,
     help: str,
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
     choices: Collection[str] = (),
     aliases: Sequence[str] = (),
     unit: str = "",
     topic: str = "",
+    **bounds: float | None,
 ) -> Any:
     """Return a dataclass field. choices: names, one of which is expected; otherwise bounds as in `Range`. None is not
     checked, and each item of a list is.
@@ -63,8 +60,8 @@ def flag(
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
     """
     values: Collection[str] | Range | None = choices or None
-    if (least, above) != (None, None):
-        values = Range(least, above, most, below)
+    if bounds:
+        values = Range(**bounds)
     metadata: dict[str, Any] = {"help": help, VALUES: values, UNIT: unit, TOPIC: topic}
     if aliases:
         metadata["aliases"] = list(aliases)

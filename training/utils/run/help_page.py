@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import shutil
 import textwrap
 import typing
@@ -19,12 +20,15 @@ from typing import Any
 
 from training.utils.run.errors import ThreestepError, nearest_names
 from training.utils.run.flags import TOPIC, UNIT, VALUES, Range
-from training.utils.run.topics import TOPICS
+from training.utils.run.topics import OTHER, TOPICS
 
 HELP_FLAGS = ("-h", "--help")
 ALL = "all"
 _CONFIG = ("config", "--config FILE", "YAML file of settings, under the flags' names; flags override it.")
-_LEFT, _MOST_COLUMNS, _FEWEST_COLUMNS = 40, 120, 80
+_MOST_COLUMNS, _FEWEST_COLUMNS = 120, 80
+_LEFT = 40  # columns of the flags
+_TWO_COLUMNS = 100  # on a narrower page a flag has a line of its own
+_SENTENCE_END = re.compile(r"(?<!app)\.\s+(?=[A-Z`])")
 _LONGEST_CHOICES = 24  # characters of names to show in place of a unit
 
 
@@ -58,10 +62,10 @@ def help_page(
         for topic, entries in by_topic.items():
             lines += [*_section(f"{TOPICS[topic]} ({topic})", entries), ""]
         return _joined([*lines, *_section("Settings from a file", [_CONFIG[1:]])])
-    known = {name: entry for entries in by_topic.values() for name, entry in _named(entries)}
+    known = {field.name: (flag, _text(field, brief=True)) for _, field, flag in entries_of(parts)}
     known[_CONFIG[0]] = _CONFIG[1:]
     lines += [*_section("What a first run needs", [known[name] for name in first_flags]), ""]
-    lines += [f"{program} --help {ALL}      every flag", f"{program} --help TOPIC    one topic:"]
+    lines.append(f"{program} --help {ALL} shows every flag, --help TOPIC those of one topic:")
     return _joined([*lines, *_wrapped(", ".join(by_topic), "  ")])
 
 
@@ -71,7 +75,7 @@ def entries_of(parts: Iterable[type]) -> list[tuple[str, dataclasses.Field, str]
     for part in parts:
         kinds = typing.get_type_hints(part)
         for field in dataclasses.fields(part):
-            topic = field.metadata.get(TOPIC) or getattr(part, "topic", "")
+            topic = field.metadata.get(TOPIC) or getattr(part, "topic", OTHER)
             found.append((topic, field, _flag_with_value(field, kinds[field.name])))
     return found
 
@@ -82,10 +86,6 @@ def _by_topic(parts: Sequence[type]) -> dict[str, list[tuple[str, str]]]:
     for topic, field, flag in entries_of(parts):
         found[topic].append((flag, _text(field)))
     return {topic: entries for topic, entries in found.items() if entries}
-
-
-def _named(entries: Iterable[tuple[str, str]]) -> list[tuple[str, tuple[str, str]]]:
-    return [(entry[0].split()[0].removeprefix("--"), entry) for entry in entries]
 
 
 def _flag_with_value(field: dataclasses.Field, kind: Any) -> str:
@@ -102,9 +102,12 @@ def _flag_with_value(field: dataclasses.Field, kind: Any) -> str:
     return f"{flag} {shown} ..." if is_list else f"{flag} {shown}"
 
 
-def _text(field: dataclasses.Field) -> str:
-    """The description, with the default unless that is none or the description has it."""
+def _text(field: dataclasses.Field, brief: bool = False) -> str:
+    """The description, or its first sentence, and the default if there is one."""
     text, default = field.metadata.get("help", ""), field.default
+    if brief:
+        text = _SENTENCE_END.split(text, maxsplit=1)[0]
+        text += "" if text.endswith(".") else "."
     if isinstance(default, bool):
         shown = str(default).lower()
     elif isinstance(default, float):
@@ -123,26 +126,36 @@ def _as_typed(description: str, program: str) -> list[str]:
     for line in lines:
         words = line.split()
         is_example = words[:2] == ["python", "-m"]
-        found.append("  " + line.strip().replace(" ".join(words[:3]), program, 1) if is_example else line)
+        start = line[: len(line) - len(line.lstrip())] or "  "
+        found.append(start + line.strip().replace(" ".join(words[:3]), program, 1) if is_example else line)
     return found
 
 
 def _section(title: str, entries: Iterable[tuple[str, str]]) -> list[str]:
     lines = [f"{title}:"]
+    left = _LEFT if _columns() >= _TWO_COLUMNS else 6
     for flag, text in entries:
-        wrapped = _wrapped(text, " " * _LEFT)
-        if len(flag) + 4 <= _LEFT and wrapped:
-            wrapped[0] = f"  {flag:<{_LEFT - 2}}{wrapped[0].lstrip()}"
+        wrapped = _wrapped(text, " " * left)
+        if len(flag) + 4 <= left and wrapped:
+            wrapped[0] = f"  {flag:<{left - 2}}{wrapped[0].lstrip()}"
         else:
             wrapped.insert(0, f"  {flag}")
         lines += wrapped
     return lines
 
 
+def _columns() -> int:
+    return max(_FEWEST_COLUMNS, min(shutil.get_terminal_size((_MOST_COLUMNS, 24)).columns, _MOST_COLUMNS))
+
+
 def _wrapped(text: str, indent: str) -> list[str]:
-    columns = max(_FEWEST_COLUMNS, min(shutil.get_terminal_size((_MOST_COLUMNS, 24)).columns, _MOST_COLUMNS))
     return textwrap.wrap(
-        text, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        _columns(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

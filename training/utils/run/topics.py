@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+OTHER = "task"  # of flags whose group names no topic
 # In the order of `--help all`.
 TOPICS = {
-    "task": "What this command does",
+    OTHER: "This command",
     "model": "Models and tokenizers",
     "data": "Which data",
     "columns": "Columns of data files",
@@ -34,9 +35,9 @@ TOPICS = {
 UNITS = frozenset(
     {
         "tokens", "characters", "sequences", "prompts", "responses", "rows", "samples", "steps", "rollouts", "epochs",
-        "passes", "tries", "waves", "seconds", "gigabytes", "gib", "ranks", "processes", "cores", "weights", "layers",
+        "passes", "tries", "waves", "seconds", "gigabytes", "gib", "ranks", "processes", "weights", "layers",
         "heads", "units", "checkpoints", "nats", "port", "index",
-        "rate", "share", "factor", "ratio", "score", "probability", "covariance", "temperature", "exponent",
+        "rate", "share", "factor", "ratio", "score", "probability", "covariance", "temperature",
         "rank", "stage", "seed", "norm", "number",
     }
 )  # fmt: skip
