@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, MtpSettings, check_mtp
+from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
 
@@ -35,3 +37,9 @@ class SftArguments:
         least=0,
         unit="factor",
     )
+    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0)
+    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0)
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        check_mtp(mistakes, self.mtp_num_layers, self.mtp_loss_coef)

@@ -49,6 +49,17 @@ class PpoArguments:
     num_train_epochs: float = flag(
         1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
     )
+    least_micro_batches: int = flag(
+        1, "Minimum forwards of a rank in each optimizer step.", least=1, unit="forwards", topic="batch"
+    )
+    micro_batches_multiple_of: int = flag(
+        1,
+        "The number of forwards of a rank in each optimizer step is a multiple of this; where there are too few "
+        "sequences, some forwards are empty.",
+        least=1,
+        unit="forwards",
+        topic="batch",
+    )
     prompt_sampler: str | None = flag(
         None,
         "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"

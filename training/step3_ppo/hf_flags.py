@@ -63,9 +63,11 @@ def _loss_type(value: str, _given: Mapping[str, str]) -> list[str]:
 
 
 def _scale_rewards(value: str, _given: Mapping[str, str]) -> list[str]:
+    if value.lower() == "batch":
+        return ["--norm_adv_by_std", "true", "--norm_adv_over", "batch"]
     known = {"true": "true", "group": "true", "false": "false", "none": "false"}
     if value.lower() not in known:
-        raise ThreestepError(f"--scale_rewards expects group (true) or none (false), got '{value}'")
+        raise ThreestepError(f"--scale_rewards expects group (true), batch or none (false), got '{value}'")
     return ["--norm_adv_by_std", known[value.lower()]]
 
 
@@ -177,7 +179,7 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         differs="token-mean counts the tokens of the whole optimizer step, where bnpo counts a micro-batch's",
     ),
     "--scale_rewards": renamed(
-        "--norm_adv_by_std", "group: true; none: false; batch is refused", words=_scale_rewards
+        "--norm_adv_by_std", "group: true; none: false; batch: with --norm_adv_over batch", words=_scale_rewards
     ),
     "--importance_sampling_level": renamed(
         "--policy_loss gspo", "sequence; token is the default", words=_ratios,

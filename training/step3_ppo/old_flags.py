@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from training.step3_ppo.hf_flags import HF_PPO_FLAGS
-from training.utils.run.errors import ThreestepError
 from training.utils.run.old_flags import (
     DEEPSPEED_CHAT,
     HUGGING_FACE,
@@ -26,22 +26,11 @@ def _test_steps(_value: str, given: Mapping[str, str]) -> list[str]:
 
 _CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
 
-
-def _deepspeed(value: str, _given: Mapping[str, str]) -> str:
-    if value.lower() in ("", "true", "false"):
-        return "every run is DeepSpeed's"
-    raise ThreestepError(f"--deepspeed {value} {_CONFIG.why}")
-
-
 PPO_OLD_FLAGS: dict[str, OldFlag] = {
     **HF_PPO_FLAGS,
     **OLD_FLAGS,
-    "--deepspeed": Renamed(
-        "--deepspeed_config",
-        "without a file it is not needed",
-        takes_list=True,
-        words=_deepspeed,
-        whose=(DEEPSPEED_CHAT, HUGGING_FACE),
+    "--deepspeed": replace(
+        _CONFIG, takes_list=True, unless=("", "true", "false"), whose=(DEEPSPEED_CHAT, HUGGING_FACE)
     ),
     "--deepspeed_config": _CONFIG,
     "--deepscale_config": _CONFIG,

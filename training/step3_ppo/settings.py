@@ -131,6 +131,6 @@ class PpoSettings:
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = Traces()
-    log_pace: LogPace = LogPace()
     eval_epochs: float = 0.0
     rollouts_per_epoch: float = 0.0
+    log_pace: LogPace = LogPace()

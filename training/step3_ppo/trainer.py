@@ -28,7 +28,7 @@ from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
-from training.utils.generation.base import RolloutEngine, RolloutRequest
+from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.records import Rollout
 from training.utils.layout.order import completes_epochs
 from training.utils.run.console import log
@@ -253,7 +253,7 @@ class PpoTrainer:
         ):
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
-            return self.rollout_engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+            return rolled_out(self.rollout_engine, model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
 
 
 def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:

@@ -16,6 +16,7 @@ from training.utils.layout.documents import Document
 from training.utils.layout.order import ShuffledStream, completes_epochs
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
+from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.run.ahead import Ahead
 from training.utils.run.console import LogPace, log
@@ -53,8 +54,8 @@ class LoopSettings:
     seed: int
     meter: ComputeMeter | None = None
     traces: Traces = Traces()
-    log_pace: LogPace = LogPace()
     eval_epochs: float = 0.0
+    log_pace: LogPace = LogPace()
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class TrainingRun(Generic[Row]):
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     bad_steps: BadSteps = field(default_factory=BadSteps)
     routers: RouterLoss = field(default_factory=RouterLoss)
+    mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
 
     @property
     def ranks(self) -> Ranks:

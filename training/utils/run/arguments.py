@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import sys
 import typing
@@ -135,7 +136,7 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
     """Return every value of the parsed groups by its flag's name."""
     values: dict[str, Any] = {}
     for instance in instances:
-        members = [getattr(instance, name) for name in _members(type(instance))]
+        members = [getattr(instance, name) for name in _members(type(instance))]  # type: ignore[arg-type]
         own = resolved_settings(members) if members else dataclasses.asdict(instance)
         for name, value in own.items():
             if name in values and values[name] != value:
@@ -242,6 +243,7 @@ def _instance(group: type, namespace: argparse.Namespace) -> Any:
     return group(**{name: getattr(namespace, name) for name in names})
 
 
+@functools.cache
 def _members(group: type) -> dict[str, type]:
     """The groups in a composite, by field; empty for a group of flags."""
     kinds = typing.get_type_hints(group)

@@ -89,7 +89,7 @@ def _strategy(kind: str, steps_flag: str, epochs_flag: str) -> Words:
     """--eval_strategy and --save_strategy. kind: eval or save"""
 
     def words(value: str, given: Mapping[str, str]) -> list[str] | str:
-        if value == "no":
+        if value == "no" or is_false(value):  # YAML reads no as false
             return [steps_flag, "0"]
         if value == "epoch":
             return [epochs_flag, "1"]
@@ -109,7 +109,7 @@ def _interval_steps(kind: str, steps_flag: str, epochs_flag: str) -> Words:
 
     def words(value: str, given: Mapping[str, str]) -> list[str] | str:
         strategy = given.get(f"--{kind}_strategy") or given.get(f"--{kind}uation_strategy") or "steps"
-        if strategy in ("no", "epoch", "best"):
+        if is_false(strategy) or strategy in ("epoch", "best"):
             return f"--{kind}_strategy {strategy} is given"
         return _interval(f"--{kind}_steps", value, given, steps_flag, epochs_flag)
 
@@ -306,7 +306,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--report_to": Same("default: tensorboard; names separated by spaces or commas", spelled=_report_to),
     "--run_name": Same("trackers show it; without --output_dir the folder is runs/NAME"),
     "--logging_dir": needless("the curves are in OUTPUT_DIR/tensorboard"),
-    "--logging_steps": needless(_STEPS),
+    "--logging_steps": Same("of lines in a log file, at most one in --logging_seconds; metrics.jsonl has every step"),
     "--logging_strategy": needless(_STEPS),
     "--logging_first_step": needless(_STEPS, takes_value=False),
     "--gradient_accumulation_steps": Same(),

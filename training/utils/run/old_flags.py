@@ -267,7 +267,7 @@ OLD_FLAGS: dict[str, OldFlag] = {
     "--num_padding_at_beginning": _PADDING,
     "--deepspeed": Renamed(
         "--deepspeed_config",
-        "a file's stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
+        "its stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
         "not needed: every run is DeepSpeed's",
         takes_list=True,
         words=_deepspeed,

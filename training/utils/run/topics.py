@@ -34,7 +34,7 @@ TOPICS = {
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
 UNITS = frozenset(
     {
-        "tokens", "characters", "sequences", "prompts", "responses", "rows", "samples", "steps", "rollouts", "epochs",
+        "tokens", "characters", "sequences", "forwards", "prompts", "responses", "rows", "samples", "steps", "rollouts", "epochs",
         "passes", "tries", "waves", "seconds", "gigabytes", "gib", "ranks", "processes", "weights", "layers",
         "heads", "units", "checkpoints", "nats", "port", "index",
         "rate", "share", "factor", "ratio", "score", "probability", "covariance", "temperature",
