@@ -30,6 +30,7 @@ INSTALL_REQUIRES = [
     "safetensors",
     "tqdm",
     "matplotlib",
+    "mpld3",  # carries D3, which the report's pages hold; nothing else of it is used
     "ninja",
     "pyyaml",
 ]
@@ -49,6 +50,7 @@ setup(
     package_data={
         "": ["configs/*.yaml", "README.md"],  # of whatever package has them
         "training": ["py.typed"],
+        "training.utils.report": ["*.js"],
         "threestep": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,

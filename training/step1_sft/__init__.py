@@ -6,7 +6,7 @@ from training.step1_sft.arguments import SftArguments
 from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 from training.utils.run.hf_flags import HF_SFT_FLAGS
 from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS
-from training.utils.run.step import RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.run.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 
 STEP = Step(
     name="step1_sft",
@@ -23,6 +23,7 @@ STEP = Step(
             "share of tokens that are the model's first choice",
             {"training": "train/token_accuracy", "held-out": "eval/token_accuracy"},
         ),
+        NORM,
         SPEED,
         RATE,
     ),

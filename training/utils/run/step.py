@@ -41,6 +41,7 @@ class Headline:
 
 SPEED = Curve("Throughput", "tokens a second, all ranks", {"tokens a second": "train/tokens_per_second"})
 RATE = Curve("Learning rate", "", {"learning rate": "train/learning_rate"}, is_smooth=True)
+NORM = Curve("Gradient norm", "before clipping", {"training": "train/grad_norm"})
 LOSS = Curve("Loss", "", {"training": "train/loss", "held-out": "eval/loss"})
 
 
@@ -84,7 +85,7 @@ class Step:
     groups: tuple[type, ...]
     inputs: Mapping[str, str | None] = field(default_factory=dict)
     old_flags: Mapping[str, OldFlag] = field(default_factory=dict)
-    curves: tuple[Curve, ...] = (LOSS, SPEED, RATE)
+    curves: tuple[Curve, ...] = (LOSS, NORM, SPEED, RATE)
     headlines: tuple[Headline, ...] = (Headline("Loss", "eval/loss"),)
     closing: tuple[ClosingRow, ...] = ()
     first_flags: tuple[str, ...] = ()

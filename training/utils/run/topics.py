@@ -34,10 +34,9 @@ TOPICS = {
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
 UNITS = frozenset(
     {
-        "tokens", "characters", "sequences", "forwards", "prompts", "responses", "rows", "samples", "steps", "rollouts", "epochs",
-        "passes", "tries", "waves", "seconds", "gigabytes", "gib", "ranks", "processes", "weights", "layers",
-        "heads", "units", "checkpoints", "nats", "port", "index",
-        "rate", "share", "factor", "ratio", "score", "probability", "covariance", "temperature",
-        "rank", "stage", "seed", "norm", "number",
+        "characters", "checkpoints", "covariance", "epochs", "factor", "forwards", "gib", "gigabytes", "heads",
+        "index", "layers", "nats", "norm", "number", "passes", "port", "probability", "processes", "prompts",
+        "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows", "samples", "score", "seconds", "seed",
+        "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves", "weights",
     }
 )  # fmt: skip
