@@ -37,8 +37,8 @@ class SftArguments:
         least=0,
         unit="factor",
     )
-    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0)
-    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0)
+    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers")
+    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
