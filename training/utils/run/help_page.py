@@ -71,11 +71,11 @@ def help_page(
 
 def entries_of(parts: Iterable[type]) -> list[tuple[str, dataclasses.Field, str]]:
     """Every flag: (topic, field, the flag with its value, as --help shows it)."""
-    found = []
+    found: list[tuple[str, dataclasses.Field, str]] = []
     for part in parts:
         kinds = typing.get_type_hints(part)
         for field in dataclasses.fields(part):
-            topic = field.metadata.get(TOPIC) or getattr(part, "topic", OTHER)
+            topic = str(field.metadata.get(TOPIC) or getattr(part, "topic", OTHER))
             found.append((topic, field, _flag_with_value(field, kinds[field.name])))
     return found
 
