@@ -100,8 +100,7 @@ class PpoTrainer:
                 if last:
                     break
         best = self.checkpoints.load_best(done)
-        if best is not None:
-            after = PpoEvaluation(**best["after"])
+        after = PpoEvaluation(**best["after"]) if best else after
         return PpoResult(before, after, self.metrics.seconds)
 
     @timed("evaluation")
