@@ -64,6 +64,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run
+    from training.utils.report.hub import publish_model
     from training.utils.report.writing import report_at_end
     from training.utils.run.console import log
 
@@ -116,6 +117,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     folder.write_json("summary.json", result.summary())
     report_at_end(folder.path, flags.reporting.report and ranks.is_main)
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
+    publish_model(folder.path, settings, ranks.is_main and not flags.ppo.val_only)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
+from training.utils.report.hub import publish_model
 from training.utils.report.writing import report_at_end
 from training.utils.run.console import log, started_as_main_rank
 
@@ -106,6 +107,7 @@ def run_one_model(
         report_at_end(folder.path, flags.report.report and ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
+        publish_model(folder.path, flags.settings, ranks.is_main)
 
 
 class _Added(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from training.utils.engine.arguments import EngineArguments, EngineSettings
+from training.utils.engine.collectives import on_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.devices import device_sentence, make_deterministic
@@ -19,6 +20,7 @@ from training.utils.layout.order import steps_in
 from training.utils.layout.rows import TokenRows
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.one_precision import to_one_precision
+from training.utils.report.hub import open_repository
 from training.utils.run.console import log
 from training.utils.run.environment import environment_of
 from training.utils.run.errors import ThreestepError
@@ -30,6 +32,7 @@ from training.utils.run.seeds import seed_everything
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
     """Make the run's folder, write every setting to it (`--config` reads the file back) and what it runs on, seed this
     rank, and say on what it runs."""
+    on_main(lambda: open_repository(settings), ranks.is_main)
     folder = RunFolder(run.output_dir, ranks.is_main)
     folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
     seed_everything(run.seed, ranks.rank)
