@@ -20,6 +20,7 @@ from training.utils.engine.arguments import (
     check_zero3_limits,
 )
 from training.utils.engine.schedules import SCHEDULES
+from training.utils.models.arguments import HEAD_CHUNK_HELP
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -49,6 +50,7 @@ class RolesArguments:
     critic_zero_stage: int = flag(0, "ZeRO stage of the critic; 3 shards the reward model too.", least=0, most=3)
     zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0)
     zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0)
+    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0)
     actor_gradient_checkpointing: bool = flag(False, "Recompute the actor's activations.")
     critic_gradient_checkpointing: bool = flag(False, "Recompute the critic's activations.")
     actor_dropout: float | None = flag(

@@ -9,6 +9,11 @@ from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
 
+HEAD_CHUNK_HELP = (
+    "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more memory. "
+    "0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run keeps it."
+)
+
 
 @dataclass
 class ModelArguments:
@@ -45,6 +50,7 @@ class ModelArguments:
         "same losses under ZeRO 0, 2 and 3, with LoRA and gradient checkpointing; ZeRO 3 leaves little to fuse. "
         "The first steps compile for half a minute to minutes: for long runs.",
     )
+    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0)
     lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains without them.", least=0)
     lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1)
