@@ -29,6 +29,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "models": ("layout", "run"),
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
+    "mtp": ("engine", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "report", "run"),
     "dry_run": ("engine", "loading", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
@@ -36,6 +37,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "opening": (
         "checkpoints",
         "dry_run",
+        "mtp",
         "engine",
         "loading",
         "models",

@@ -90,6 +90,7 @@ def make_parts(
         stop_update_kl=flags.algorithm.stop_update_kl,
         meters=_meters(roles, ranks) if ppo.report_mfu and inputs.total_rollouts else (),
         traces=flags.run.traces(),
+        log_pace=flags.reporting.pace(),
     )
     engine = make_engine(
         partial(components.rollout_engine.create, longest_tokens=flags.longest_tokens, vllm=flags.vllm),

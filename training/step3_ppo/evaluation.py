@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +58,7 @@ class Evaluator:
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
+        log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
         for sample in sampled[: self.shown]:
@@ -116,6 +117,18 @@ class Evaluator:
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
+
+
+def evaluation_line(step: int, figures: Mapping[str, float]) -> str:
+    """Return the main figures of an evaluation as one line. step: rollouts done."""
+    cut_share = 1.0 - figures["eval/ended_share"]
+    parts = [f"reward {figures['eval/reward']:.3f}"]
+    if "eval/check" in figures:
+        parts.append(f"checker {figures['eval/check']:.3f}")
+    parts.append(f"{figures['eval/response_tokens']:.1f} tokens a response")
+    if cut_share > 0:
+        parts.append(f"{cut_share:.0%} cut at the length limit")
+    return f"evaluation {f'after rollout {step:,}' if step else 'before training'}: {', '.join(parts)}"
 
 
 def sample_line(sample: dict[str, Any], characters: int = 100) -> str:

@@ -21,6 +21,7 @@ from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.flops import ComputeMeter
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
+from training.utils.run.console import LogPace
 from training.utils.run.traces import Traces
 
 
@@ -129,3 +130,4 @@ class PpoSettings:
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = Traces()
+    log_pace: LogPace = LogPace()

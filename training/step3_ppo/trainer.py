@@ -7,7 +7,6 @@ after the end is 0. Knows neither flags nor files; what it needs is passed in.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -31,11 +30,13 @@ from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest
 from training.utils.generation.records import Rollout
-from training.utils.run.console import progress_bar, show
+from training.utils.run.console import ShownFigure, log, progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.seeds import derived_seed
 from training.utils.run.traces import traced
+
+_MANY_CUT = 0.05  # share of a rollout's responses from which a warning names the length limit
 
 
 @dataclass(eq=False)
@@ -55,11 +56,11 @@ class PpoTrainer:
         self.ranks = self.roles.actor.ranks
         self.kl_control = replace(self.settings.experience.kl.control)  # its coefficient moves
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
+        self._warned_of_cut = False
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
         settings = self.settings
-        started = time.monotonic()
         done, saved = self.checkpoints.restore()
         before = after = None
         if saved:
@@ -70,7 +71,7 @@ class PpoTrainer:
             before = after if settings.total_rollouts else None  # without training it is the only one
         end = done if self.kl_is_over(saved) else settings.total_rollouts
         self.clock.read()
-        with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main, done=done) as bar:
+        with self._progress_bar(done) as bar:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
@@ -96,7 +97,7 @@ class PpoTrainer:
                 give_back_freed_memory(iteration)
                 if last:
                     break
-        return PpoResult(before, after, time.monotonic() - started)
+        return PpoResult(before, after, self.metrics.seconds)
 
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
@@ -166,9 +167,8 @@ class PpoTrainer:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
-        speed = f"{figures['train/tokens_per_second']:,.0f} tok/s"
-        kl = f"KL {figures['rollout/kl']:.3f}, " if "rollout/kl" in figures else ""
-        show(bar, f"score {figures['rollout/score']:.3f}, {kl}{speed}")
+        show(bar, *_shown(figures))
+        self._warn_of_cut(1.0 - figures["rollout/ended_share"], iteration)
 
     def steer_kl(self, figures: dict[str, float], experiences: Sequence[Experience]) -> None:
         """Let the controller move the KL's coefficient for the next iteration."""
@@ -212,6 +212,22 @@ class PpoTrainer:
         self.prompt_source.load_state_dict(state["prompt_source"])
         self.rollout_engine.load_state_dict(state["rollout_engine"])
 
+    def _warn_of_cut(self, cut_share: float, iteration: int) -> None:
+        """Say once that many responses reach the length limit, where rewards and losses read unfinished text."""
+        if self._warned_of_cut or cut_share < _MANY_CUT:
+            return
+        self._warned_of_cut = True
+        log(
+            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at --max_answer_seq_len "
+            f"{self.settings.sampling.max_new_tokens:,} tokens before they ended; rollout/ended_share in metrics.jsonl "
+            "follows it (raise the limit, or see --missing_eos_penalty and --mask_truncated_responses)",
+            self.ranks.is_main,
+        )
+
+    def _progress_bar(self, done: int) -> tqdm:
+        total, pace = self.settings.total_rollouts, self.settings.log_pace
+        return progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=pace)
+
     def _own(self, rows: Sequence[PromptRow], first: int, *purpose: str | int) -> tuple[PromptBatch, list[int]]:
         """Return this rank's share of all ranks' prompts from position `first` on, and a seed for each position."""
         own = slice(self.ranks.rank, None, self.ranks.world_size)
@@ -230,3 +246,17 @@ class PpoTrainer:
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
             return self.rollout_engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+
+
+def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
+    """What the progress shows of a rollout with its updates."""
+    cut_share = 1.0 - figures["rollout/ended_share"]
+    rate = figures.get("actor/learning_rate", figures.get("critic/learning_rate"))  # the critic's while it warms up
+    found = [ShownFigure("score", figures["rollout/score"])]
+    if "rollout/kl" in figures:
+        found.append(ShownFigure("KL", figures["rollout/kl"]))
+    if cut_share > 0:
+        found.append(ShownFigure("cut at the length limit", cut_share, ".0%"))
+    if rate is not None:
+        found.append(ShownFigure("learning rate", rate, ".2e", is_mean=False))
+    return [*found, ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]

@@ -16,7 +16,8 @@ MAY_CHANGE = frozenset(
         "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
         "max_train_steps", "num_train_epochs", "eval_interval", "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
-        "report", "report_to", "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
+        "report", "report_to", "logging_steps", "logging_seconds",
+        "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
     }
 )  # fmt: skip
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.

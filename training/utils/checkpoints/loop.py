@@ -151,6 +151,9 @@ class RunCheckpoints(Checkpoints):
             log(self._save_failed_message(step, error), self._ranks.is_main)
         self._step_began = time.monotonic()
         self._save_seconds = self._step_began - started
+        if error is None:
+            where = self.plan.folder.of(step)
+            log(f"checkpoint after step {step:,} in {self._save_seconds:.1f} s: {where}", self._ranks.is_main)
         if self._stop:
             log(self._stop_message(step, was_saved=error is None), self._ranks.is_main)
             raise SystemExit(0 if error is None else 1)

@@ -71,9 +71,15 @@ def test_a_run_goes_on_after_its_latest_step(tmp_path, capsys):
         assert kept.restore() == (2, {"before": {"loss": 0.1 + 0.2}, "after": None})
         assert torch.equal(torch.rand(1), drawn)
         metrics.write(3, {"a": 1.5})
+    said = capsys.readouterr().out
+    assert [line.split(" in ")[0] for line in said.splitlines() if line.startswith("checkpoint")] == [
+        "checkpoint after step 1",
+        "checkpoint after step 2",
+    ]
+    assert f" s: {tmp_path}/checkpoints/step_000002\n" in said
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["a"]) for line in lines] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert "resuming after step 2, from" in capsys.readouterr().out
+    assert "resuming after step 2, from" in said
 
 
 def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, capsys):
