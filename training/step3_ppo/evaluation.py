@@ -16,7 +16,7 @@ from training.step3_ppo.settings import PpoSettings
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
-from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
+from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.several import several_figures
 from training.utils.run.console import log
@@ -95,9 +95,9 @@ class Evaluator:
         request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
-                rollout = self.rollout_engine.roll_out(model, request)
+                rollout = rolled_out(self.rollout_engine, model, request)
             scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
-        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_id)
+        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_ids)
         columns: dict[str, Sequence[Any]] = {
             "prompt_index": [index for index, _ in indices],
             "sample": [sample for _, sample in indices],

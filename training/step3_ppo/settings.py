@@ -111,6 +111,7 @@ class PpoSettings:
     dynamic_sampling_tries: 0 keeps all prompts.
     stop_kl, stop_update_kl: see the flags.
     meters: of actor and critic; empty leaves MFU out.
+    rollouts_per_epoch: not rounded.
     """
 
     total_rollouts: int
@@ -130,4 +131,6 @@ class PpoSettings:
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = Traces()
+    eval_epochs: float = 0.0
+    rollouts_per_epoch: float = 0.0
     log_pace: LogPace = LogPace()

@@ -28,8 +28,9 @@ from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
-from training.utils.generation.base import RolloutEngine, RolloutRequest
+from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.records import Rollout
+from training.utils.layout.order import completes_epochs
 from training.utils.run.console import ShownFigure, log, progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
@@ -90,7 +91,7 @@ class PpoTrainer:
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
-                if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
+                if last or self.evaluates_after(iteration):
                     with self.clock.phase("evaluation"):
                         after = self.evaluator.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
@@ -181,6 +182,12 @@ class PpoTrainer:
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
 
+    def evaluates_after(self, iteration: int) -> bool:
+        """Return whether held-out prompts are due after this iteration."""
+        settings = self.settings
+        by_count = settings.eval_interval > 0 and iteration % settings.eval_interval == 0
+        return by_count or completes_epochs(iteration, settings.eval_epochs, settings.rollouts_per_epoch)
+
     @timed("checkpoint")
     def save_checkpoint(
         self,
@@ -245,7 +252,7 @@ class PpoTrainer:
         ):
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
-            return self.rollout_engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+            return rolled_out(self.rollout_engine, model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
 
 
 def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:

@@ -92,7 +92,10 @@ def run_one_model(
         engines = {"model": engine, **({"mtp": mtp.head.engine} if mtp.head else {})}
         parts = CheckpointParts(engines, ranks, tokenizers={"model": tokenizer})
         fingerprint = rows.train.manifest["fingerprint"]
-        with checkpointed_run(plan, folder, parts, fingerprint, digests) as (metrics, checkpoints):
+        with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
+            metrics,
+            checkpoints,
+        ):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             training = TrainingRun(
                 flags.step.label, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers, mtp
@@ -193,6 +196,7 @@ def loop_settings(
         train_plan=plan(engine.per_device_train_batch_size),
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
+        eval_epochs=engine.eval_epochs,
         pad_token_id=pad_token_id,
         seed=flags.run.seed,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,

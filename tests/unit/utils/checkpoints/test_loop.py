@@ -36,8 +36,8 @@ def plan(
     return plan_checkpoints(arguments, str(place), "training.a", {**SETTINGS, **dict(changes)}, ranks(world_size))
 
 
-def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None) -> Any:
-    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, digests)
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None, epoch: float = 0.0) -> Any:
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, digests, epoch)
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:
@@ -153,11 +153,18 @@ def test_one_run_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "due"), [({}, []), ({"save_every": 2}, [2, 4]), ({"save_every": 2, "save_at_end": True}, [2, 4, 5])]
+    ("flags", "due"),
+    [
+        ({}, []),
+        ({"save_every": 2}, [2, 4]),
+        ({"save_every": 2, "save_at_end": True}, [2, 4, 5]),
+        ({"save_epochs": 1.0}, [2, 3]),
+        ({"save_epochs": 2.0, "save_every": 4}, [3, 4]),
+    ],
 )
 def test_when_one_is_due(tmp_path, flags, due):
     first = plan(tmp_path, **flags)
-    with opened(first, tmp_path) as (_, kept):
+    with opened(first, tmp_path, epoch=1.5) as (_, kept):
         assert [step for step in range(1, 6) if kept.due(step, total_steps=5)] == due
 
 
