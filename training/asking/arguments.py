@@ -23,6 +23,12 @@ class AskedArguments:
         EngineArguments.per_device_eval_batch_size, "Prompts answered together.", least=1
     )
 
+    val_samples: int = flag(
+        1,
+        "Answers to each prompt; above 1 also the deviation, best, worst, majority and pass@k of them.",
+        least=1,
+    )
+
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(
             bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"

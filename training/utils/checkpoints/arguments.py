@@ -17,7 +17,7 @@ MAY_CHANGE = frozenset(
         "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name",
         "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
-        "report", "report_to", "logging_steps", "logging_seconds",
+        "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
         "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
     }
 )  # fmt: skip

@@ -25,6 +25,9 @@ class ReportArguments:
         f"Trackers that receive the metrics, separated by commas: {', '.join(PACKAGES)}; or {NO_TRACKERS}. "
         "wandb, trackio and mlflow read their own environment variables.",
     )
+    report_samples: int = flag(
+        8, "Step 3: samples of each evaluation that trackers get as a table, those of the first prompts.", least=0
+    )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
     logging_steps: int = flag(
         1,
