@@ -57,9 +57,8 @@ def run_one_model(
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
         check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
         tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
-        plan = plan.decided({"prompt_style": style.chat.prompt_style})
-        if not scores:
-            plan = with_head_chunk(plan, flags.model.settings(), flags.engine.dtype, ranks)
+        styled = plan.decided({"prompt_style": style.chat.prompt_style})
+        plan = with_head_chunk(styled, flags.model.settings(), flags.engine.dtype, ranks, predicts_tokens=not scores)
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
         rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
