@@ -2,8 +2,6 @@
 
     python -m training.step3_ppo.main --actor_model_name_or_path SFT_MODEL --critic_model_name_or_path REWARD_MODEL \\
         --data_path jsonl:prompts.jsonl --output_dir OUT
-
-One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> None:
     """Parse and check the flags, then plan or run."""
-    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags))
+    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, STEP.first_flags))
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
             check_model_folder(path)

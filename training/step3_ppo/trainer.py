@@ -31,9 +31,10 @@ from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.records import Rollout
 from training.utils.layout.order import completes_epochs
-from training.utils.run.console import ShownFigure, log, progress_bar, show
+from training.utils.run.console import log
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
+from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.seeds import derived_seed
 from training.utils.run.traces import traced
 

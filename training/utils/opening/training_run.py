@@ -19,8 +19,9 @@ from training.utils.models.flops import ComputeMeter
 from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.run.ahead import Ahead
-from training.utils.run.console import LogPace, ShownFigure, log, progress_bar, show
+from training.utils.run.console import LogPace, log
 from training.utils.run.metrics import MetricsWriter
+from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
 
 
