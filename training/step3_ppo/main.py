@@ -51,6 +51,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         save_roles,
         start_digests,
         wanted_score_scale,
+        with_head,
     )
     from training.step3_ppo.checks import check_lengths
     from training.step3_ppo.evaluation import closing_sentence
@@ -88,12 +89,11 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
             reward_model=components.with_reward_model,
         ),
     )
-    roles = checked_roles(flags, loaded)
+    roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
-    engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
-    parts = CheckpointParts(engines, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
+    parts = CheckpointParts(roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
         metrics,
         checkpoints,
