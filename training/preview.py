@@ -3,7 +3,7 @@
     python -m training.preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
 
 The code of training builds and lays out the rows, in the same cache; with the settings and seed of a run, these are
-its rows. `--json` prints one object per row, and nothing else, on standard output.
+its rows. `--json` prints one object per row, and nothing else, on standard output; `--html FILE` writes a page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
@@ -39,25 +40,35 @@ SPLITS = ("train", "eval")
 class PreviewArguments:
     """What to show, and how."""
 
-    tokenizer: str = flag("", "Folder or hub name of the tokenizer, or of its model.")
+    topic: ClassVar[str] = "task"
+
+    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", unit="tokenizer")
     phase: str = flag(
         "1", "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).", choices=PHASES
     )
     split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
-    rows: int = flag(5, "How many rows to show; 0 for all.", least=0)
-    first: int = flag(0, "Index in the split of the first row to show, from 0.", least=0)
-    show_layout: bool = flag(False, "Show segments, positions and visibility.")
-    json: bool = flag(False, "Print only one JSON object per row, with the layout.")
-    seed: int = flag(RunArguments.seed, "The seed of the run; it determines the split.", least=0)
-    pad_token: str | None = flag(None, "As in training; optional here.")
+    rows: int = flag(5, "Rows to show; 0 shows all.", least=0, unit="rows")
+    first: int = flag(0, "Index of the first row to show in the split, from 0.", least=0, unit="index")
+    show_layout: bool = flag(False, "Also show segments, positions, and which tokens see which.")
+    json: bool = flag(False, "Print only JSON, one object per row, with the layout.")
+    html: str = flag(
+        "", "Write the rows as an HTML page to this file instead, coloured by what the loss is on.", unit="file"
+    )
+    seed: int = flag(RunArguments.seed, "The run's seed, which decides the split.", least=0, unit="seed")
+    pad_token: str | None = flag(None, "As in training; not needed here.", unit="token")
     max_answer_seq_len: int = flag(
         SamplingArguments.max_new_tokens,
         "Unsupervised: a block has max_prompt_seq_len + max_answer_seq_len tokens, as in step 3.",
         least=1,
+        unit="tokens",
     )
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(bool(self.tokenizer), "--tokenizer expects a folder or hub name, got nothing")
+        mistakes.require(
+            not (self.html and (self.json or self.show_layout)),
+            f"--html {self.html} writes a page of texts and masks alone; leave --json and --show_layout out",
+        )
         mistakes.require(
             self.phase != UNSUPERVISED or self.split == "train",
             "--split eval: unsupervised text has only training rows; leave --split out",
@@ -85,6 +96,8 @@ def main(argv: Sequence[str]) -> None:
         shown = open_split(preview, data, tokenizer)
         places = shown_places(preview, len(shown.split))
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if preview.html:
+        return write_page(preview, shown, places, decode)
     try:
         (print_json if preview.json else print_text)(preview, shown, places, decode)
         sys.stdout.flush()
@@ -140,19 +153,45 @@ def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: A
         print(json.dumps({**start, **row_as_data(row, decode)}))
 
 
+def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
+    """Write the rows as a page, and say where. ThreestepError if the file cannot be written."""
+    from training.utils.data.rows.views import length_bars, marked_runs, values_beside
+    from training.utils.report.rows_page import PageRow, rows_page
+
+    rows = []
+    for place in places:
+        row = shown.split[place]
+        rows.append(PageRow(title_of(preview, shown, place), marked_runs(row, decode), values_beside(row)))
+    seen = f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown"
+    text = rows_page(f"phase {preview.phase}", [seen, shown.report], rows, length_bars(shown.split.lengths))
+    try:
+        Path(preview.html).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise ThreestepError(f"--html {preview.html}: {problem.strerror}; give another file") from problem
+    note(f"written: {preview.html}")
+
+
+def title_of(preview: PreviewArguments, shown: Shown, place: int) -> str:
+    """A row's place, origin and length."""
+    from training.utils.data.rows.views import document_of, source_of
+
+    row = shown.split[place]
+    origin = ""
+    if shown.sources:
+        source = source_of(row.row_id, shown.sources)
+        origin = f" ({source['source']}, {source['source_part']} row {source['index']})"
+    targets = document_of(row).targets
+    return f"{preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict"
+
+
 def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Print each row below a line with its origin, then what became of all rows, and a histogram of lengths."""
-    from training.utils.data.rows.views import document_of, histogram, row_as_text, source_of, terminal_style
+    from training.utils.data.rows.views import histogram, row_as_text, terminal_style
 
     style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)
     for place in places:
         row = shown.split[place]
-        targets = document_of(row).targets
-        origin = ""
-        if shown.sources:
-            source = source_of(row.row_id, shown.sources)
-            origin = f" ({source['source']}, {source['source_part']} row {source['index']})"
-        print(f"== {preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict")
+        print(f"== {title_of(preview, shown, place)}")
         print(row_as_text(row, decode, style, preview.show_layout), end="\n\n")
     print(f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown")
     print(shown.report)

@@ -97,6 +97,58 @@ def _noted_steps(found: list[dict[str, Any]]) -> Iterator[None]:
     yield
 
 
+def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[str, int]]:
+    """Roll out responses that never end; return, for each look at which have ended, the counts since the look before
+    and how many of the operators were in a graph."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from training.utils.generation import captured, decoding, hf
+    from training.utils.generation.base import RolloutRequest, Sampling
+    from training.utils.models.document_attention import share_keys_of_one_token
+
+    found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
+
+    class Graph:
+        """Runs again what it would replay."""
+
+        def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+            self.function, self.output = function, function()
+
+        def replay(self) -> None:
+            with counted() as inside:
+                self.output.copy_(self.function())
+            in_graph[0] += inside.total("operators")
+
+    def graph_of(function: Callable[[], torch.Tensor], before: object) -> tuple[Graph, torch.Tensor]:
+        graph = Graph(function)
+        return graph, graph.output
+
+    captured._graph_of = graph_of  # type: ignore[assignment]
+    advance = hf._Drawn.advance
+
+    def noted(*given: Any) -> Any:
+        result = advance(*given)
+        totals = {**counts.totals(), "in a graph": in_graph[0]}
+        found.append({kind: count - last.get(kind, 0) for kind, count in totals.items()})
+        last.update(totals)
+        return result
+
+    hf._Drawn.advance = noted  # type: ignore[method-assign]
+    share_keys_of_one_token()  # as a rollout engine's check does
+    model = AutoModelForCausalLM.from_pretrained(start).to("cuda").eval()
+    ids_BP = torch.arange(3, 24).view(3, 7)
+    mask_BP = ids_BP > 3  # the first prompt is padded
+    never = model.config.vocab_size
+    sampling = Sampling(tokens, 0.8, top_k=0, top_p=top_p, end_token_id=never, pad_token_id=0, bad_words=((5,), (6, 7)))
+    request = RolloutRequest(ids_BP.to("cuda"), mask_BP.to("cuda"), sampling, list(range(6)), 2)
+    engine = hf.TransformersRollout(None)
+    engine._way = getattr(decoding, way)
+    with counted() as counts:
+        engine.roll_out(model, request)
+    return found
+
+
 # The tests.
 
 
@@ -170,6 +222,25 @@ def test_a_step_of_step_three_waits_for_its_figures_alone(on_cuda, place, name, 
         check(step, count)
 
 
+LOOK_TOKENS, ROOM_TOKENS = 8, 128
+# A way, top-p and tokens to draw; then the operators that the host starts for a token of a Llama of two layers, with a
+# temperature and two banned words: those that were counted, and a tenth. In a captured graph is what each layer does.
+DRAWN = [("MASKED", 1.0, ROOM_TOKENS + 5 * LOOK_TOKENS, 170), ("FIXED", 1.0, 40, 57), ("FIXED", 0.9, 24, 461)]
+
+
+@pytest.mark.parametrize(("way", "top_p", "tokens", "most_operators"), DRAWN)
+def test_a_drawn_token_waits_for_nothing_however_long_the_cache(on_cuda, place, way, top_p, tokens, most_operators):
+    """The host waits once a look, for the tokens. A longer cache takes no operator more, but where its room grows."""
+    _, *looks = on_cuda(drawn_counts, place / "start", way, tokens, top_p)
+    assert len(looks) == tokens // LOOK_TOKENS - 1
+    for look in looks:
+        assert (look["waits"], look["to_device"], look["from_device"]) == (1, 0, 1), looks
+    operators = [look["operators"] - look["in a graph"] for look in looks]
+    usual = min(operators)
+    assert operators[-1] == usual <= LOOK_TOKENS * most_operators, operators
+    assert sum(count > usual for count in operators) <= tokens // ROOM_TOKENS, operators
+
+
 def test_a_stopped_run_resumes_to_the_same_metrics(on_cuda, place):
     """With the thread that lays out steps ahead: it draws nothing, and a checkpoint knows nothing of it."""
     flags = f"{STEPS.replace('_steps 2', '_steps 3')} --num_train_epochs 2 --dropout 0.1"
@@ -211,7 +282,14 @@ def estimates_and_losses() -> dict[str, list[str]]:
         settings = experience_settings(algorithm, ppo, None, PlanSettings(1), 1)
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
-            values_BR, lengths_B, group_B, values_BR, values_BR[:, 0], over_ranks=lambda part: part
+            values_BR,
+            lengths_B,
+            group_B,
+            values_BR,
+            values_BR[:, 0],
+            -values_BR,
+            values_BR,
+            over_ranks=lambda part: part,
         )
         made = settings.estimator.estimate(inputs, settings.advantage)
         found[name] = sorted({str(part.device) for part in made if part is not None})

@@ -124,6 +124,7 @@ def experience_settings(
         ppo.reuse_forwards
         or (algorithm.wants_reference and not kl.in_loss and (kl.estimator.of_logits or not bypasses))
         or (mismatch is not None and not bypasses)
+        or estimator.needs_policy
         or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
     )
     return settings_of(
@@ -132,7 +133,7 @@ def experience_settings(
         score_scale=scale,
         samples_per_prompt=ppo.num_samples_per_prompt,
         estimator=estimator,
-        advantage=settings_of(AdvantageSettings, flags, norm_by_std=flags.norm_adv_by_std),
+        advantage=_advantage_settings(flags),
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
         kl=kl,
         length=settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len),
@@ -145,6 +146,11 @@ def experience_settings(
         reuses_forwards=ppo.reuse_forwards,
         with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
     )
+
+
+def _advantage_settings(flags: AlgorithmArguments) -> AdvantageSettings:
+    names = {"norm_by_std": "norm_adv_by_std", "norm_over": "norm_adv_over", "zero_tail": "otb_zero_tail"}
+    return settings_of(AdvantageSettings, flags, **{field: getattr(flags, name) for field, name in names.items()})
 
 
 def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:

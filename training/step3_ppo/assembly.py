@@ -37,6 +37,7 @@ from training.utils.models.own_forward import own_forward_of
 from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
 from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
@@ -61,21 +62,23 @@ def make_parts(
         Sampling,
         ppo,
         max_new_tokens=ppo.max_answer_seq_len,
-        end_token_id=inputs.end_token_id,
+        end_token_id=inputs.end_token_ids[0],
+        more_end_token_ids=inputs.end_token_ids[1:],
         pad_token_id=tokenizer.pad_token_id,
-        bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_id),
+        bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
         stop=tuple(ppo.stop),
     )
     rewards = Rewards(
         named=components.rewards,
         timeout_seconds=flags.reward.reward_timeout,
         columns=tuple(inputs.columns),
-        texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_id),
+        texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
     )
     settings = settings_of(
         PpoSettings,
         ppo,
         total_rollouts=inputs.total_rollouts,
+        rollouts_per_epoch=inputs.rollouts_per_epoch,
         prompts_per_batch=ppo.per_device_generation_batch_size,
         critic_warmup=flags.algorithm.critic_warmup,
         dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
@@ -90,6 +93,7 @@ def make_parts(
         stop_update_kl=flags.algorithm.stop_update_kl,
         meters=_meters(roles, ranks) if ppo.report_mfu and inputs.total_rollouts else (),
         traces=flags.run.traces(),
+        log_pace=flags.reporting.pace(),
     )
     engine = make_engine(
         partial(components.rollout_engine.create, longest_tokens=flags.longest_tokens, vllm=flags.vllm),
@@ -100,7 +104,7 @@ def make_parts(
     )
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
-    set_stop_tokens(roles.actor_model, tokenizer, [inputs.end_token_id])
+    set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
     for sentence in engine.check(roles.whole_actor.lent(), own):
         log(sentence, ranks.is_main)
     evaluator = partial(
@@ -137,6 +141,13 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
         check_reusable(roles)
     roles = balanced_roles(roles, flags.roles.router_aux_loss_coef, flags.ppo.reuse_forwards)
     return replace(roles, packs=all(packs))
+
+
+def with_head(roles: Roles, flags: PpoFlags, total_steps: int) -> Roles:
+    """Return the roles with the head for multi-token prediction that the flags ask for. A collective.
+    total_steps: of the actor's optimizer."""
+    path, seed = flags.roles.actor_model_name_or_path, flags.run.seed
+    return replace(roles, mtp=open_head(flags.mtp.settings(), path, roles.actor, roles.actor_model, total_steps, seed))
 
 
 def balanced_roles(roles: Roles, coefficient: float | None, reuses_forwards: bool) -> Roles:
@@ -178,7 +189,12 @@ def check_reusable(roles: Roles) -> None:
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
     """How sequences are laid out over all ranks."""
     rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
-    return plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    return replace(
+        plan,
+        least_micro_batches=ppo.least_micro_batches,
+        micro_batches_multiple_of=ppo.micro_batches_multiple_of,
+    )
 
 
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
@@ -216,6 +232,6 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
         if name == "model_ema" and roles.average is not None:
             roles.average.put_in_place()
         if engine is not None and model is not None and tokenizer is not None:
-            tensors = engine.full_state(model)
+            tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
             if engine.ranks.is_main:
-                save_model(folder.path / name, model, tensors, tokenizer)
+                save_model(folder.path / name, model, tensors, tokenizer, write_head)

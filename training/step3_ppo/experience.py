@@ -44,6 +44,7 @@ def make_experience(
     with clock.phase("4_read"):
         read, reusable = _per_token(rollout, roles, settings)
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
+    policy_BR = old_BR if settings.estimator.needs_policy else None
     bypasses = settings.mismatch is not None and settings.mismatch.bypass
     if bypasses:
         old_BR = torch.where(mask_BR, rollout.sampled_logprobs_BR.float(), 0.0)
@@ -60,17 +61,27 @@ def make_experience(
         if greedy is not None:
             greedy_scores_B = greedy.scored.outcomes_B.repeat_interleave(settings.samples_per_prompt)
         group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
-        inputs = AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR, greedy_scores_B, over_ranks=summed)
-        advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
-        if settings.whiten_advantages:
-            learns_BR = mask_BR & counts_B.unsqueeze(1)
-            advantages_BR = whiten(advantages_BR, learns_BR, summed(moments(advantages_BR, learns_BR)))
         weights_BR = kept_BR = None
         if settings.mismatch is not None and not bypasses:
             assert old_BR is not None  # reads_old_logprobs is True wherever there is a correction
             weights_BR, kept_BR = corrected(
                 old_BR, rollout.sampled_logprobs_BR, mask_BR, counts_B, settings.mismatch, over_ranks=summed
             )
+        inputs = AdvantageInputs(
+            rewards_BR,
+            lengths_B,
+            group_B,
+            values_BR,
+            greedy_scores_B,
+            policy_BR,
+            read.get("collisions"),
+            weights_BR,
+            over_ranks=summed,
+        )
+        advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
+        if settings.whiten_advantages:
+            learns_BR = mask_BR & counts_B.unsqueeze(1)
+            advantages_BR = whiten(advantages_BR, learns_BR, summed(moments(advantages_BR, learns_BR)))
     return Experience(
         rollout=rollout,
         scores_B=scored.scores_B,
@@ -127,10 +138,13 @@ def _read(
     policy = values_M = None
     with torch.set_grad_enabled(settings.reuses_forwards):
         if settings.reads_old_logprobs:
-            policy = roles.actor(rows, settings.temperature, settings.with_entropy, with_logits=of_logits)
+            wanted = {"with_logits": of_logits, "with_collisions": settings.estimator.needs_policy}
+            policy = roles.actor(rows, settings.temperature, settings.with_entropy, **wanted)
         if roles.critic is not None:
             values_M = roles.critic(rows, at="targets")
     others: dict[str, torch.Tensor] = {}
+    if policy is not None and policy.collisions_M is not None:
+        others["collisions"] = policy.collisions_M
     if roles.reference is not None:
         reference = roles.reference(rows, settings.temperature, with_logits=of_logits)
         others["reference"] = reference.logprobs_M

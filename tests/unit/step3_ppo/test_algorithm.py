@@ -213,3 +213,16 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
     assert reads(PpoArguments(**FOUR, per_device_training_batch_size=8))
     two_epochs = PpoArguments(**FOUR, per_device_training_batch_size=16, ppo_epochs=2)
     assert reads(two_epochs) and not reads(two_epochs, mismatch=bypassed)
+
+
+def test_what_an_estimator_reads_and_divides_by():
+    ppo = PpoArguments(num_samples_per_prompt=4, per_device_training_batch_size=64)
+
+    def made(**flags):
+        algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
+        return experience_settings(algorithm, ppo, None, PlanSettings(1), 0)
+
+    assert not made(advantage="grpo", kl_coef=0.0).reads_old_logprobs  # on-policy
+    settings = made(advantage="optimal_token_baseline", kl_coef=0.0, otb_zero_tail=False)
+    assert settings.reads_old_logprobs and not settings.advantage.zero_tail and settings.advantage.norm_over is None
+    assert made(advantage="rloo", norm_adv_over="batch").advantage.norm_over == "batch"

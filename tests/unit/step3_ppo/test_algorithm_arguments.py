@@ -50,6 +50,20 @@ def test_the_defaults_are_sound():
             "--kl_estimator k3+ is k3 with the gradient of k2, and --kl_in reward has no gradient; give k3, or --kl_in "
             "loss",
         ),
+        (
+            {"norm_adv_over": "batch"},
+            "--norm_adv_over batch is of --advantage grpo, grpo_passk or rloo, and it is gae; leave it out",
+        ),
+        (
+            {"norm_adv_over": "batch", "advantage": "grpo", "norm_adv_by_std": False},
+            "--norm_adv_over batch divides by a standard deviation, and --norm_adv_by_std false by none; leave one of "
+            "them out",
+        ),
+        (
+            {"otb_zero_tail": False, "advantage": "opo"},
+            "--otb_zero_tail false is of --advantage optimal_token_baseline or tir_optimal_token_baseline, and it is "
+            "opo; leave it out",
+        ),
         ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2 is of --policy_loss sapo, and it is ppo; leave it out"),
         ({"sapo_tau_pos": 0.0, "policy_loss": "sapo"}, "--sapo_tau_pos expects more than 0, got 0.0"),
         (

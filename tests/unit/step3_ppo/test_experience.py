@@ -328,3 +328,48 @@ def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout,
     kl_BR = want_BR - made.ref_logprobs_BR
     torch.testing.assert_close((made.rewards_BR + 0.1 * kl_BR).sum(1), made.scores_B)  # the KL is the rollout's too
     assert torch.equal(made.old_logprobs_BR, want_BR) and made.weights_BR is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PlanSettings(1, None, 1),
+        PlanSettings(1, 16, 8),
+        PlanSettings(1, packed=True, max_row_tokens=13),
+        PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),
+    ],
+)
+@pytest.mark.parametrize("exact_kl", [False, True])
+def test_the_optimal_token_baseline_reads_the_policys_distributions(rollout, roles, plan, exact_kl):
+    """The sum of squared probabilities of each token's whole distribution, at the sampling temperature."""
+    estimator = ESTIMATORS["optimal_token_baseline"]
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["full" if exact_kl else "k1"])
+    made = made_from(rollout, roles, how(plan=plan, estimator=estimator, kl=kl, samples_per_prompt=5))
+    collisions_BR = torch.zeros(made.rewards_BR.shape)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+        with torch.no_grad():
+            logits = roles.actor.model(ids, use_cache=False).logits[0, prompt - 1 : -1] / 0.8
+        collisions_BR[row, :response] = torch.softmax(logits, -1).square().sum(-1)
+    group_B = torch.zeros(5, dtype=torch.int64)
+    old_BR = one_by_one(rollout, roles)["old"]
+    inputs = AdvantageInputs(
+        made.rewards_BR, rollout.response_lengths_B, group_B, logprobs_BR=old_BR, collisions_BR=collisions_BR
+    )
+    want_BR, _ = estimator.estimate(inputs, AdvantageSettings(0.9, 0.7, True))
+    torch.testing.assert_close(made.advantages_BR, want_BR, rtol=1e-3, atol=1e-4)
+
+
+def test_the_optimal_token_baseline_under_a_bypass_and_a_correction(rollout, roles):
+    """Probabilities are the training forward's, also where a bypass takes the rollout's for the old ones; weights of a
+    correction enter by their squares."""
+    mask_BR = rollout.response_mask_BR
+    sampled_BR = torch.where(mask_BR, -3.0, 0.0)
+    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
+    common = {"estimator": ESTIMATORS["optimal_token_baseline"], "samples_per_prompt": 5, "kl": IN_LOSS}
+    plain = made_from(rollout, roles, how(**common))
+    bypassed = made_from(off, roles, how(**common, mismatch=MismatchSettings("none", bypass=True)))
+    torch.testing.assert_close(bypassed.advantages_BR, plain.advantages_BR)
+    assert torch.equal(bypassed.old_logprobs_BR, sampled_BR)
+    weighed = made_from(off, roles, how(**common, mismatch=MismatchSettings("truncate", "token", 2.0)))
+    assert not torch.allclose(weighed.advantages_BR, plain.advantages_BR)

@@ -22,21 +22,26 @@ class Estimator:
     needs_critic: reads values.
     needs_groups: compares the samples of a prompt, so a prompt needs two or more.
     needs_greedy: reads the score of a greedy response.
+    needs_policy: reads log-probabilities and collision probabilities of the policy that rolled out.
     whitens: by default, its advantages are whitened over the tokens of all ranks.
+    norms: reads `--norm_adv_over`.
     """
 
     estimate: Callable[[AdvantageInputs, AdvantageSettings], tuple[torch.Tensor, torch.Tensor | None]]
     needs_critic: bool = False
     needs_groups: bool = False
     needs_greedy: bool = False
+    needs_policy: bool = False
     whitens: bool = False
+    norms: bool = False
 
 
+_OTB = f"{__name__}.optimal_token_baseline"
 ESTIMATORS = {
     "gae": Estimator(imported(f"{__name__}.gae:gae"), needs_critic=True, whitens=True),
-    "grpo": Estimator(imported(f"{__name__}.grpo:grpo"), needs_groups=True),
-    "grpo_passk": Estimator(imported(f"{__name__}.grpo_passk:grpo_passk"), needs_groups=True),
-    "rloo": Estimator(imported(f"{__name__}.rloo:rloo"), needs_groups=True),
+    "grpo": Estimator(imported(f"{__name__}.grpo:grpo"), needs_groups=True, norms=True),
+    "grpo_passk": Estimator(imported(f"{__name__}.grpo_passk:grpo_passk"), needs_groups=True, norms=True),
+    "rloo": Estimator(imported(f"{__name__}.rloo:rloo"), needs_groups=True, norms=True),
     "reinforce++": Estimator(imported(f"{__name__}.reinforce_plus_plus:reinforce_plus_plus"), whitens=True),
     "reinforce++_baseline": Estimator(
         imported(f"{__name__}.reinforce_plus_plus:reinforce_plus_plus_baseline"), needs_groups=True, whitens=True
@@ -44,5 +49,11 @@ ESTIMATORS = {
     "remax": Estimator(imported(f"{__name__}.remax:remax"), needs_greedy=True),
     "opo": Estimator(imported(f"{__name__}.opo:opo"), needs_groups=True),
     "gpg": Estimator(imported(f"{__name__}.gpg:gpg"), needs_groups=True),
+    "optimal_token_baseline": Estimator(
+        imported(f"{_OTB}:optimal_token_baseline"), needs_groups=True, needs_policy=True
+    ),
+    "tir_optimal_token_baseline": Estimator(
+        imported(f"{_OTB}:tir_optimal_token_baseline"), needs_groups=True, needs_policy=True
+    ),
 }
 WITH_CRITIC = either(name for name, estimator in ESTIMATORS.items() if estimator.needs_critic)

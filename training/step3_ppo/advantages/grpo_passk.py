@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.advantages.grpo import EPSILON
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_std
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.advantages.scaling import scaled
 
 
 def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
     """Return advantages_BR: for the best response of each group its lead over the second, 0 for all others.
 
-    best - second, over std + 1e-6 with `norm_by_std`: what the group's maximum would lose without its best member
+    best - second, over std + 1e-6 (`scaling`) or not: what the group's maximum would lose without its best member
     (Tang et al. 2025, arXiv:2503.19595, the leave-one-out baseline of max@k). The lead of two equally good ones is 0.
     A group of one gets 0.
     """
@@ -26,6 +26,5 @@ def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[to
     best_G = order_B[first_G]
     second_G = order_B[torch.where(sizes_G > 1, first_G + 1, first_G)]
     lead_G = outcomes_B[best_G] - outcomes_B[second_G]
-    if settings.norm_by_std:
-        lead_G = lead_G / (group_std(outcomes_B, group_B)[best_G] + EPSILON)
-    return inputs.on_tokens(torch.zeros_like(outcomes_B).index_copy(0, best_G, lead_G)), None
+    advantages_B = torch.zeros_like(outcomes_B).index_copy(0, best_G, lead_G)
+    return inputs.on_tokens(scaled(advantages_B, outcomes_B, inputs, settings)), None

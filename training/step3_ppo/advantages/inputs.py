@@ -22,6 +22,11 @@ class AdvantageInputs:
     rewards_BR: float, one per token, read inside the response only.   response_lengths_B: int64 >= 1.
     group_B: int64, equal for the members of a group; any order.       values_BR: float, of the critic, or None.
     greedy_scores_B: float, the score of the greedy response to each sequence's prompt, or None.
+    logprobs_BR, collisions_BR: float, of the policy that rolled out, by the training forward: log p of the token, and
+        the sum of p^2 over the vocabulary; None where the estimator does not ask for them.
+    weights_BR: float, of the correction of a mismatch (`mismatch.weights`), or None.
+    drawn_BR: bool, False on tokens of a response that were inserted, not drawn; None where all were drawn, as by every
+        rollout engine here.
     over_ranks: sums a tensor over all ranks.
     """
 
@@ -30,6 +35,10 @@ class AdvantageInputs:
     group_B: torch.Tensor
     values_BR: torch.Tensor | None = None
     greedy_scores_B: torch.Tensor | None = None
+    logprobs_BR: torch.Tensor | None = None
+    collisions_BR: torch.Tensor | None = None
+    weights_BR: torch.Tensor | None = None
+    drawn_BR: torch.Tensor | None = None
     over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda own: own
 
     @cached_property
@@ -37,6 +46,11 @@ class AdvantageInputs:
         """bool, True on response tokens."""
         columns_R = torch.arange(self.rewards_BR.shape[1], device=self.rewards_BR.device)
         return columns_R < self.response_lengths_B.unsqueeze(1)
+
+    @cached_property
+    def all_drawn_BR(self) -> torch.Tensor:
+        """bool, True on response tokens that were drawn."""
+        return self.inside_BR if self.drawn_BR is None else self.inside_BR & self.drawn_BR
 
     @cached_property
     def outcomes_B(self) -> torch.Tensor:
@@ -52,11 +66,15 @@ class AdvantageInputs:
 
 @dataclass(frozen=True)
 class AdvantageSettings:
-    """gamma: discount. lam: GAE's lambda. norm_by_std: divide by the group's standard deviation."""
+    """gamma: discount. lam: GAE's lambda. norm_by_std: divide by a standard deviation. norm_over: whose, `group` or
+    `batch`; None is the estimator's own choice. zero_tail: the optimal token baseline is 0 where only one response of a
+    group goes on."""
 
     gamma: float
     lam: float
     norm_by_std: bool
+    norm_over: str | None = None
+    zero_tail: bool = True
 
 
 def group_sums(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:

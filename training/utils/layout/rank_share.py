@@ -27,39 +27,47 @@ def rank_share(
     rank: int,
     device: torch.device,
     sharing: bool = True,
+    with_before: bool = False,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the responses to one prompt
-    share it, if documents may share rows."""
-    groups, documents = documents_of(sequences, plan, sharing)
-    mine = plan_step([document.tokens for document in documents], plan)[rank]
-    return [
-        SequenceRows(
-            [index for row in rows for place in row for index in groups[place]],
-            pinned(packed_rows([[documents[place] for place in row] for row in rows], pad_token_id), device),
-        )
-        for rows in mine
-    ]
+    share it, if documents may share rows. with_before: the rows have `before_NT`."""
+    groups = _groups(sequences, plan, sharing)
+    mine = plan_step([_tokens([sequences[index] for index in group]) for group in groups], plan)[rank]
+    micro_batches = [[[groups[place] for place in row] for row in rows] for rows in mine]
+    shares = [_laid_out(sequences, rows, pad_token_id, with_before) for rows in micro_batches]
+    return [share._replace(rows=pinned(share.rows, device)) for share in shares]
 
 
-def documents_of(
-    sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool = True
-) -> tuple[list[list[int]], list[Document]]:
-    """Return the documents that `rank_share` packs, and the indices of the sequences in each."""
-    groups = [[index] for index in range(len(sequences))]
+def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
+    """Return the documents that `rank_share` packs, of all ranks."""
+    return [_document([sequences[index] for index in group]) for group in _groups(sequences, plan, sharing=True)]
+
+
+def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool) -> list[list[int]]:
+    """Return the indices of the sequences in each document."""
     if plan.packed and sharing:
-        groups = shared_groups(sequences, plan.max_row_tokens)
-    return groups, [_document([sequences[index] for index in group]) for group in groups]
+        return shared_groups(sequences, plan.max_row_tokens)
+    return [[index] for index in range(len(sequences))]
+
+
+def _laid_out(
+    sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Sequence[int]]], pad_token_id: int, with_before: bool
+) -> SequenceRows:
+    """Return a micro-batch of rows of documents, each of which is the indices of its sequences."""
+    documents = [[_document([sequences[index] for index in group]) for group in row] for row in rows]
+    indices = [index for row in rows for group in row for index in group]
+    return SequenceRows(indices, packed_rows(documents, pad_token_id, with_before=with_before))
 
 
 def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[list[int]]:
     """Return indices of the sequences that have one prompt (what precedes the first target), in groups of at most
     `most_tokens` with the prompt counted once."""
-    open_groups: dict[tuple[int, ...], tuple[list[int], int]] = {}  # prompt -> its last group, and its tokens
+    open_groups: dict[bytes, tuple[list[int], int]] = {}  # prompt -> its last group, and its tokens
     groups: list[list[int]] = []
     for index, sequence in enumerate(sequences):
         prompt_tokens = _prompt_tokens(sequence)
-        prompt = tuple(sequence.input_ids[:prompt_tokens].tolist())
+        prompt = sequence.input_ids[:prompt_tokens].numpy().tobytes()
         group, tokens = open_groups.get(prompt, ([], prompt_tokens))
         response_tokens = len(sequence) - prompt_tokens
         if not group or tokens + response_tokens > most_tokens:
@@ -71,7 +79,13 @@ def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[
 
 
 def _prompt_tokens(sequence: TokenSequence) -> int:
-    return int(sequence.is_target.long().argmax())
+    return int(sequence.is_target.numpy().argmax())
+
+
+def _tokens(sequences: Sequence[TokenSequence]) -> int:
+    """Return the tokens of `_document`, without making it: a rank makes its own alone."""
+    shared = _prompt_tokens(sequences[0]) * (len(sequences) - 1) if len(sequences) > 1 else 0
+    return sum(map(len, sequences)) - shared
 
 
 def _document(sequences: Sequence[TokenSequence]) -> Document:

@@ -31,6 +31,8 @@ class TokenLogprobs(NamedTuple):
     log_normalizers_M: log of the sum of the exponentiated logits (a z-loss holds it near 0).
     is_greedy_M: bool, the target has the largest logit.
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
+    collisions_M: the sum of the squared probabilities, that two draws agree; without a gradient; None unless asked for.
+    states: of the trunk; None unless asked for.
     """
 
     logprobs_M: torch.Tensor
@@ -38,6 +40,16 @@ class TokenLogprobs(NamedTuple):
     is_greedy_M: torch.Tensor
     entropies_M: torch.Tensor | None
     logits_MV: torch.Tensor | None = None
+    collisions_M: torch.Tensor | None = None
+    states: TrunkStates | None = None
+
+
+class TrunkStates(NamedTuple):
+    """What a head for multi-token prediction reads of a model, detached: its last states of every slot (and what fills
+    the rows), and its input embeddings of the rows' tokens, without noise."""
+
+    hidden_LH: torch.Tensor
+    embeddings_LH: torch.Tensor
 
 
 class TargetHead(nn.Module):
@@ -57,19 +69,41 @@ class TargetHead(nn.Module):
         temperature: float,
         with_entropy: bool,
         with_logits: bool = False,
+        with_collisions: bool = False,
     ) -> TokenLogprobs:
+        """See TokenLogprobs."""
         if with_logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
-            return read_logits(logits_MV, target_ids_M, temperature, with_entropy)
+            return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions)
         vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
-        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, with_entropy, chunk)
-        logprobs_M, log_normalizers_M, is_greedy_M, entropies_M = read
-        return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, entropies_M if with_entropy else None)
+        asked = (with_entropy, with_collisions)
+        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, asked, chunk)
+        logprobs_M, log_normalizers_M, is_greedy_M, entropies_M, collisions_M = read
+        return TokenLogprobs(
+            logprobs_M,
+            log_normalizers_M,
+            is_greedy_M,
+            entropies_M if with_entropy else None,
+            collisions_M=collisions_M if with_collisions else None,
+        )
+
+    def read_alone(self, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor) -> TokenLogprobs:
+        """Return the same at temperature 1, with gradients for `hidden_MH` and none for the layer. Under ZeRO-3 the
+        layer must be whole until the backward is over."""
+        bias = None if self.bias is None else self.bias.detach()
+        chunk = max(1, self._chunk_bytes // (4 * self.weight.shape[0]))
+        given = (hidden_MH, self.weight.detach(), bias, target_ids_M, 1.0, (False, False), chunk)
+        logprobs_M, log_normalizers_M, is_greedy_M, *_ = _TargetLogprobs.apply(*given)
+        return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, None)
 
 
 def read_logits(
-    logits_MV: torch.Tensor, target_ids_M: torch.Tensor, temperature: float, with_entropy: bool
+    logits_MV: torch.Tensor,
+    target_ids_M: torch.Tensor,
+    temperature: float,
+    with_entropy: bool,
+    with_collisions: bool = False,
 ) -> TokenLogprobs:
     """Return what TargetHead returns, from logits that are in memory."""
     logits_MV = logits_MV.to(_at_least_float32(logits_MV.dtype))
@@ -81,7 +115,10 @@ def read_logits(
     if with_entropy:  # H = log Z - sum p * logit
         entropies_M = log_norm_M - (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
     is_greedy_M = target_logit_M >= logits_MV.detach().amax(dim=-1)
-    return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M, logits_MV)
+    collisions_M = None
+    if with_collisions:  # log sum p^2 = log sum exp 2 l - 2 log Z
+        collisions_M = (torch.logsumexp(2.0 * logits_MV.detach(), dim=-1) - 2.0 * log_norm_M.detach()).exp()
+    return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M, logits_MV, collisions_M)
 
 
 class _TargetLogprobs(torch.autograd.Function):
@@ -97,10 +134,11 @@ class _TargetLogprobs(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         target_ids_M: torch.Tensor,
         temperature: float,
-        with_entropy: bool,
+        asked: tuple[bool, bool],
         chunk: int,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
+        with_entropy, with_collisions = asked
         parts: list[tuple[torch.Tensor, ...]] = []
         kept_MV = None
         for begin in range(0, max(1, len(hidden_MH)), chunk):
@@ -114,19 +152,24 @@ class _TargetLogprobs(torch.autograd.Function):
             entropy_C = z_C
             if with_entropy:
                 entropy_C = z_C - logits_CV.mul_(raised_CV).sum(dim=-1) / sum_C1.squeeze(-1)
-            parts.append((target_C - z_C, z_C, target_C >= most_C1.squeeze(-1), entropy_C))
+            collision_C = z_C
+            if with_collisions:
+                collision_C = (torch.linalg.vector_norm(raised_CV, dim=-1) / sum_C1.squeeze(-1)).square()
+            parts.append((target_C - z_C, z_C, target_C >= most_C1.squeeze(-1), entropy_C, collision_C))
             if chunk >= len(hidden_MH) and any(ctx.needs_input_grad[:3]):
                 kept_MV = raised_CV.div_(sum_C1)
-        logprobs_M, z_M, is_greedy_M, entropies_M = (torch.cat(column) for column in zip(*parts, strict=True))
-        ctx.mark_non_differentiable(is_greedy_M)
+        logprobs_M, z_M, is_greedy_M, entropies_M, collisions_M = (
+            torch.cat(column) for column in zip(*parts, strict=True)
+        )
+        ctx.mark_non_differentiable(is_greedy_M, collisions_M)
         ctx.save_for_backward(hidden_MH, target_ids_M, z_M, entropies_M)
         # Not by save_for_backward: under ZeRO-3 a parameter's storage comes and goes.
         ctx.head, ctx.kept_MV, ctx.temperature, ctx.chunk = (weight_VH, bias_V), kept_MV, temperature, chunk
-        return logprobs_M, z_M, is_greedy_M, entropies_M
+        return logprobs_M, z_M, is_greedy_M, entropies_M, collisions_M
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        grad_logprobs_M, grad_z_M, _, grad_entropies_M = grads
+        grad_logprobs_M, grad_z_M, _, grad_entropies_M, _ = grads
         hidden_MH, target_ids_M, z_M, entropies_M = ctx.saved_tensors
         weight_VH, bias_V = ctx.head
         grad_hidden_MH = torch.empty_like(hidden_MH) if ctx.needs_input_grad[0] else None

@@ -1,11 +1,10 @@
-"""What a run prints: log lines and progress bars, from rank 0 alone."""
+"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
 import os
 import sys
-
-from tqdm import tqdm
+from dataclasses import dataclass
 
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
@@ -13,6 +12,8 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
     if not is_main_rank:
         return
     if sys.stderr.isatty():
+        from tqdm import tqdm
+
         tqdm.write(sentence, file=sys.stdout)  # clears an open bar and draws it again
     else:
         sys.stdout.write(sentence + "\n")
@@ -30,55 +31,10 @@ def note(sentence: str) -> None:
         sys.stderr.write(sentence + "\n")
 
 
-def progress_bar(
-    total: int, name: str, is_main_rank: bool, unit: str = "step", on_terminal_only: bool = False, done: int = 0
-) -> tqdm:
-    """A bar on rank 0's stderr: steps, the figures given to `show`, time left.
+@dataclass(frozen=True)
+class LogPace:
+    """How often a run whose log is a file writes a line of progress: once at least `steps` steps and `seconds` seconds
+    have passed since the last one. The first and the last step always have a line."""
 
-    If stderr is not a terminal, it prints a line at each tenth of the way instead, or nothing (`on_terminal_only`).
-    done: the steps that a resumed run starts with.
-    """
-    kind, interval = (tqdm, 0.2) if sys.stderr.isatty() else (_Tenths, 0.0)
-    return kind(
-        total=total,
-        initial=done,
-        desc=name,
-        unit=unit,
-        disable=not is_main_rank or (on_terminal_only and not sys.stderr.isatty()),
-        dynamic_ncols=True,
-        mininterval=interval,
-    )
-
-
-def show(bar: tqdm, figures: str) -> None:
-    """Count one step as done and show `figures` at the end of the bar."""
-    bar.set_postfix_str(figures, refresh=False)
-    bar.update()
-
-
-class _Tenths(tqdm):
-    """A bar for log files: one line at each tenth of the way, at most ten in all."""
-
-    _tenth = 0
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        tenth = 10 * self.n // max(self.total, 1)
-        if self._tenth == 0:  # a resumed run starts past some of them
-            self._tenth = 10 * self.initial // max(self.total, 1)
-        if tenth > self._tenth:
-            self._tenth = tenth
-            done = self.n - self.initial
-            left = ""
-            if done and self.n < self.total:
-                seconds = (self.total - self.n) * self.format_dict["elapsed"] / done
-                left = f", {tqdm.format_interval(seconds)} left"
-            figures = f", {self.postfix}" if self.postfix else ""
-            self.fp.write(f"{self.desc}: {self.unit} {self.n} of {self.total}{figures}{left}\n")
-            self.fp.flush()
-        return True
-
-    def clear(self, nolock: bool = False) -> None:
-        """Do nothing: a printed line stays."""
-
-    def close(self) -> None:
-        self.disable = True  # tqdm's own would add an empty line
+    steps: int = 1
+    seconds: float = 60.0

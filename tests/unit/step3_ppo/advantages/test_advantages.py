@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ def table_inputs() -> AdvantageInputs:
         group_B=torch.tensor([7, 7, 7, 3]),
         values_BR=torch.zeros(4, 3),
         greedy_scores_B=torch.tensor([2.0, 2.0, 2.0, 1.0]),
+        logprobs_BR=torch.tensor([[0.5, nan, nan], [0.5, 0.5, 0.25], [0.25, 0.5, nan], [0.5, 0.5, nan]]).log(),
+        collisions_BR=torch.tensor([[0.5, nan, nan], [0.5, 0.5, 0.5], [0.5, 0.5, nan], [0.5, 0.5, nan]]),
     )
 
 
@@ -49,7 +52,13 @@ TABLE = {
     "opo": [[-1.5, 0, 0], [1.5, 1.5, 1.5], [-1.5, -1.5, 0], [0, 0, 0]],
     # R - mean, times alpha = 4 sequences / 3 that are in a group with different outcomes
     "gpg": [[-4 / 3, 0, 0], [8 / 3] * 3, [-4 / 3, -4 / 3, 0], [0, 0, 0]],
+    # G_t with gamma 1: 1; 4, 4, 3; 1, 2.  w = 1 - 2 p + sum p^2: 0.5; 0.5, 0.5, 1; 1, 0.5,  W: 0.5; 0.5, 1, 2; 1, 1.5.
+    #   t = 0  B = (1 x 0.5 + 4 x 0.5 + 1 x 1) / 2 = 1.75
+    #   t = 1  B = (4 x 1 + 2 x 1.5) / 2.5 = 2.8
+    #   t = 2  the second response alone: B = 0, as for all of the second prompt's, whose G is 2.5, 2
+    "optimal_token_baseline": [[-0.75, 0, 0], [2.25, 1.2, 3], [-0.75, -0.8, 0], [2.5, 2, 0]],
 }
+TABLE["tir_optimal_token_baseline"] = TABLE["optimal_token_baseline"]  # nothing is inserted
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -64,6 +73,72 @@ def test_without_the_standard_deviation():
     assert advantages_BR.tolist() == [[-1, 0, 0], [2, 2, 2], [-1, -1, 0], [0, 0, 0]]  # R - mean
     advantages_BR, _ = ESTIMATORS["grpo_passk"].estimate(table_inputs(), WITHOUT_STD)
     assert advantages_BR.tolist() == [[0, 0, 0], [3, 3, 3], [0, 0, 0], [0, 0, 0]]  # best - second
+
+
+def test_a_tail_that_learns_nothing():
+    """Where only one response goes on, its own return is the baseline."""
+    for name in ("optimal_token_baseline", "tir_optimal_token_baseline"):
+        advantages_BR, _ = ESTIMATORS[name].estimate(table_inputs(), replace(HOW, zero_tail=False))
+        want = torch.tensor([[-0.75, 0, 0], [2.25, 1.2, 0], [-0.75, -0.8, 0], [0, 0, 0]])
+        torch.testing.assert_close(advantages_BR, want, rtol=1e-5, atol=1e-6)
+
+
+def test_inserted_tokens_have_no_place_of_their_own():
+    """The second response's middle token was inserted: G 3, -, 3 and W 0.5, -, 1.5. The third's: G 1, 2 and W 1, 1.5.
+
+    By columns:  t = 0  B = (1 x 0.5 + 3 x 0.5 + 1 x 1) / 2 = 1.5    t = 1  the third alone, not the longest: A = 0
+                 t = 2  the second, beyond the end of all others: B = 0
+    By what was drawn, its last token is compared with the third's:  B = (3 x 1.5 + 2 x 1.5) / 3 = 2.5
+    """
+    drawn_BR = torch.tensor([[True] * 3, [True, False, True], [True] * 3, [True] * 3])
+    inputs = replace(table_inputs(), drawn_BR=drawn_BR)
+    by_column, _ = ESTIMATORS["optimal_token_baseline"].estimate(inputs, HOW)
+    torch.testing.assert_close(by_column[:3], torch.tensor([[-0.5, 0, 0], [1.5, 0, 3], [-0.5, 0, 0]]))
+    by_drawn, _ = ESTIMATORS["tir_optimal_token_baseline"].estimate(inputs, HOW)
+    torch.testing.assert_close(by_drawn[:3], torch.tensor([[-0.5, 0, 0], [1.5, 0, 0.5], [-0.5, -0.5, 0]]))
+
+
+def test_weights_of_a_mismatch_weigh_the_energy_by_their_squares():
+    """Weight 2 on the third response's first token: w 4, 0.5, so B_0 = (0.5 + 2 + 4) / 5 = 1.3 and, with W 4.5 there,
+    B_1 = (4 x 1 + 2 x 4.5) / 5.5 = 26 / 11."""
+    weights_BR = torch.ones(4, 3)
+    weights_BR[2, 0] = 2.0
+    got_BR, _ = ESTIMATORS["optimal_token_baseline"].estimate(replace(table_inputs(), weights_BR=weights_BR), HOW)
+    want = torch.tensor([[-0.3, 0, 0], [2.7, 18 / 11, 3], [-0.3, -4 / 11, 0]])
+    torch.testing.assert_close(got_BR[:3], want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_policy_without_a_choice_has_no_baseline():
+    """Probability 1: w and W are 0, and B with them."""
+    inputs = replace(table_inputs(), logprobs_BR=torch.zeros(4, 3), collisions_BR=torch.ones(4, 3))
+    got_BR, _ = ESTIMATORS["optimal_token_baseline"].estimate(inputs, HOW)
+    assert got_BR.tolist() == [[1, 0, 0], [4, 4, 3], [1, 2, 0], [2.5, 2, 0]]
+
+
+def test_deviations_of_the_group_and_of_the_batch():
+    """Outcomes 1, 4, 1 and 2.5, 0.5 of two prompts: means 2 and 1.5, deviations sqrt 3 and sqrt 2. Over all five, with
+    mean 1.8, the variance is (0.64 + 4.84 + 0.64 + 0.49 + 1.69) / 4 = 2.075. rloo's advantages are -1.5, 3, -1.5 and
+    2, -2, whose mean is 0 and variance (2.25 + 9 + 2.25 + 4 + 4) / 4 = 5.375."""
+    inputs = AdvantageInputs(
+        torch.tensor([[1.0], [4.0], [1.0], [2.5], [0.5]]), torch.ones(5).long(), torch.tensor([0, 0, 0, 1, 1])
+    )
+    by_group = torch.tensor([-1 / ROOT3, 2 / ROOT3, -1 / ROOT3, 2**-0.5, -(2**-0.5)])
+    by_batch = torch.tensor([-1.0, 2.0, -1.0, 1.0, -1.0]) / 2.075**0.5
+    left_out = torch.tensor([-1.5, 3.0, -1.5, 2.0, -2.0])
+    spread = torch.tensor([1.5 * ROOT3, 1.5 * ROOT3, 1.5 * ROOT3, 8**0.5, 8**0.5])
+    for name, over, want in (
+        ("grpo", None, by_group),
+        ("grpo", "group", by_group),
+        ("grpo", "batch", by_batch),
+        ("grpo_passk", "batch", torch.tensor([0.0, 3.0, 0.0, 2.0, 0.0]) / 2.075**0.5),
+        ("rloo", None, left_out),
+        ("rloo", "group", left_out / spread),
+        ("rloo", "batch", left_out / 5.375**0.5),
+    ):
+        got_BR, _ = ESTIMATORS[name].estimate(inputs, replace(HOW, norm_over=over))
+        torch.testing.assert_close(got_BR[:, 0], want, rtol=1e-5, atol=1e-5)
+        plain_BR, _ = ESTIMATORS[name].estimate(inputs, replace(WITHOUT_STD, norm_over=over))
+        assert torch.equal(plain_BR, ESTIMATORS[name].estimate(inputs, WITHOUT_STD)[0])
 
 
 # --- the written formulas, one sequence at a time. r: rewards of the response, R: outcomes of its whole group with its
@@ -107,6 +182,49 @@ FORMULAS = {
 groups = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
+def otb_line_by_line(inputs: AdvantageInputs, by_drawn: bool, zero_tail: bool) -> list[list[float]]:
+    """The optimal token baseline as it is written, token by token: every sum over the group's responses in Python."""
+    length, group = inputs.response_lengths_B.tolist(), inputs.group_B.tolist()
+    rows = range(len(length))
+    drawn = [[t for t in range(length[b]) if inputs.drawn_BR is None or inputs.drawn_BR[b, t]] for b in rows]
+    to_go = [{t: sum(float(inputs.rewards_BR[b, k]) for k in drawn[b] if k >= t) for t in drawn[b]} for b in rows]
+    energy = []
+    for b in rows:
+        total, of_row = 0.0, {}
+        for t in drawn[b]:
+            own = 1 - 2 * float(inputs.logprobs_BR[b, t].exp()) + float(inputs.collisions_BR[b, t])
+            total += own * (1.0 if inputs.weights_BR is None else float(inputs.weights_BR[b, t]) ** 2)
+            of_row[t] = total
+        energy.append(of_row)
+    place = [{(number if by_drawn else t): t for number, t in enumerate(drawn[b])} for b in rows]
+    advantages = [[0.0] * inputs.rewards_BR.shape[1] for _ in rows]
+    for b in rows:
+        others = [i for i in rows if group[i] == group[b] and i != b]
+        last = max((max(place[i], default=-1) for i in others), default=-1)
+        for where, t in place[b].items():
+            there = [(i, place[i][where]) for i in [b, *others] if where in place[i]]
+            weight = sum(energy[i][k] for i, k in there)
+            baseline = sum(to_go[i][k] * energy[i][k] for i, k in there) / weight if weight > 0 else 0.0
+            advantages[b][t] = to_go[b][t] - (0.0 if zero_tail and where > last else baseline)
+    return advantages
+
+
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 99))
+def test_the_optimal_token_baseline_line_by_line(name, lengths_of_groups, seed):
+    inputs = random_inputs(lengths_of_groups, seed)
+    if seed % 3:
+        generator = torch.Generator().manual_seed(seed)
+        shape = inputs.rewards_BR.shape
+        weights_BR = torch.rand(shape, generator=generator, dtype=torch.float64)
+        inputs = replace(inputs, weights_BR=weights_BR, drawn_BR=torch.rand(shape, generator=generator) < 0.7)
+    zero_tail = seed % 2 == 0
+    got_BR, _ = ESTIMATORS[name].estimate(inputs, replace(HOW, zero_tail=zero_tail))
+    want = otb_line_by_line(inputs, name.startswith("tir"), zero_tail)
+    torch.testing.assert_close(got_BR, torch.tensor(want, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
 def random_inputs(lengths_of_groups: list[list[int]], seed: int, extra_columns: int = 0) -> AdvantageInputs:
     """float64, groups numbered from 10 down; one group of two or more has equal outcomes where the seed is even."""
     generator = torch.Generator().manual_seed(seed)
@@ -118,6 +236,8 @@ def random_inputs(lengths_of_groups: list[list[int]], seed: int, extra_columns: 
         rewards_BR[group_B == 10] = 0.0
         rewards_BR[group_B == 10, 0] = 1.3
     greedy = torch.randn(len(lengths_of_groups), generator=generator, dtype=torch.float64)
+    probabilities_BRV = torch.rand(len(lengths), 6, 5, generator=generator, dtype=torch.float64).softmax(-1)
+    chosen_BR = probabilities_BRV[..., 0]
     junk_BR = torch.full((len(lengths), extra_columns), float("nan"), dtype=torch.float64)
     return AdvantageInputs(
         rewards_BR=torch.cat([rewards_BR, junk_BR], dim=1),
@@ -125,6 +245,8 @@ def random_inputs(lengths_of_groups: list[list[int]], seed: int, extra_columns: 
         group_B=group_B,
         values_BR=torch.cat([values_BR, junk_BR], dim=1),
         greedy_scores_B=greedy[10 - group_B],
+        logprobs_BR=torch.cat([chosen_BR.log(), junk_BR], dim=1),
+        collisions_BR=torch.cat([probabilities_BRV.square().sum(-1), junk_BR], dim=1),
     )
 
 
@@ -158,23 +280,28 @@ def reordered(inputs: AdvantageInputs, order: torch.Tensor) -> AdvantageInputs:
         inputs.group_B[order],
         inputs.values_BR[order],
         inputs.greedy_scores_B[order],
-        inputs.over_ranks,
+        inputs.logprobs_BR[order],
+        inputs.collisions_BR[order],
+        over_ranks=inputs.over_ranks,
     )
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, HOW) for name in ESTIMATORS), *((name, replace(HOW, norm_over="batch")) for name in ("grpo", "rloo"))],
+)
 @settings(max_examples=15, deadline=None)
 @given(groups, st.integers(0, 99), st.integers(1, 3))
 @example([[2, 3], [4], [1, 2, 2]], 1, 2)  # one rank has groups that teach alone, the other a group of one
-def test_padding_order_and_ranks_change_nothing(name, lengths_of_groups, seed, ranks):
+def test_padding_order_and_ranks_change_nothing(name, how, lengths_of_groups, seed, ranks):
     estimate = ESTIMATORS[name].estimate
     inputs = random_inputs(lengths_of_groups, seed)
-    want_BR, _ = estimate(inputs, HOW)
-    wider_BR, _ = estimate(random_inputs(lengths_of_groups, seed, extra_columns=3), HOW)
+    want_BR, _ = estimate(inputs, how)
+    wider_BR, _ = estimate(random_inputs(lengths_of_groups, seed, extra_columns=3), how)
     torch.testing.assert_close(wider_BR[:, :6], want_BR)
     assert not wider_BR[:, 6:].any()
     order = torch.randperm(len(want_BR), generator=torch.Generator().manual_seed(seed))
-    got_BR, _ = estimate(reordered(inputs, order), HOW)
+    got_BR, _ = estimate(reordered(inputs, order), how)
     torch.testing.assert_close(got_BR, want_BR[order])
 
     # Groups dealt over ranks; what an estimator adds up over ranks is added up by hand (a first pass collects it).
@@ -182,15 +309,16 @@ def test_padding_order_and_ranks_change_nothing(name, lengths_of_groups, seed, r
     told: list[torch.Tensor] = []
     for share in filter(len, shares):
         part = reordered(inputs, share)
-        estimate(AdvantageInputs(**{**vars_of(part), "over_ranks": lambda own: told.append(own) or own}), HOW)
+        estimate(AdvantageInputs(**{**vars_of(part), "over_ranks": lambda own: told.append(own) or own}), how)
     for share in filter(len, shares):
         part = reordered(inputs, share)
-        got_BR, _ = estimate(AdvantageInputs(**{**vars_of(part), "over_ranks": lambda own: sum(told)}), HOW)
+        got_BR, _ = estimate(AdvantageInputs(**{**vars_of(part), "over_ranks": lambda own: sum(told)}), how)
         torch.testing.assert_close(got_BR, want_BR[share])
 
 
 def vars_of(inputs: AdvantageInputs) -> dict:
-    names = ("rewards_BR", "response_lengths_B", "group_B", "values_BR", "greedy_scores_B")
+    names = ("rewards_BR", "response_lengths_B", "group_B", "values_BR", "greedy_scores_B", "logprobs_BR")
+    names = (*names, "collisions_BR")
     return {name: getattr(inputs, name) for name in names}
 
 
@@ -200,8 +328,11 @@ def test_equal_scores_teach_exactly_nothing(name, size):
     """Seven scores of 1.3 in float32 have a mean of 1.2999999: over their standard deviation that becomes 0.1."""
     rewards_BR = torch.zeros(size, 4)
     rewards_BR[:, 0] = 1.3
-    inputs = AdvantageInputs(rewards_BR, torch.arange(size) % 4 + 1, torch.zeros(size, dtype=torch.int64))
-    for how in (HOW, WITHOUT_STD):
+    policy = {"logprobs_BR": torch.full((size, 4), 0.3).log(), "collisions_BR": torch.full((size, 4), 0.4)}
+    inputs = AdvantageInputs(rewards_BR, torch.arange(size) % 4 + 1, torch.zeros(size, dtype=torch.int64), **policy)
+    for how in (HOW, WITHOUT_STD, replace(HOW, norm_over="batch")):
+        if name.endswith("optimal_token_baseline") and size == 1:  # all of it is tail
+            how = replace(how, zero_tail=False)
         advantages_BR, _ = ESTIMATORS[name].estimate(inputs, how)
         assert not advantages_BR.any() and advantages_BR.dtype == torch.float32
 
@@ -214,7 +345,14 @@ def test_arguments_keep_their_values():
     assert all(torch.equal(vars_of(inputs)[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize(("name", "needs"), [("gae", "the critic's values"), ("remax", "scores of greedy responses")])
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("gae", "the critic's values"),
+        ("remax", "scores of greedy responses"),
+        ("optimal_token_baseline", "the policy's probabilities"),
+    ],
+)
 def test_what_is_missing_is_said(name, needs):
     with pytest.raises(AssertionError, match=needs):
         ESTIMATORS[name].estimate(AdvantageInputs(torch.ones(1, 1), torch.ones(1).long(), torch.zeros(1)), HOW)

@@ -68,13 +68,17 @@ def test_a_policy_equals_the_models_own_logits(family, temperature):
     model = tiny_causal_lm(family, torch.float64)
     rows = padded_rows(sequences(), PAD)
     with torch.no_grad():
-        got = PolicyModel(model)(rows, temperature, with_entropy=True)
+        got = PolicyModel(model)(rows, temperature, with_entropy=True, with_collisions=True)
+        alone = PolicyModel(model)(rows, temperature, with_collisions=True)  # another way through the head
         logits_NTV = model(input_ids=rows.input_ids_NT, use_cache=False).logits
     exact_MV = torch.log_softmax(logits_NTV.flatten(0, 1)[rows.predictor_M] / temperature, -1)
     torch.testing.assert_close(
         got.logprobs_M.double(), exact_MV.gather(-1, rows.target_ids_M[:, None])[:, 0], rtol=1e-6, atol=1e-6
     )
     torch.testing.assert_close(got.entropies_M.double(), -(exact_MV.exp() * exact_MV).sum(-1), rtol=1e-6, atol=1e-5)
+    for read in (got, alone):
+        torch.testing.assert_close(read.collisions_M.double(), exact_MV.exp().square().sum(-1), rtol=1e-6, atol=1e-6)
+    assert PolicyModel(model)(rows).collisions_M is None
 
 
 @pytest.mark.parametrize("changed", [{"logit_scale": 0.25}, {"logits_scaling": 4.0}])
