@@ -45,6 +45,15 @@ class PpoArguments:
         "values, keeping their activations until then.",
     )
     max_answer_seq_len: int = flag(256, "Most tokens of a response.", least=1)
+    parallel_paths: int | None = flag(
+        None, "With --parallel_thinking: paths of each block that a response opens; default: 2.", least=1
+    )
+    max_path_tokens: int | None = flag(
+        None,
+        "With --parallel_thinking: most tokens of a path, its tags included; default: what is left of "
+        "--max_answer_seq_len, which counts the longest path of each block alone.",
+        least=2,
+    )
     rollout_engine: str = flag("hf", f"What draws the responses: {ENGINES_HELP}.")
     temperature: float = flag(1.0, "Of rollouts and of the trained policy.", above=0)
     top_k: int = flag(0, "Draw from the k likeliest tokens; 0 from all.", least=0)
@@ -126,6 +135,11 @@ class PpoArguments:
         for name in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, name) is not None:
                 mistakes.note(check_address, getattr(self, name), f"--{name}")
+
+    @property
+    def paths_of_a_block(self) -> int:
+        """With --parallel_thinking; by default as in Parallel-R1."""
+        return 2 if self.parallel_paths is None else self.parallel_paths
 
     @property
     def sequences_per_rollout(self) -> int:

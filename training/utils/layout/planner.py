@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.utils.layout.dealing import dealt
+from training.utils.layout.parallel import ParallelTags
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
@@ -34,6 +35,7 @@ class PlanSettings:
         token, a layer's matrices take 24 h^2 FLOPs forward, attention 4 h for each position of the row). Wide rows
         have less padding and more attention.
     forward_tokens: the cost of another forward, in tokens. More forwards have less padding.
+    tags: of blocks in responses, whose paths were drawn side by side; None lays responses out in one piece.
     """
 
     ranks: int
@@ -43,6 +45,7 @@ class PlanSettings:
     max_row_tokens: int = 0
     quadratic_tokens: float = 3072.0
     forward_tokens: float = float("inf")
+    tags: ParallelTags | None = None
 
 
 def forward_plan(
