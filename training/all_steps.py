@@ -166,7 +166,7 @@ def check_settings(config_files: Mapping[str, Path]) -> None:
     mistakes = Mistakes()
     for step, path in config_files.items():
         try:
-            parse_arguments(known_steps()[step].groups, ["--config", str(path)], "")
+            parse_arguments(known_steps()[step].groups, ["--config", str(path)], "", known_steps()[step].old_flags)
         except ThreestepError as problem:
             mistakes.add(f"{step}: {problem}")
     mistakes.raise_if_any()

@@ -3,7 +3,7 @@
     python -m training.preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
 
 The code of training builds and lays out the rows, in the same cache; with the settings and seed of a run, these are
-its rows. `--json` prints one object per row, and nothing else, on standard output.
+its rows. `--json` prints one object per row, and nothing else, on standard output; `--html FILE` writes a page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
@@ -48,6 +49,7 @@ class PreviewArguments:
     first: int = flag(0, "Index in the split of the first row to show, from 0.", least=0)
     show_layout: bool = flag(False, "Show segments, positions and visibility.")
     json: bool = flag(False, "Print only one JSON object per row, with the layout.")
+    html: str = flag("", "Write the rows as a page to this file instead, with what carries loss in colour.")
     seed: int = flag(RunArguments.seed, "The seed of the run; it determines the split.", least=0)
     pad_token: str | None = flag(None, "As in training; optional here.")
     max_answer_seq_len: int = flag(
@@ -58,6 +60,10 @@ class PreviewArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(bool(self.tokenizer), "--tokenizer expects a folder or hub name, got nothing")
+        mistakes.require(
+            not (self.html and (self.json or self.show_layout)),
+            f"--html {self.html} writes a page of texts and masks alone; leave --json and --show_layout out",
+        )
         mistakes.require(
             self.phase != UNSUPERVISED or self.split == "train",
             "--split eval: unsupervised text has only training rows; leave --split out",
@@ -85,6 +91,8 @@ def main(argv: Sequence[str]) -> None:
         shown = open_split(preview, data, tokenizer)
         places = shown_places(preview, len(shown.split))
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if preview.html:
+        return write_page(preview, shown, places, decode)
     try:
         (print_json if preview.json else print_text)(preview, shown, places, decode)
         sys.stdout.flush()
@@ -140,19 +148,45 @@ def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: A
         print(json.dumps({**start, **row_as_data(row, decode)}))
 
 
+def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
+    """Write the rows as a page, and say where. ThreestepError if the file cannot be written."""
+    from training.utils.data.rows.views import length_bars, marked_runs, values_beside
+    from training.utils.report.rows_page import PageRow, rows_page
+
+    rows = []
+    for place in places:
+        row = shown.split[place]
+        rows.append(PageRow(title_of(preview, shown, place), marked_runs(row, decode), values_beside(row)))
+    seen = f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown"
+    text = rows_page(f"phase {preview.phase}", [seen, shown.report], rows, length_bars(shown.split.lengths))
+    try:
+        Path(preview.html).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise ThreestepError(f"--html {preview.html}: {problem.strerror}; give another file") from problem
+    note(f"written: {preview.html}")
+
+
+def title_of(preview: PreviewArguments, shown: Shown, place: int) -> str:
+    """A row's place, origin and length."""
+    from training.utils.data.rows.views import document_of, source_of
+
+    row = shown.split[place]
+    origin = ""
+    if shown.sources:
+        source = source_of(row.row_id, shown.sources)
+        origin = f" ({source['source']}, {source['source_part']} row {source['index']})"
+    targets = document_of(row).targets
+    return f"{preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict"
+
+
 def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Print each row below a line with its origin, then what became of all rows, and a histogram of lengths."""
-    from training.utils.data.rows.views import document_of, histogram, row_as_text, source_of, terminal_style
+    from training.utils.data.rows.views import histogram, row_as_text, terminal_style
 
     style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)
     for place in places:
         row = shown.split[place]
-        targets = document_of(row).targets
-        origin = ""
-        if shown.sources:
-            source = source_of(row.row_id, shown.sources)
-            origin = f" ({source['source']}, {source['source_part']} row {source['index']})"
-        print(f"== {preview.split} row {place}{origin}: {row.length_tokens:,} tokens, {targets:,} to predict")
+        print(f"== {title_of(preview, shown, place)}")
         print(row_as_text(row, decode, style, preview.show_layout), end="\n\n")
     print(f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown")
     print(shown.report)

@@ -11,7 +11,7 @@ from training.utils.layout.parallel import parallel_document
 from training.utils.layout.rows import TokenRows, packed_rows
 
 
-def random_rows(generator: torch.Generator, rows: int, longest: int) -> TokenRows:
+def random_rows(generator: torch.Generator, rows: int, longest: int, with_before: bool = False) -> TokenRows:
     """`rows` rows of one to six documents, each segment of at most `longest` tokens."""
 
     def below(limit: int) -> int:
@@ -26,7 +26,7 @@ def random_rows(generator: torch.Generator, rows: int, longest: int) -> TokenRow
             return plain(sequence(False))
         return shared_prompt(sequence(False), [sequence(True) for _ in range(below(3))])
 
-    return packed_rows([[document() for _ in range(below(6))] for _ in range(rows)], 0)
+    return packed_rows([[document() for _ in range(below(6))] for _ in range(rows)], 0, with_before=with_before)
 
 
 def parallel_row() -> TokenRows:

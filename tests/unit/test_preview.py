@@ -203,3 +203,18 @@ def test_standard_output_of_the_program_holds_json_alone_also_where_a_dataset_pr
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["index"] for line in ran.stdout.splitlines()] == [0, 1]
     assert "I am loaded" in ran.stderr and "train: 2 rows" in ran.stderr
+
+
+def test_a_page_has_the_rows_with_their_masks(arguments, tmp_path, capsys):
+    evil = {**CHAT["messages"][1], "content": "<script>x</script>"}
+    rows = [CHAT, {"messages": [CHAT["messages"][0], evil]}]
+    file = tmp_path / "rows.html"
+    preview.main([*arguments(rows, "1"), f"--html={file}"])
+    page = file.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == ""
+    assert page.count('class="card sample"') == 2 and "<mark> &lt;script&gt;x&lt;/script&gt;" in page
+    assert "<mark> So long" in page and "<mark>Hello" not in page and "<script" not in page
+    with pytest.raises(ThreestepError, match="--html .*: No such file or directory; give another file"):
+        preview.main([*arguments(rows, "1"), f"--html={tmp_path / 'none' / 'rows.html'}"])
+    with pytest.raises(ThreestepError, match="--html .* writes a page of texts and masks alone; leave --json"):
+        preview.main([*arguments(rows, "1"), f"--html={file}", "--json"])

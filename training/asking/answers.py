@@ -10,7 +10,7 @@ from training.asking.sharing import ALONE, Sharers
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.base import RolloutRequest
+from training.utils.generation.base import RolloutRequest, rolled_out
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.running import start_rules
 from training.utils.rewards.weighted import Reward
@@ -44,8 +44,8 @@ def answers_to(
             batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
             seeds = [derived_seed(seed, "evaluation", place) for place in places]
             request = RolloutRequest(batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds)
-            rollout = asked.engine.roll_out(asked.model, request)
-            texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_id)
+            rollout = rolled_out(asked.engine, asked.model, request)
+            texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_ids)
             bar.update(len(places))
             return [
                 (texts[index], rollout.response_of(index).tolist(), bool(rollout.ended_B[index]))

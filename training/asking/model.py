@@ -34,7 +34,7 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
-from training.utils.models.stop_tokens import stop_tokens
+from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import settings_of
@@ -60,7 +60,8 @@ class Answer:
 class AskedModel:
     """data: with the prompt style in which this model is asked.
     end_token_id: of a response, as in step 3.
-    more_end_tokens: the model's own, at which an answer ends too.
+    more_end_tokens: the model's own, at which an answer in a chat ends too.
+    end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
     """
 
     name: str
@@ -70,6 +71,7 @@ class AskedModel:
     data: DataArguments
     end_token_id: int
     more_end_tokens: frozenset[int]
+    end_token_ids: tuple[int, ...] = ()
 
     def said(self, answer: Answer) -> str:
         """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
@@ -84,7 +86,10 @@ class AskedModel:
 
     def sampling(self, flags: SamplingArguments) -> Sampling:
         pad_id = self.tokenizer.pad_token_id
-        return settings_of(Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id)
+        more = self.end_token_ids[1:]
+        return settings_of(
+            Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id, more_end_token_ids=more
+        )
 
 
 def start_alone() -> Ranks:
@@ -150,7 +155,8 @@ def load_asked_model(
     )
     model = model.to(device).eval().requires_grad_(False)
     more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
-    return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more)
+    ends = tuple(joined_stop_tokens(stop_tokens(model), tokenizer, [end_id]))
+    return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more, ends)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:

@@ -1,51 +1,52 @@
-"""Answers as an HTML page: one file, no network, light and dark."""
+"""Answers as an HTML page in the form of the report: one file, no network, light and dark."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
+from training.utils.report.document import document, table, tiles
+
 _STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { max-width: 72rem; margin: 0 auto; padding: 1rem; }
-table { border-collapse: collapse; } td, th { text-align: left; padding: .1rem 1rem .1rem 0; vertical-align: top; }
-article { border-top: 1px solid #8886; padding: .8rem 0; }
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(16rem, 1fr)); gap: .8rem; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; font: inherit; }
-.answers > div { border: 1px solid #8886; border-radius: .4rem; padding: .5rem .7rem; }
-.answers > .best { border-color: #2a9d5c; box-shadow: inset 3px 0 #2a9d5c; }
-small { opacity: .75; }
+.answer.best { border-left-color: var(--good); }
+.answer.best .soft::after { content: " · higher score"; color: var(--good); }
 """
 
 
 def page(title: str, figures: Mapping[str, Any], models: Sequence[str], samples: Sequence[Mapping[str, Any]]) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
     that alone has the highest score is highlighted."""
-    table = "".join(f"<tr><th>{_safe(name)}</th><td>{_safe(value)}</td></tr>" for name, value in figures.items())
-    names = "".join(f"<tr><th>{'AB'[place]}</th><td>{_safe(name)}</td></tr>" for place, name in enumerate(models))
-    body = "".join(_article(place, sample) for place, sample in enumerate(samples, start=1))
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{_safe(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{_safe(title)}</h1><table>{names}{table}</table>{body}</html>\n"
+    boxes = tiles([(name.replace("_", " "), str(value)) for name, value in figures.items()])
+    names = [("AB"[place], name) for place, name in enumerate(models)]
+    body = "".join(_sample(place, sample) for place, sample in enumerate(samples, start=1))
+    return document(
+        title,
+        f'<header><h1>{escape(title)}</h1></header><main>{boxes}<div class="card">{table([], names)}</div>'
+        f"<section><h2>Answers</h2>{body}</section></main>"
+        "<footer>Written by python -m training.evaluate.</footer>",
+        _STYLE,
     )
 
 
-def _article(place: int, sample: Mapping[str, Any]) -> str:
+def _sample(place: int, sample: Mapping[str, Any]) -> str:
     scores = sample["scores"]
     best = max(scores)
     marked = len(scores) > 1 and scores.count(best) == 1
-    boxes = "".join(
-        f'<div class="{"best" if marked and score == best else ""}"><small>{"AB"[number]}, score {score:.3f}</small>'
-        f"<pre>{_safe(answer)}</pre></div>"
+    answers = "".join(
+        f'<div class="answer{" best" if marked and score == best else ""}">'
+        f'<p class="soft">{"AB"[number]}, score {score:.3f}</p>'
+        f'<div class="text" dir="auto" tabindex="0">{_safe(answer) or "(empty)"}</div></div>'
         for number, (answer, score) in enumerate(zip(sample["answers"], scores, strict=True))
     )
     truth = sample.get("ground_truth")
-    wanted = "" if truth is None else f"<small>ground truth: {_safe(truth)}</small>"
-    prompt = f"<small>{place}</small><pre>{_safe(sample['prompt'])}</pre>"
-    return f'<article>{prompt}{wanted}<div class="answers">{boxes}</div></article>'
+    wanted = "" if truth is None else f'<p class="soft">expected: {_safe(truth)}</p>'
+    return (
+        f'<div class="card sample"><p class="soft">{place}</p>'
+        f'<div class="text prompt" dir="auto" tabindex="0">{_safe(sample["prompt"])}</div>{wanted}'
+        f'<div class="answers">{answers}</div></div>'
+    )
 
 
 def _safe(text: Any) -> str:
-    return html.escape(str(text).strip())
+    return escape(str(text).strip())

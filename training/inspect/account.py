@@ -25,7 +25,7 @@ from training.utils.data.files.columns import Kinds, note_kinds
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row
 from training.utils.data.rows.tokenize import TextTokenizer
-from training.utils.data.rows.views import Decode, document_of, layout_of, response_texts, runs_of
+from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
 from training.utils.data.sources.recognition import Recognition
 from training.utils.run.errors import ThreestepError
 
@@ -471,7 +471,7 @@ def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> li
     if not isinstance(row, ResponsesRow):
         return [("prompt" if isinstance(row, PromptRow) else "text", runs_of(ids, loss_mask, decode))]
     prompt, responses = response_texts(row, decode)
-    names = ["chosen", "rejected"] if len(responses) == 2 else [f"response {n}" for n in range(1, len(responses) + 1)]
+    names = response_names(len(responses))
     pairs = zip(names, responses, strict=True)
     return [("prompt", [(prompt, False)]), *((name, [(text, True)]) for name, text in pairs)]
 

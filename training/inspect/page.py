@@ -7,29 +7,13 @@ from __future__ import annotations
 
 from html import escape
 
-from training.inspect.account import Account, PhaseAccount, Run, ShownRow, SourceAccount, in_words
+from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from training.inspect.text import NOT_READ, column_table, reading, row_title, share_sentence
 from training.utils.data.rows.views import length_bars
-from training.utils.report.page import document
-from training.utils.report.style import STYLE
+from training.utils.report.document import document, scrolled, tiles
+from training.utils.report.marked import MARKED_STYLE, length_chart, marked_texts
 
 _OWN_STYLE = """
-:root { --loss: #d4ecdd; --loss-edge: #13795b; }
-@media (prefers-color-scheme: dark) { :root { --loss: #173d2e; --loss-edge: #4cc39a; } }
-mark { background: var(--loss); color: inherit; box-shadow: inset 0 -1px var(--loss-edge); border-radius: 2px;
-  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
-.fed { font: 13px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  max-height: 26em; margin-top: 6px; }
-.break::before { content: "\\21b5"; color: var(--soft); opacity: .7; }
-.parts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
-.part { min-width: 0; }
-.lengths { display: grid; grid-template-columns: auto 1fr auto; align-items: center; gap: 4px 10px; margin-top: 8px;
-  font-size: 13px; font-variant-numeric: tabular-nums; color: var(--soft); }
-.lengths div { display: contents; }
-.lengths span { text-align: right; white-space: nowrap; }
-.lengths u { height: 10px; border-radius: 4px; background: var(--grid); overflow: hidden; }
-.lengths i { display: block; height: 100%; background: var(--c0); }
-.lengths .over i { background: var(--c1); }
 .scroll td.first { min-width: 240px; }
 .reasons { margin: 8px 0 0; padding-left: 18px; font-size: 14px; }
 .reasons li { overflow-wrap: anywhere; }
@@ -50,11 +34,11 @@ def page(account: Account) -> str:
     phases = "".join(_phase(phase, account) for phase in account.phases)
     return document(
         f"{names}: what will be trained",
-        STYLE + _OWN_STYLE,
         f'<header><h1>What will be trained</h1><p class="soft paths">{escape(names)}</p><nav>{links}</nav>{refused}'
         f'<p class="warning">{escape(account.style)}</p></header>'
         f'<main><section id="sources"><h2>Data</h2>{sources}</section>{phases}</main>'
         "<footer>Written by python -m training.inspect. Marked text carries loss; the rest is read only.</footer>",
+        MARKED_STYLE + _OWN_STYLE,
     )
 
 
@@ -73,7 +57,8 @@ def _source(source: SourceAccount) -> str:
         for name, holds, role, example in columns
     )
     top = "".join(f"<th>{title}</th>" for title in titles)
-    return f'<div class="card">{head}<div class="scroll"><table><tr>{top}</tr>{body}</table></div></div>'
+    columns_of = f"columns of {source.name}"
+    return f'<div class="card">{head}</div>' + scrolled(f"<table><tr>{top}</tr>{body}</table>", columns_of)
 
 
 def _phase(phase: PhaseAccount, account: Account) -> str:
@@ -82,44 +67,37 @@ def _phase(phase: PhaseAccount, account: Account) -> str:
     if phase.refused is not None:
         body += f'<p class="warning refused">{escape(phase.refused)}</p>'
     if phase.looked_at:
-        body += f'<div class="tiles">{_tiles(phase, unit)}</div>'
-        body += f'<p class="soft" style="margin-top:14px">Loss: {escape(phase.loss)}.</p>'
+        body += tiles(_figures(phase, unit))
+        body += f'<p class="soft">Loss: {escape(phase.loss)}.</p>'
         body += f'<div class="blocks">{_lengths(phase, unit)}{_dropped(phase)}</div>'
     if phase.rows:
-        body += f'<h3 style="margin-top:18px">{len(phase.rows):,} rows as the model is fed them</h3>'
+        body += f"<h3>{len(phase.rows):,} rows as the model is fed them</h3>"
         body += "".join(_row(phase, row, unit) for row in phase.rows)
     return f'<section id="phase{phase.phase}"><h2>Phase {phase.phase}: {escape(phase.name)}</h2>{body}</section>'
 
 
-def _tiles(phase: PhaseAccount, unit: str) -> str:
+def _figures(phase: PhaseAccount, unit: str) -> list[tuple[str, str]]:
     sample = "" if phase.looked_at == phase.share_rows else f" of {phase.share_rows:,}"
-    tiles = [
+    figures = [
         ("rows looked at" + sample, f"{phase.looked_at:,}"),
         ("kept", f"{phase.kept:,}"),
         ("dropped", f"{sum(phase.dropped.values()):,}"),
     ]
     if phase.limit_tokens is not None:
-        tiles.append((f"cut at {phase.limit_flag} {phase.limit_tokens:,}", f"{phase.cut:,}"))
+        figures.append((f"cut at {phase.limit_flag} {phase.limit_tokens:,}", f"{phase.cut:,}"))
     if phase.targets:
-        tiles.append((f"of {phase.tokens:,} {unit} carry loss", f"{phase.targets / phase.tokens:.0%}"))
-    return "".join(f'<div class="tile"><span class="soft">{escape(name)}</span><b>{n}</b></div>' for name, n in tiles)
+        figures.append((f"of {phase.tokens:,} {unit} carry loss", f"{phase.targets / phase.tokens:.0%}"))
+    return figures
 
 
 def _lengths(phase: PhaseAccount, unit: str) -> str:
     if phase.lengths is None:
         return ""
     lengths = phase.lengths
-    bars = length_bars(lengths.rows)
-    most = max(count for _, _, count in bars)
-    lines = "".join(
-        f'<div class="{"over" if phase.limit_tokens is not None and begin > phase.limit_tokens else "within"}">'
-        f'<span>{begin:,} – {end:,}</span><u><i style="width:{count / most:.1%}"></i></u><span>{count:,}</span></div>'
-        for begin, end, count in bars
-    )
     return (
         f'<div class="card"><h3>Lengths in {unit}, before any cut</h3><p class="soft">least {lengths.least:,}, median '
         f"{lengths.median:,}, 95th percentile {lengths.p95:,}, longest {lengths.most:,}</p>"
-        f'<div class="lengths">{lines}</div></div>'
+        f"{length_chart(length_bars(lengths.rows), phase.limit_tokens)}</div>"
     )
 
 
@@ -136,30 +114,15 @@ def _dropped(phase: PhaseAccount) -> str:
     if not lines:
         return ""
     rows = "".join(f"<li>{escape(row.where)}: {escape(row.reason)}</li>" for row in phase.dropped_rows)
-    some = f'<p class="soft" style="margin-top:8px">Among them</p><ul class="reasons">{rows}</ul>' if rows else ""
+    some = f'<p class="soft">Among them</p><ul class="reasons">{rows}</ul>' if rows else ""
     return f'<div class="card"><h3>Left out, and why</h3><ul class="reasons">{lines}</ul>{some}</div>'
 
 
 def _row(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
-    several = len(row.texts) > 1
-    parts = "".join(
-        f'<div class="part">{f"<p class=soft>{escape(name)}</p>" if several else ""}'
-        f'<div class="text fed" dir="auto">{"".join(map(_run, runs))}</div></div>'
-        for name, runs in row.texts
-    )
     others = "".join(
         f'<p class="soft paths">{escape(name)}: {escape(str(value))}</p>'
         for name, value in row.others.items()
         if value is not None
     )
     title = escape(row_title(phase, row, unit))
-    return f'<div class="card sample"><p class="soft paths">{title}</p><div class="parts">{parts}</div>{others}</div>'
-
-
-def _run(run: Run) -> str:
-    """A text, marked where it carries loss; a line break at its end is drawn, as it is a token that counts."""
-    text, carries_loss = run
-    shown = escape(text)
-    if text.endswith("\n"):
-        shown = f'{shown[:-1]}<i class="break"></i>\n'
-    return f"<mark>{shown}</mark>" if carries_loss else shown
+    return f'<div class="card sample"><p class="soft paths">{title}</p>{marked_texts(row.texts)}{others}</div>'

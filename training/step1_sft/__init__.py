@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from training.step1_sft.arguments import SftArguments
 from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.run.hf_flags import HF_SFT_FLAGS
 from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS
-from training.utils.run.step import RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.run.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 
 STEP = Step(
     name="step1_sft",
@@ -13,7 +14,7 @@ STEP = Step(
     title="supervised fine-tuning",
     groups=(*ONE_MODEL_GROUPS, SftArguments),
     inputs={"model_name_or_path": None},
-    old_flags={**ONE_MODEL_OLD_FLAGS, "--print_loss": PRINT_LOSS},
+    old_flags={**HF_SFT_FLAGS, **ONE_MODEL_OLD_FLAGS, "--print_loss": PRINT_LOSS},
     curves=(
         Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),
         Curve(
@@ -21,6 +22,7 @@ STEP = Step(
             "share of tokens that are the model's first choice",
             {"training": "train/token_accuracy", "held-out": "eval/token_accuracy"},
         ),
+        NORM,
         SPEED,
         RATE,
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, MtpSettings, check_mtp
+from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
 
@@ -24,3 +26,9 @@ class SftArguments:
         "1e-4 (Chowdhery et al. 2022).",
         least=0,
     )
+    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0)
+    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0)
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        check_mtp(mistakes, self.mtp_num_layers, self.mtp_loss_coef)

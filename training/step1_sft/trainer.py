@@ -21,9 +21,11 @@ from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.phases import SentenceRow
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.documents import Document
+from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.transfer import moved, pinned
+from training.utils.mtp.training import MtpSums
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.run.seeds import derived_seed
@@ -41,6 +43,13 @@ class SftEvaluation:
     loss: float
     perplexity: float
     token_accuracy: float
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"loss {self.loss:.3f} nats a token, perplexity {self.perplexity:.4g}, token accuracy "
+            f"{self.token_accuracy:.3f}"
+        )
 
 
 def closing_figures(before: SftEvaluation | None, after: SftEvaluation | None) -> dict[str, float | None]:
@@ -64,19 +73,25 @@ def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
 @dataclass(frozen=True)
 class SentenceBatch:
     """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows; documents: as
-    they were before they were laid out."""
+    they were before they were laid out; entries: of the head for multi-token prediction, if there is one."""
 
     rows: TokenRows
     taken: tuple[int, ...]
     documents: tuple[Document, ...]
+    entries: tuple[MtpEntries, ...] = ()
+
+    def on(self, device: torch.device) -> SentenceBatch:
+        return replace(self, rows=moved(self.rows, device), entries=moved(self.entries, device))
 
 
 @dataclass(frozen=True)
 class SentenceStep:
-    """micro_batches: this rank's, on the CPU. targets: of all ranks. work: this rank's, as in `TrainingRun.work_of`."""
+    """micro_batches: this rank's, on the CPU. targets, mtp_targets: of all ranks; the latter of each depth of a head.
+    work: this rank's, as in `TrainingRun.work_of`."""
 
     micro_batches: list[SentenceBatch]
     targets: int
+    mtp_targets: tuple[int, ...]
     work: dict[str, float]
 
 
@@ -106,16 +121,20 @@ class SftTrainer:
             return None
         run.engine.eval()
         sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "targets": 0.0, "right": 0.0}
+        head_sums = MtpSums()
         with torch.no_grad():
-            for micro_batch in self._micro_batches(run.eval_rows, run.settings.eval_plan):
-                read = run.engine(moved(micro_batch.rows, run.ranks.device))
+            for on_host in self._micro_batches(run.eval_rows, run.settings.eval_plan):
+                micro_batch = on_host.on(run.ranks.device)
+                read = run.engine(micro_batch.rows, with_states=run.mtp.trains)
+                run.mtp.judged(read, micro_batch.entries, head_sums)
                 sums["loss"] += sft_loss(read.logprobs_M, 1.0).double()
                 sums["targets"] += read.logprobs_M.numel()
                 sums["right"] += read.is_greedy_M.sum().double()
         totals = summed_numbers(sums, run.ranks.device)
         loss = totals["loss"] / totals["targets"]
         result = SftEvaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
-        run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
+        figures = {f"eval/{name}": value for name, value in vars(result).items()}
+        run.metrics.write(step, figures | head_sums.figures("eval", run.mtp.depths, run.ranks.device))
         return result
 
     def _prepared(self, taken: Sequence[int]) -> SentenceStep:
@@ -126,7 +145,8 @@ class SftTrainer:
         micro_batches = self._micro_batches(batch, run.settings.train_plan)
         own = [document for part in micro_batches for document in part.documents]
         work = run.work_of(own, sum(part.rows.target_ids_M.numel() for part in micro_batches))
-        return SentenceStep(micro_batches, targets, work)
+        head_targets = run.mtp.targets([sentence_document(row) for row in batch] if run.mtp.trains else [])
+        return SentenceStep(micro_batches, targets, head_targets, work)
 
     def _optimizer_step(self, step: NextStep[SentenceStep]) -> dict[str, float]:
         run = self.run
@@ -135,19 +155,22 @@ class SftTrainer:
         targets = prepared.targets
         sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
         run.engine.train()
-        micro_batches = [replace(part, rows=moved(part.rows, run.ranks.device)) for part in prepared.micro_batches]
+        micro_batches = [part.on(run.ranks.device) for part in prepared.micro_batches]
+        head = run.mtp.of_step(prepared.mtp_targets)
         routers = run.routers.of_step(
             [part.rows for part in micro_batches],
             lambda index, rows: run.engine(rows, noise_NTE=self._noise(micro_batches[index], step.number)),
         )
         for micro_batch in micro_batches:
-            read = run.engine(micro_batch.rows, noise_NTE=self._noise(micro_batch, step.number))
+            noise_NTE = self._noise(micro_batch, step.number)
+            read = run.engine(micro_batch.rows, noise_NTE=noise_NTE, with_states=run.mtp.trains)
             loss = nll = sft_loss(read.logprobs_M, targets)
             if self.z_loss_coef:
                 drift = z_loss(read.log_normalizers_M, targets)
                 loss = nll + self.z_loss_coef * drift
                 sums["z_loss"] += drift.detach().double()
             run.engine.backward(loss + routers.part(micro_batch.rows))
+            head.learn(read, micro_batch.entries)
             # Read after the step: a number that is read here would wait for the device.
             sums["loss"] += nll.detach().double()
             sums["right"] += read.is_greedy_M.sum().double()
@@ -160,6 +183,7 @@ class SftTrainer:
             **run.speed_figures(totals, seconds),
             **routers.figures("train"),
             **report.figures("train"),
+            **head.end("train"),
         }
         if self.z_loss_coef:
             figures["train/z_loss"] = totals["z_loss"]
@@ -181,11 +205,13 @@ class SftTrainer:
         found = []
         for rows in plan_step([row.length_tokens for row in sentences], plan)[ranks.rank]:
             documents = [[sentence_document(sentences[index]) for index in row] for row in rows]
+            laid_out = packed_rows(documents, pad, with_before=self.run.mtp.trains)
             found.append(
                 SentenceBatch(
-                    pinned(packed_rows(documents, pad), ranks.device),
+                    pinned(laid_out, ranks.device),
                     tuple(index for row in rows for index in row),
                     tuple(document for row in documents for document in row),
+                    pinned(self.run.mtp.entries(laid_out), ranks.device),
                 )
             )
         return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
 from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.run.hf_flags import HF_DPO_FLAGS
 from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS, Needless
-from training.utils.run.step import RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.run.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 
 STEP = Step(
     name="step2_dpo",
@@ -14,6 +15,7 @@ STEP = Step(
     groups=(*ONE_MODEL_GROUPS, DpoArguments),
     inputs={"model_name_or_path": "step1_sft"},
     old_flags={
+        **HF_DPO_FLAGS,
         **ONE_MODEL_OLD_FLAGS,
         "--print_loss": PRINT_LOSS,
         "--offload_reference_model": Needless(
@@ -38,6 +40,7 @@ STEP = Step(
             "chosen minus rejected",
             {"training": "train/reward_margin", "held-out": "eval/reward_margin"},
         ),
+        NORM,
         SPEED,
         RATE,
     ),

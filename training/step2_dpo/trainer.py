@@ -47,6 +47,10 @@ class DpoEvaluation:
     chosen_reward: float
     rejected_reward: float
 
+    @property
+    def in_words(self) -> str:
+        return f"loss {self.loss:.3f}, pair accuracy {self.accuracy:.3f}, reward margin {self.reward_margin:.2f}"
+
 
 def closing_figures(before: DpoEvaluation | None, after: DpoEvaluation | None) -> dict[str, float | None]:
     """Of the evaluations before and after training; None without evaluation rows."""

@@ -41,6 +41,7 @@ STEP = Step(
             "of tokens whose update was clipped",
             {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
         ),
+        Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
         SPEED,
         Curve("Learning rate", "", {"actor": "actor/learning_rate", "critic": "critic/learning_rate"}, is_smooth=True),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.utils.engine.arguments import EVAL_EPOCHS_HELP, check_epochs
 from training.utils.generation.engines import ENGINES_HELP
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
@@ -27,8 +28,14 @@ class PpoArguments:
     max_tokens_per_micro_batch: int | None = flag(
         None, "Most tokens in one forward, padding included; default: no bound.", least=1
     )
+    least_micro_batches: int = flag(1, "At least this many forwards of a rank in each optimizer step.", least=1)
+    micro_batches_multiple_of: int = flag(
+        1,
+        "Forwards of a rank in each optimizer step: a multiple of this; where sequences are too few, empty ones.",
+        least=1,
+    )
     padded: bool = flag(False, "One padded sequence per row: the reference that packing is tested against.")
-    num_train_epochs: float = flag(1.0, "Passes over the prompts.", above=0)
+    num_train_epochs: float = flag(1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0)
     prompt_sampler: str | None = flag(
         None,
         "FILE.py:NAME of a PromptSampler, which picks the prompts of each rollout and sees its scores; "
@@ -81,6 +88,7 @@ class PpoArguments:
     clip_reward: float = flag(5.0, "Clip the reward model's scores to +- this.", above=0)
     unsup_coef: float = flag(27.8, "Weight of the pretraining loss on unsupervised text; 0 only reports it.", least=0)
     eval_interval: int = flag(0, "Also evaluate every N rollouts; always after training.", least=0)
+    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0)
     val_before_train: bool = flag(True, "Also evaluate before training.")
     val_only: bool = flag(False, "Evaluate only; train and save nothing.")
     val_greedy: bool = flag(False, "Also evaluate greedy responses: eval_greedy/... in the metrics.")
@@ -113,6 +121,7 @@ class PpoArguments:
             f"which does not divide into minibatches of {minibatch} (--per_device_training_batch_size x "
             "--gradient_accumulation_steps); make the first a multiple of the second",
         )
+        check_epochs(mistakes, self)
         steps = self.steps_per_rollout
         mistakes.require(
             not self.reuse_forwards or (steps == 1 and self.generation_batches == 1),

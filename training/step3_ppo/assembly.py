@@ -65,9 +65,10 @@ def make_parts(
         Sampling,
         ppo,
         max_new_tokens=ppo.max_answer_seq_len,
-        end_token_id=inputs.end_token_id,
+        end_token_id=inputs.end_token_ids[0],
+        more_end_token_ids=inputs.end_token_ids[1:],
         pad_token_id=tokenizer.pad_token_id,
-        bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_id),
+        bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
         stop=tuple(ppo.stop),
         paths=paths,
     )
@@ -75,12 +76,13 @@ def make_parts(
         named=components.rewards,
         timeout_seconds=flags.reward.reward_timeout,
         columns=tuple(inputs.columns),
-        texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_id),
+        texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
     )
     settings = settings_of(
         PpoSettings,
         ppo,
         total_rollouts=inputs.total_rollouts,
+        rollouts_per_epoch=inputs.rollouts_per_epoch,
         prompts_per_batch=ppo.per_device_generation_batch_size,
         critic_warmup=flags.algorithm.critic_warmup,
         dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
@@ -95,6 +97,7 @@ def make_parts(
         stop_update_kl=flags.algorithm.stop_update_kl,
         meters=_meters(roles, ranks) if ppo.report_mfu and inputs.total_rollouts else (),
         traces=flags.run.traces(),
+        log_pace=flags.reporting.pace(),
     )
     engine = make_engine(
         partial(components.rollout_engine.create, longest_tokens=flags.longest_tokens, vllm=flags.vllm),
@@ -105,7 +108,7 @@ def make_parts(
     )
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
-    set_stop_tokens(roles.actor_model, tokenizer, [inputs.end_token_id])
+    set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
     for sentence in engine.check(roles.whole_actor.lent(), own):
         log(sentence, ranks.is_main)
     if paths is not None:
@@ -189,7 +192,12 @@ def check_reusable(roles: Roles) -> None:
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
     """How sequences are laid out over all ranks."""
     rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
-    return plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    return replace(
+        plan,
+        least_micro_batches=ppo.least_micro_batches,
+        micro_batches_multiple_of=ppo.micro_batches_multiple_of,
+    )
 
 
 def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> PathSampling | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from training.step3_ppo.settings import PpoSettings
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
-from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
+from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.several import several_figures
 from training.utils.run.console import log
@@ -58,6 +58,7 @@ class Evaluator:
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
+        log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
         for sample in sampled[: self.shown]:
@@ -94,9 +95,9 @@ class Evaluator:
         request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
-                rollout = self.rollout_engine.roll_out(model, request)
+                rollout = rolled_out(self.rollout_engine, model, request)
             scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
-        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_id)
+        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_ids)
         columns: dict[str, Sequence[Any]] = {
             "prompt_index": [index for index, _ in indices],
             "sample": [sample for _, sample in indices],
@@ -116,6 +117,18 @@ class Evaluator:
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
+
+
+def evaluation_line(step: int, figures: Mapping[str, float]) -> str:
+    """Return the main figures of an evaluation as one line. step: rollouts done."""
+    cut_share = 1.0 - figures["eval/ended_share"]
+    parts = [f"reward {figures['eval/reward']:.3f}"]
+    if "eval/check" in figures:
+        parts.append(f"checker {figures['eval/check']:.3f}")
+    parts.append(f"{figures['eval/response_tokens']:.1f} tokens a response")
+    if cut_share > 0:
+        parts.append(f"{cut_share:.0%} cut at the length limit")
+    return f"evaluation {f'after rollout {step:,}' if step else 'before training'}: {', '.join(parts)}"
 
 
 def sample_line(sample: dict[str, Any], characters: int = 100) -> str:

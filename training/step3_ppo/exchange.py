@@ -67,7 +67,11 @@ def read_balanced(
     if several_ranks():
         found = _from_all_ranks(found, device)
     mine = range(first, first + len(own))
-    return {name: torch.cat([values[index] for index in mine]) for name, values in found.items()}
+    # A rank without sequences of its own gets nothing, of the same type.
+    return {
+        name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
+        for name, values in found.items()
+    }
 
 
 def _from_all_ranks(

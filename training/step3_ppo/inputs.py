@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.roles import Tokenizers
@@ -22,7 +23,9 @@ from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.startup import Ranks
 from training.utils.layout.order import steps_in
+from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.models.stop_tokens import joined_stop_tokens
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 
@@ -71,8 +74,9 @@ class Inputs:
     """What the trainer reads, and for how long.
 
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
-    total_rollouts, optimizer_steps: of the run. warmup_steps: those of the optimizer_steps that train the critic alone.
-    end_token_id: of a conversation.
+    total_rollouts, optimizer_steps: of the run. rollouts_per_epoch: not rounded. warmup_steps:
+        those of the optimizer_steps that train the critic alone.
+    end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data_fingerprint, data_report: of the build.
     """
 
@@ -81,9 +85,10 @@ class Inputs:
     columns: Sequence[str]
     texts: Sequence[TextBlock] | None
     total_rollouts: int
+    rollouts_per_epoch: float
     optimizer_steps: int
     warmup_steps: int
-    end_token_id: int
+    end_token_ids: tuple[int, ...]
     data_fingerprint: str
     data_report: BuildReport
 
@@ -101,13 +106,16 @@ def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
     if data.source.unsupervised_dataset_name is not None:
         texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)
     rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
-    end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
+    ends = _end_tokens(flags, tokenizer)
+    if len(ends) > 1:
+        words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
+        log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
     source = open_prompt_source(
         phase.train,
         ppo.prompt_sampler,
         ppo.prompt_dataset,
         lambda: PromptMaker(data, tokenizer),
-        lambda rollout: rollout.texts(tokenizer.decode, end_token_id),
+        lambda rollout: rollout.texts(tokenizer.decode, ends),
         run.seed,
         ranks,
     )
@@ -117,17 +125,29 @@ def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
         columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
         texts=texts,
         total_rollouts=rollouts,
+        rollouts_per_epoch=len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size),
         optimizer_steps=rollouts * ppo.steps_per_rollout,
         warmup_steps=flags.algorithm.critic_warmup * ppo.steps_per_rollout,
-        end_token_id=end_token_id,
+        end_token_ids=ends,
         data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
         data_report=phase.report,
     )
 
 
+def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:
+    return ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+
+
+def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    roles = flags.roles
+    trained = end_of_conversation_id(tokenizer, conversation_end(flags.data.chat, tokenizer))
+    own = saved_stop_tokens(roles.actor_model_name_or_path, roles.trust_remote_code)
+    return tuple(joined_stop_tokens(own, tokenizer, [trained]))
+
+
 def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
     ppo, critic_warmup = flags.ppo, flags.algorithm.critic_warmup
-    prompts_per_rollout = ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+    prompts_per_rollout = _prompts_per_rollout(ppo, world_size)
     rollouts = steps_in(prompts, ppo.num_train_epochs, prompts_per_rollout)
     if ppo.val_only:
         rollouts = 0

@@ -95,7 +95,10 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
     parts = CheckpointParts(engines, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
-    with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests) as (metrics, checkpoints):
+    with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
+        metrics,
+        checkpoints,
+    ):
         bad_steps = BadSteps(flags.faults.max_bad_steps, folder.path, ranks.is_main, flags.roles.dtype)
         updates = Updates(roles, loop, inputs.texts, bad_steps)
         trainer = PpoTrainer(

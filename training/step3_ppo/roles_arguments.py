@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from training.utils.engine.arguments import (
+    ADAM_BETAS,
+    ADAM_EPSILON,
+    BETA1_HELP,
+    BETA2_HELP,
     BF16_STATES_HELP,
     CYCLES_HELP,
     DTYPE_NAMES,
+    EPSILON_HELP,
     INIT_LR_HELP,
     LIVE_HELP,
     MIN_LR_HELP,
     PREFETCH_HELP,
     STABLE_HELP,
+    WARMUP_HELP,
     EngineSettings,
     check_bf16_states,
     check_offload,
@@ -45,6 +51,9 @@ class RolesArguments:
     )
     actor_weight_decay: float = flag(0.0, "AdamW's decay on the actor's matrices.")
     critic_weight_decay: float = flag(0.0, "AdamW's decay on the critic's matrices.")
+    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1)
+    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1)
+    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0)
     actor_zero_stage: int = flag(0, "ZeRO stage of the actor; 3 shards the reference too.", least=0, most=3)
     critic_zero_stage: int = flag(0, "ZeRO stage of the critic; 3 shards the reward model too.", least=0, most=3)
     zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0)
@@ -82,6 +91,7 @@ class RolesArguments:
     )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.")
+    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1)
     init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1)
     min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1)
     num_cycles: float = flag(0.5, CYCLES_HELP, above=0)

@@ -21,6 +21,7 @@ from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.flops import ComputeMeter
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
+from training.utils.run.console import LogPace
 from training.utils.run.traces import Traces
 
 
@@ -110,6 +111,7 @@ class PpoSettings:
     dynamic_sampling_tries: 0 keeps all prompts.
     stop_kl, stop_update_kl: see the flags.
     meters: of actor and critic; empty leaves MFU out.
+    rollouts_per_epoch: not rounded.
     """
 
     total_rollouts: int
@@ -129,3 +131,6 @@ class PpoSettings:
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = Traces()
+    eval_epochs: float = 0.0
+    rollouts_per_epoch: float = 0.0
+    log_pace: LogPace = LogPace()

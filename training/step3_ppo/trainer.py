@@ -7,7 +7,6 @@ after the end is 0. Knows neither flags nor files; what it needs is passed in.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -29,13 +28,16 @@ from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
-from training.utils.generation.base import RolloutEngine, RolloutRequest
+from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.records import Rollout
-from training.utils.run.console import progress_bar, show
+from training.utils.layout.order import completes_epochs
+from training.utils.run.console import ShownFigure, log, progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.seeds import derived_seed
 from training.utils.run.traces import traced
+
+_MANY_CUT = 0.05  # share of a rollout's responses from which a warning names the length limit
 
 
 @dataclass(eq=False)
@@ -55,11 +57,11 @@ class PpoTrainer:
         self.ranks = self.roles.actor.ranks
         self.kl_control = replace(self.settings.experience.kl.control)  # its coefficient moves
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
+        self._warned_of_cut = False
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
         settings = self.settings
-        started = time.monotonic()
         done, saved = self.checkpoints.restore()
         before = after = None
         if saved:
@@ -70,7 +72,7 @@ class PpoTrainer:
             before = after if settings.total_rollouts else None  # without training it is the only one
         end = done if self.kl_is_over(saved) else settings.total_rollouts
         self.clock.read()
-        with progress_bar(settings.total_rollouts, "step 3, PPO", self.ranks.is_main, done=done) as bar:
+        with self._progress_bar(done) as bar:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
@@ -89,14 +91,14 @@ class PpoTrainer:
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
-                if last or (settings.eval_interval and iteration % settings.eval_interval == 0):
+                if last or self.evaluates_after(iteration):
                     with self.clock.phase("evaluation"):
                         after = self.evaluator.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
                 give_back_freed_memory(iteration)
                 if last:
                     break
-        return PpoResult(before, after, time.monotonic() - started)
+        return PpoResult(before, after, self.metrics.seconds)
 
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
@@ -166,9 +168,8 @@ class PpoTrainer:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
-        speed = f"{figures['train/tokens_per_second']:,.0f} tok/s"
-        kl = f"KL {figures['rollout/kl']:.3f}, " if "rollout/kl" in figures else ""
-        show(bar, f"score {figures['rollout/score']:.3f}, {kl}{speed}")
+        show(bar, *_shown(figures))
+        self._warn_of_cut(1.0 - figures["rollout/ended_share"], iteration)
 
     def steer_kl(self, figures: dict[str, float], experiences: Sequence[Experience]) -> None:
         """Let the controller move the KL's coefficient for the next iteration."""
@@ -180,6 +181,12 @@ class PpoTrainer:
         """Return whether the KL in these figures ends the training."""
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
+
+    def evaluates_after(self, iteration: int) -> bool:
+        """Return whether held-out prompts are due after this iteration."""
+        settings = self.settings
+        by_count = settings.eval_interval > 0 and iteration % settings.eval_interval == 0
+        return by_count or completes_epochs(iteration, settings.eval_epochs, settings.rollouts_per_epoch)
 
     @timed("checkpoint")
     def save_checkpoint(
@@ -212,6 +219,22 @@ class PpoTrainer:
         self.prompt_source.load_state_dict(state["prompt_source"])
         self.rollout_engine.load_state_dict(state["rollout_engine"])
 
+    def _warn_of_cut(self, cut_share: float, iteration: int) -> None:
+        """Say once that many responses reach the length limit, where rewards and losses read unfinished text."""
+        if self._warned_of_cut or cut_share < _MANY_CUT:
+            return
+        self._warned_of_cut = True
+        log(
+            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at --max_answer_seq_len "
+            f"{self.settings.sampling.max_new_tokens:,} tokens before they ended; rollout/ended_share in metrics.jsonl "
+            "follows it (raise the limit, or see --missing_eos_penalty and --mask_truncated_responses)",
+            self.ranks.is_main,
+        )
+
+    def _progress_bar(self, done: int) -> tqdm:
+        total, pace = self.settings.total_rollouts, self.settings.log_pace
+        return progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=pace)
+
     def _own(self, rows: Sequence[PromptRow], first: int, *purpose: str | int) -> tuple[PromptBatch, list[int]]:
         """Return this rank's share of all ranks' prompts from position `first` on, and a seed for each position."""
         own = slice(self.ranks.rank, None, self.ranks.world_size)
@@ -229,4 +252,18 @@ class PpoTrainer:
         ):
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
-            return self.rollout_engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+            return rolled_out(self.rollout_engine, model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+
+
+def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
+    """What the progress shows of a rollout with its updates."""
+    cut_share = 1.0 - figures["rollout/ended_share"]
+    rate = figures.get("actor/learning_rate", figures.get("critic/learning_rate"))  # the critic's while it warms up
+    found = [ShownFigure("score", figures["rollout/score"])]
+    if "rollout/kl" in figures:
+        found.append(ShownFigure("KL", figures["rollout/kl"]))
+    if cut_share > 0:
+        found.append(ShownFigure("cut at the length limit", cut_share, ".0%"))
+    if rate is not None:
+        found.append(ShownFigure("learning rate", rate, ".2e", is_mean=False))
+    return [*found, ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]

@@ -12,6 +12,6 @@ def test_the_page():
     ]
     text = page("win_rate", {"win_rate": "0.5"}, ["A", "B"], samples)
     assert "<script>" not in text and "&lt;script&gt;x&lt;/script&gt;" in text and "a &lt; b?" in text
-    assert text.count('<div class="best">') == 1  # a tie marks none
-    assert text.count("ground truth: no") == 1
-    assert "http" not in text
+    assert text.count('class="answer best"') == 1  # a tie marks none
+    assert text.count("expected: no") == 1
+    assert "http:" not in text and "https:" not in text and "script-src" not in text

@@ -12,6 +12,7 @@ from training.step3_ppo.evaluation import (
     PpoResult,
     closing_sentence,
     evaluation_figures,
+    evaluation_line,
     sample_line,
     standard_error_of_gain,
 )
@@ -72,6 +73,17 @@ def test_several_samples_of_a_prompt():
     some = [dict(each) for each in samples]
     del some[3]["reward/rule"]
     assert evaluation_figures(some, "eval", 0)["eval/reward/rule_best@2"] == 3.0
+
+
+def test_an_evaluation_in_one_line():
+    figures = {"eval/reward": 0.5, "eval/response_tokens": 12.25, "eval/ended_share": 0.75, "eval/check": 0.125}
+    assert evaluation_line(0, figures) == (
+        "evaluation before training: reward 0.500, checker 0.125, 12.2 tokens a response, 25% cut at the length limit"
+    )
+    del figures["eval/check"]
+    assert evaluation_line(1200, {**figures, "eval/ended_share": 1.0}) == (
+        "evaluation after rollout 1,200: reward 0.500, 12.2 tokens a response"
+    )
 
 
 def test_a_sample_in_one_line():

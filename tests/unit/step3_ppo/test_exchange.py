@@ -53,6 +53,36 @@ class Ranks:
         return everyone
 
 
+def test_a_rank_without_sequences_or_without_a_share_takes_part(monkeypatch):
+    """Rank 1 has no sequence of its own and rank 0 computes nothing: both call what is collective."""
+    ranks, answers = Ranks(2), {}
+    monkeypatch.setattr(exchange, "gathered", ranks.gathered)
+    monkeypatch.setattr(exchange, "several_ranks", lambda: True)
+    own = {0: [sequence(1, 2, 3), sequence(4, 5)], 1: []}
+
+    def work(rank: int) -> None:
+        ranks.own.rank = rank
+
+        def share(everyone, device):
+            return [
+                ([], SimpleNamespace(ids=[])),
+                ([0, 1] if rank else [], SimpleNamespace(ids=everyone if rank else [])),
+            ]
+
+        def read(_, rows):
+            return {"value": torch.cat([torch.empty(0), *(each.input_ids[1:] * 10.0 for each in rows.ids)])}
+
+        settings = SimpleNamespace(rank=rank, share=share)
+        answers[rank] = read_balanced(own[rank], settings, read, lambda each: len(each) - 1, CPU)["value"].tolist()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {0: [20.0, 30.0, 50.0], 1: []}
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
     """Rank 0 has three sequences and rank 1 one; rank 1 computes the second half of all, the last of them first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from transformers import GenerationConfig
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.chat_templates import chat_template, chat_tokenizer
@@ -42,7 +43,8 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing))
     monkeypatch.setattr("training.step3_ppo.inputs.build_phase", lambda *given: phase)
     ranks = SimpleNamespace(world_size=1, is_main=True)
-    tokenizer = SimpleNamespace(eos_token_id=2)
+    monkeypatch.setattr("training.step3_ppo.inputs.saved_stop_tokens", lambda *given: [2])
+    tokenizer = SimpleNamespace(eos_token_id=2, added_tokens_decoder={})
 
     def load(critic_warmup: int):
         ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
@@ -55,6 +57,30 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
+
+
+def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
+    """The trained one first; of the model's own those that are special tokens; the tokenizer's eos."""
+    rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
+    report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
+    phase = SimpleNamespace(train=rows, eval=rows, report=report)
+    monkeypatch.setattr("training.step3_ppo.inputs.build_phase", lambda *given: phase)
+    tokenizer = chat_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids
+    letter = tokenizer("a")["input_ids"][0]
+    tiny_config("llama").save_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[ids("<|im_end|>"), ids("<|eot_id|>"), letter]).save_pretrained(tmp_path)
+    said: list[str] = []
+
+    def load(*given):
+        flags = ppo_flags(actor_model_name_or_path=str(tmp_path), end_of_conversation_token="<|im_end|>")
+        return load_inputs(flags, tokenizer, SimpleNamespace(world_size=1, is_main=True), lambda s, *_: said.append(s))
+
+    assert load().end_token_ids == tuple(ids(["<|im_end|>", "<|eot_id|>", "<|endoftext|>"]))
+    assert said == ["responses end at each of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
+    (tmp_path / "generation_config.json").unlink()  # the configuration's then
+    assert tokenizer.added_tokens_decoder[2].special
+    assert load().end_token_ids == (ids("<|im_end|>"), 2, ids("<|endoftext|>"))
 
 
 @pytest.mark.parametrize("style, warns", [(None, False), ("chat_template", False), ("human_assistant", True)])

@@ -58,7 +58,7 @@ def experience(scores, responses=None):
 
 
 def texts_of(rollout):
-    return rollout.texts(lambda ids: " " + " ".join(map(str, ids.tolist())), END)
+    return rollout.texts(lambda ids: " " + " ".join(map(str, ids.tolist())), {END})
 
 
 def source_of(kinds, prompts):

@@ -14,9 +14,11 @@ LATEST = "latest"
 MAY_CHANGE = frozenset(
     {
         "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
-        "max_train_steps", "num_train_epochs", "eval_interval", "profile_steps", "per_device_eval_batch_size",
+        "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name",
+        "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
-        "report", "report_to", "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
+        "report", "report_to", "logging_steps", "logging_seconds",
+        "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
     }
 )  # fmt: skip
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.
@@ -37,6 +39,9 @@ class CheckpointArguments:
     """Saving and resuming. Steps are optimizer steps; in step 3, rollouts with their updates."""
 
     save_every: int = flag(0, "Steps between two checkpoints; 0: only if the run is interrupted.", least=0)
+    save_epochs: float = flag(
+        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", least=0
+    )
     save_at_end: bool = flag(False, "Write a checkpoint after the last step too, so that the run can be extended.")
     keep_last: int = flag(
         2, "Number of checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", least=0

@@ -21,6 +21,7 @@ from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_s
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.engine.collectives import largest, on_main
+from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
 from training.utils.report.trackers import open_trackers
 from training.utils.run.console import log
@@ -71,11 +72,13 @@ def checkpointed_run(
     parts: CheckpointParts,
     data_fingerprint: str,
     model_digests: Mapping[str, Callable[[], str]] | None = None,
+    steps_per_epoch: float = 0.0,
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
     """Give the metrics and checkpoints of a loop that trains `parts`. Inside, signals wait for the end of a step.
 
     model_digests: digests of the models that a resumed run loads again, by flag; called on rank 0. ThreestepError if
     the checkpoint belongs to other data or other such models.
+    steps_per_epoch: for --save_epochs.
     """
     digests = {f"the content of --{flag}": digest for flag, digest in (model_digests or {}).items()}
     is_main = parts.ranks.is_main
@@ -91,7 +94,7 @@ def checkpointed_run(
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers)
     with writer as metrics, Interrupts() as interrupts:
-        yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point)
+        yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch)
 
 
 @dataclass
@@ -105,6 +108,7 @@ class RunCheckpoints(Checkpoints):
     metrics: MetricsWriter
     interrupts: Interrupts
     point: ResumePoint
+    steps_per_epoch: float = 0.0
 
     def __post_init__(self) -> None:
         self._ranks = self.parts.ranks
@@ -142,7 +146,8 @@ class RunCheckpoints(Checkpoints):
         if step >= total_steps:
             self._stop = 0  # the run ends now anyway, with its model
             return flags.save_at_end
-        return self._stop > 0 or (flags.save_every > 0 and step % flags.save_every == 0)
+        by_steps = flags.save_every > 0 and step % flags.save_every == 0
+        return self._stop > 0 or by_steps or completes_epochs(step, flags.save_epochs, self.steps_per_epoch)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         started = time.monotonic()
@@ -151,6 +156,9 @@ class RunCheckpoints(Checkpoints):
             log(self._save_failed_message(step, error), self._ranks.is_main)
         self._step_began = time.monotonic()
         self._save_seconds = self._step_began - started
+        if error is None:
+            where = self.plan.folder.of(step)
+            log(f"checkpoint after step {step:,} in {self._save_seconds:.1f} s: {where}", self._ranks.is_main)
         if self._stop:
             log(self._stop_message(step, was_saved=error is None), self._ranks.is_main)
             raise SystemExit(0 if error is None else 1)

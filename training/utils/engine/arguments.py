@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from training.utils.run.flags import flag, settings_of
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
 ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
+ADAM_EPSILON = 1e-8  # Adam's authors' (Kingma and Ba 2015), and torch's
 
 
 def _reading(setting: str) -> tuple[str, ...]:
@@ -27,12 +29,19 @@ MIN_LR_HELP = f"Floor of the learning rate, as a share of its peak ({', '.join(_
 CYCLES_HELP = f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once."
 LIVE_HELP = "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md)."
 PREFETCH_HELP = "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md)."
+WARMUP_HELP = "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps."
+BETA1_HELP = "AdamW's decay of the mean of the gradients."
+BETA2_HELP = "AdamW's decay of the mean of their squares (the default is GPT-3's)."
+EPSILON_HELP = "AdamW's term in the denominator."
+EPOCHS_HELP = "Passes over the training rows; inf goes on until --max_train_steps."
+EVAL_EPOCHS_HELP = "Also evaluate whenever this many epochs are complete; 0: not by epochs."
 STABLE_HELP = f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))})."
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """learning_rate: the schedule's peak.
+    warmup_ratio: share of the run's steps that warm up; 0: num_warmup_steps do.
     init_lr_ratio, min_lr_ratio, num_cycles, stable_ratio: see `schedules.ScheduleShape`.
     lora_learning_rate: of LoRA's adapters; None: the same.
     zero3_live_parameters, zero3_prefetch_parameters: None: by the model's size (`zero3_limits`).
@@ -49,6 +58,10 @@ class EngineSettings:
     weight_decay: float = 0.0
     lr_scheduler_type: str = "cosine"
     num_warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    adam_beta1: float = ADAM_BETAS[0]
+    adam_beta2: float = ADAM_BETAS[1]
+    adam_epsilon: float = ADAM_EPSILON
     init_lr_ratio: float = 0.0
     min_lr_ratio: float = 0.0
     num_cycles: float = 0.5
@@ -73,22 +86,27 @@ class EngineArguments:
         None, "Most tokens in one forward, padding included; default: no limit.", least=1
     )
     padded: bool = flag(False, "One sequence per row, padded: the reference that packing is tested against.")
-    num_train_epochs: float = flag(1.0, "Passes over the training rows.", above=0)
+    num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0)
     max_train_steps: int | None = flag(None, "Stop after this many optimizer steps.", least=1)
     eval_interval: int = flag(
         0, "Evaluate every this many optimizer steps, and always before and after training.", least=0
     )
+    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0)
     report_mfu: bool = flag(
         True,
         "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the "
         "rate takes less than a second at the start.",
     )
     weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0)
+    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1)
+    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1)
+    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0)
     lora_learning_rate: float | None = flag(
         None, "Peak learning rate of LoRA's adapters; default: learning_rate.", above=0
     )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0)
+    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1)
     init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1)
     min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1)
     num_cycles: float = flag(0.5, CYCLES_HELP, above=0)
@@ -113,6 +131,7 @@ class EngineArguments:
         check_bf16_states(mistakes, self, "--zero_stage", self.zero_stage)
         check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
         check_schedule(mistakes, self)
+        check_epochs(mistakes, self)
 
     def settings(self, learning_rate: float) -> EngineSettings:
         return settings_of(EngineSettings, self, learning_rate=learning_rate)
@@ -160,7 +179,20 @@ def check_schedule(mistakes: Mistakes, flags: Any) -> None:
             f"{flags.lr_scheduler_type}; leave it out or take one of those",
         )
     mistakes.require(
-        not flags.init_lr_ratio or flags.num_warmup_steps > 0,
+        not (flags.num_warmup_steps and flags.warmup_ratio),
+        f"--num_warmup_steps {flags.num_warmup_steps} and --warmup_ratio {flags.warmup_ratio:g} both say how long the "
+        "warm-up is; leave one of them out",
+    )
+    mistakes.require(
+        not flags.init_lr_ratio or flags.num_warmup_steps > 0 or flags.warmup_ratio > 0,
         f"--init_lr_ratio {flags.init_lr_ratio:g} is where warm-up begins, and --num_warmup_steps is 0; leave it out "
         "or give the steps of warm-up",
+    )
+
+
+def check_epochs(mistakes: Mistakes, flags: Any) -> None:
+    """Note a run without an end. flags: with num_train_epochs and max_train_steps"""
+    mistakes.require(
+        not math.isinf(flags.num_train_epochs) or flags.max_train_steps is not None,
+        "--num_train_epochs inf expects --max_train_steps, which ends the run; give the steps",
     )

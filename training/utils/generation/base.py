@@ -20,6 +20,7 @@ from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags
 from training.utils.models.own_forward import OwnForward
+from training.utils.run.errors import ThreestepError
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
@@ -43,6 +44,7 @@ class Sampling:
 
     temperature: 0 picks the most likely token.
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
+    more_end_token_ids: end a response as end_token_id does; such as the tokens at which a served model stops.
     bad_words: token sequences that are never completed.
     stop: texts; a response ends with the token that completes one of them.
     paths: None draws responses in one piece. Otherwise `max_new_tokens` counts the longest path of each block alone.
@@ -61,6 +63,12 @@ class Sampling:
     stop: tuple[str, ...] = ()
     paths: PathSampling | None = None
     end_check_tokens: int | None = None
+    more_end_token_ids: tuple[int, ...] = ()
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Each of them ends a response, and is its last token."""
+        return frozenset((self.end_token_id, *self.more_end_token_ids))
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class RolloutEngine(ABC):
 
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
         """Yield the tokens of one response, if possible as they are drawn, up to `max_new_tokens` or an end token
-        (`sampling.end_token_id` or one of `more_ends`), which is yielded too. Bad words and stop strings are
+        (`sampling.end_token_ids` or one of `more_ends`), which is yielded too. Bad words and stop strings are
         ignored."""
         for token in self.roll_out(model, request).response_of(0).tolist():
             yield token
@@ -168,3 +176,46 @@ class RolloutEngine(ABC):
 
     def load_state_dict(self, state: dict[str, int]) -> None:  # noqa: B027 (most have none)
         """Restore what `state_dict` returned."""
+
+
+# A field of a Rollout by its name, its type, and its dimensions.
+_COLUMNS = {
+    "prompt_ids_BP": (torch.int64, "BP"),
+    "prompt_mask_BP": (torch.bool, "BP"),
+    "response_ids_BR": (torch.int64, "BR"),
+    "response_lengths_B": (torch.int64, "B"),
+    "sampled_logprobs_BR": (torch.float32, "BR"),
+    "ended_B": (torch.bool, "B"),
+}
+
+
+def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+    """Return what the engine draws, every column checked: an engine may be a user's.
+
+    Raises ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not
+    as wide as the others, or a response that is empty or longer than its row.
+    """
+    rollout, kind = engine.roll_out(model, request), type(engine).__name__
+    count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
+    ids = getattr(rollout, "response_ids_BR", None)
+    width = ids.shape[1] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else "R"
+    sizes = {"B": count, "P": prompt, "R": width}
+    for name, (dtype, dimensions) in _COLUMNS.items():
+        column, wanted = getattr(rollout, name, None), [sizes[letter] for letter in dimensions]
+        got = type(column).__name__
+        if isinstance(column, torch.Tensor):
+            got = f"{str(column.dtype).removeprefix('torch.')} {list(column.shape)}"
+        expected = f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, wanted))}]"
+        if got != expected:
+            raise ThreestepError(
+                f"--rollout_engine: {kind} expects to return {name} as {expected}, one row for each of {count} "
+                f"sequences, got {got}; mend its roll_out"
+            )
+    lengths = rollout.response_lengths_B.tolist()
+    for row, length in enumerate(lengths):
+        if not 1 <= length <= int(width):
+            raise ThreestepError(
+                f"--rollout_engine: {kind} expects to return response_lengths_B from 1 to the {width} columns of "
+                f"response_ids_BR, got {length} for sequence {row}; mend its roll_out"
+            )
+    return rollout

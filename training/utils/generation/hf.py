@@ -97,7 +97,7 @@ class TransformersRollout(RolloutEngine):
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
         """As they are drawn, the tokens of a rollout with the same seed."""
         sampling, most = request.sampling, request.sampling.max_new_tokens
-        ends = {sampling.end_token_id, *more_ends}
+        ends = sampling.end_token_ids | set(more_ends)
         uniform_1R = uniform_streams(request.seeds, most, 1).to(request.prompt_ids_BP.device)
         decoding = Decoding(model, request, self._way)
         logits_1V = decoding.prefill(1)
@@ -139,7 +139,7 @@ class _Drawn:
 
     def __init__(self, request: RolloutRequest, stop: StopStrings | None) -> None:
         sampling, device = request.sampling, request.prompt_ids_BP.device
-        self._sampling, self._stop = sampling, stop
+        self._sampling, self._stop, self._ends = sampling, stop, sampling.end_token_ids
         self._prompt_ids_BP, self._prompt_mask_BP = request.repeated()
         count, most = len(self._prompt_ids_BP), sampling.max_new_tokens
         self._uniform_BR = uniform_streams(request.seeds, most, count).to(device)
@@ -181,7 +181,7 @@ class _Drawn:
         for place, token in enumerate(ids, start + 1):
             if self._stop is not None:
                 self._texts[row].append(token)
-            if token == self._sampling.end_token_id or (self._stop and self._stop.completed(self._texts[row])):
+            if token in self._ends or (self._stop and self._stop.completed(self._texts[row])):
                 self._ended[row], self._lengths[row] = True, place
                 return True
         return False

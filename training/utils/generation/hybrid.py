@@ -12,6 +12,7 @@ B sequences, P prompt tokens, R response tokens, M response tokens of some seque
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ class HybridRollout(RolloutEngine):
         generated_BT = self._generated(model, request)
         prompt_ids_BP, prompt_mask_BP = request.repeated()
         stop = stop_strings(sampling, self._decode)
-        cut = [_cut(row, sampling.end_token_id, stop) for row in generated_BT[:, prompt_ids_BP.shape[1] :].tolist()]
+        cut = [_cut(row, sampling.end_token_ids, stop) for row in generated_BT[:, prompt_ids_BP.shape[1] :].tolist()]
 
         device, width = prompt_ids_BP.device, max(length for length, _ in cut)
         lengths_B = torch.tensor([length for length, _ in cut], device=device)
@@ -112,11 +113,11 @@ class HybridRollout(RolloutEngine):
             model.generation_config = own
 
 
-def _cut(response_ids: list[int], end_token_id: int, stop: StopStrings | None) -> tuple[int, bool]:
+def _cut(response_ids: list[int], ends: Collection[int], stop: StopStrings | None) -> tuple[int, bool]:
     """Return the response's length, and whether it ended before the limit."""
-    if end_token_id in response_ids:
-        response_ids = response_ids[: response_ids.index(end_token_id) + 1]
-    ended = response_ids[-1] == end_token_id
+    end = next((place for place, token in enumerate(response_ids) if token in ends), len(response_ids))
+    ended = end < len(response_ids)
+    response_ids = response_ids[: end + 1]
     stopped = first_completed(stop, response_ids) if stop is not None else None
     return (len(response_ids), ended) if stopped is None else (stopped, True)
 

@@ -143,7 +143,7 @@ class _Drawing:
     def __init__(self, rows: RaggedRows, sampling: Sampling) -> None:
         assert sampling.paths is not None
         self._rows, self._paths, self._tags = rows, sampling.paths, sampling.paths.tags
-        self._end, self._most = sampling.end_token_id, sampling.max_new_tokens
+        self._ends, self._most = sampling.end_token_ids, sampling.max_new_tokens
 
     def next(self, row: int, line: _Line, token: int, logprob: float) -> list[_Next]:
         """Return what goes on from a row whose line has drawn a token: nothing, itself, or the paths of a block."""
@@ -154,7 +154,7 @@ class _Drawing:
     def _in_trunk(self, row: int, trunk: _Trunk, token: int, logprob: float) -> list[_Next]:
         trunk.text.draw(token, logprob)
         trunk.position += 1
-        if token == self._end:
+        if token in self._ends:
             trunk.ended = True
             return []
         if trunk.position == self._most:
@@ -192,7 +192,7 @@ class _Drawing:
             path.text.insert(close)
         else:
             path.text.draw(token, logprob)
-        path.is_over, path.must_end = token == close, token == self._end
+        path.is_over, path.must_end = token == close, token in self._ends
         return [(row, (path, token))]
 
     def _behind_path(self, row: int, block: _Block) -> list[_Next]:

@@ -5,7 +5,7 @@ B sequences (of this rank), P prompt tokens, R response tokens (of the longest r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,7 +36,8 @@ class Rollout:
     response_lengths_B: int64, from 1 to R.
     sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before bad words, top-k, top-p
         and min-p remove tokens; 0 outside the response.
-    ended_B: bool, True if the end-of-conversation token was drawn or a stop string completed; False if cut.
+    ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
+        False if cut.
     inserted_BR: bool, True on tokens of the response that the engine put there and no model drew, as tags of parallel
         thinking: nothing learns them. None where there are none.
     positions_B: int64, the tokens of a response of which the longest path of each block counts alone; None where no
@@ -103,14 +104,14 @@ class Rollout:
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
         return found
 
-    def text_ids_of(self, index: int, end_token_id: int) -> torch.Tensor:
-        """int64, the ids that decode to the response's text: without the end-of-conversation token; on the CPU."""
+    def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
+        """int64, the ids that decode to the response's text: without the token that ended it; on the CPU."""
         ids_r = self.response_of(index)
-        return ids_r[:-1] if ids_r[-1] == end_token_id else ids_r
+        return ids_r[:-1] if int(ids_r[-1]) in end_token_ids else ids_r
 
-    def texts(self, decode: Callable[[torch.Tensor], Any], end_token_id: int) -> list[str]:
-        """The responses as text, without the end-of-conversation token."""
-        return [str(decode(self.text_ids_of(index, end_token_id))) for index in range(len(self.response_lengths_B))]
+    def texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
+        """The responses as text, without the tokens that ended them."""
+        return [str(decode(self.text_ids_of(index, end_token_ids))) for index in range(len(self.response_lengths_B))]
 
 
 def check_numbers(sampled_logprobs_BR: torch.Tensor, name: str) -> None:

@@ -179,7 +179,7 @@ class VllmRollout(RolloutEngine):
         engine = self._vllm.llm.llm_engine
         vocabulary = engine.model_config.get_vocab_size()
         # vLLM rejects end tokens that no model can draw.
-        ends = [token for token in {sampling.end_token_id, *more_end_tokens} if 0 <= token < vocabulary]
+        ends = [token for token in sorted(sampling.end_token_ids.union(more_end_tokens)) if 0 <= token < vocabulary]
         params = _sampling_params(sampling, request.seed, ends, token_by_token)
         engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
 

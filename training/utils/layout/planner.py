@@ -35,6 +35,8 @@ class PlanSettings:
         token, a layer's matrices take 24 h^2 FLOPs forward, attention 4 h for each position of the row). Wide rows
         have less padding and more attention.
     forward_tokens: the cost of another forward, in tokens. More forwards have less padding.
+    least_micro_batches, micro_batches_multiple_of: every rank has at least so many, and a multiple of so many, where
+        need be empty ones.
     tags: of blocks in responses, whose paths were drawn side by side; None lays responses out in one piece.
     """
 
@@ -45,6 +47,8 @@ class PlanSettings:
     max_row_tokens: int = 0
     quadratic_tokens: float = 3072.0
     forward_tokens: float = float("inf")
+    least_micro_batches: int = 1
+    micro_batches_multiple_of: int = 1
     tags: ParallelTags | None = None
 
 
@@ -98,6 +102,9 @@ def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[Mic
     shares = dealt(lengths, settings.ranks, equal_counts=not settings.packed)
     fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
+    if most:
+        multiple = settings.micro_batches_multiple_of
+        most = -(-max(most, settings.least_micro_batches) // multiple) * multiple
     micro_batches = []
     for share, mine in zip(shares, fitted, strict=True):
         if len(mine) < most:  # spread this rank's share over as many forwards as the busiest rank needs

@@ -42,6 +42,8 @@ class TokenRows:
     end_B: int64, flat position of each sequence's last real token.
     copies_NS: int64, how many sequences hold each segment (padding, the last column, is 0); None as `visible_NSS`.
     run_lengths: what varlen attention takes; made when the rows leave the host, None as `visible_NSS`.
+    before_NT: int64, flat position of the token before each in its sequence; a sequence's first token and padding have
+        their own. None unless asked for.
     """
 
     input_ids_NT: torch.Tensor
@@ -54,6 +56,7 @@ class TokenRows:
     end_B: torch.Tensor
     copies_NS: torch.Tensor | None = None
     run_lengths: RunLengths | None = None
+    before_NT: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
         leaves_host = self.input_ids_NT.device.type == "cpu" and torch.device(device).type != "cpu"
@@ -125,7 +128,9 @@ def padded_rows(sequences: Sequence[TokenSequence], pad_token_id: int, min_width
     return packed_rows([[plain(sequence)] for sequence in sequences], pad_token_id, min_width)
 
 
-def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width: int = 1) -> TokenRows:
+def packed_rows(
+    rows: Sequence[Sequence[Document]], pad_token_id: int, min_width: int = 1, with_before: bool = False
+) -> TokenRows:
     """Lay out the documents of each row one after the other. Sequences are numbered row by row.
 
     Positions of a document start at 0. Without a mask they continue through the padding: transformers takes positions
@@ -142,13 +147,14 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
     segment_ids_NT = torch.full((count, width), PAD_SEGMENT, dtype=torch.int64)
     visible_NSS = torch.eye(most_segments + 1, dtype=torch.bool).repeat(count, 1, 1)
     copies_NS = torch.zeros(count, most_segments + 1, dtype=torch.int64)
+    before_NT = torch.arange(count * width).view(count, width) if with_before else None
     nothing = torch.empty(0, dtype=torch.int64)
     targets = [(nothing, nothing, nothing)]
     ends: list[int] = []
     for n, row in enumerate(rows):
         column = segments_before = 0
         for document in row:
-            lasts = []
+            lasts = list[int]()
             for index, segment in enumerate(document.segments):
                 length = len(segment.tokens)
                 here = slice(column, column + length)
@@ -156,6 +162,10 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
                 position_ids_NT[n, here] = torch.arange(segment.first_position, segment.first_position + length)
                 segment_ids_NT[n, here] = segments_before + index
                 copies_NS[n, segments_before + index] = document.copies[index]
+                if before_NT is not None:
+                    before_NT[n, column + 1 : column + length] -= 1
+                    if segment.predecessor is not None:
+                        before_NT[n, column] = lasts[segment.predecessor]
                 for seen in segment.sees:
                     visible_NSS[n, segments_before + index, segments_before + seen] = True
                 column += length
@@ -174,6 +184,7 @@ def packed_rows(rows: Sequence[Sequence[Document]], pad_token_id: int, min_width
         sequence_M=sequence_M,
         end_B=torch.tensor(ends, dtype=torch.int64),
         copies_NS=None if one_segment_rows else copies_NS,
+        before_NT=before_NT,
     )
 
 

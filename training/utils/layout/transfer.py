@@ -25,10 +25,12 @@ def moved(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def _each(batch: Any, act: Any, leaves: bool = False) -> Any:
-    """The same batch with each of its tensors, also of the records inside it, after `act`. leaves: records that keep
-    more for a device (`leaving_host`) get it first."""
+    """The same batch with each of its tensors, also of the records and tuples inside it, after `act`. leaves: records
+    that keep more for a device (`leaving_host`) get it first."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
+    if type(batch) is tuple:  # not a named one
+        return tuple(_each(part, act, leaves) for part in batch)
     if not is_dataclass(batch) or isinstance(batch, type):
         return batch
     if leaves and hasattr(batch, "leaving_host"):

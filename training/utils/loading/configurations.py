@@ -11,6 +11,7 @@ from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
 from training.utils.models.settings import ModelSettings
+from training.utils.models.stop_tokens import stop_tokens_in
 from training.utils.run.errors import ThreestepError, first_line
 
 
@@ -31,6 +32,20 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
     base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
     with errors_explained(what, base, OSError, ValueError):
         return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+
+
+def saved_stop_tokens(name_or_path: str, trust_remote_code: bool = False) -> list[int]:
+    """Return the ids at which a model stops by its generation configuration, or else its configuration: those that it
+    has once it is loaded."""
+    from transformers import GenerationConfig
+
+    config = load_config(name_or_path, trust_remote_code)
+    adapter = find_adapter(name_or_path)
+    try:
+        saved: Any = GenerationConfig.from_pretrained(name_or_path if adapter is None else adapter.base)
+    except OSError:  # it has none
+        saved = config.get_text_config()
+    return stop_tokens_in(saved)
 
 
 def positions_of(config: Any) -> int | None:

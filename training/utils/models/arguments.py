@@ -49,7 +49,7 @@ class ModelArguments:
     lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1)
     lora_module_name: str = flag(
-        "all-linear", "'all-linear', or a part of the names of the linear layers that get adapters."
+        "all-linear", "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas."
     )
     only_optimize_lora: bool = flag(True, "With LoRA: freeze every other weight (a scalar head still trains).")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,12 @@ def save_model(
     model: PreTrainedModel,
     tensors: dict[str, torch.Tensor],
     tokenizer: PreTrainedTokenizerBase,
+    write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
 
     It is written next to `folder` and renamed, so that an existing folder is whole. Call on rank 0 only.
+    write_more: writes what else belongs into the folder.
 
     Raises ThreestepError if `tensors` are not those of the plain model.
     """
@@ -44,6 +47,8 @@ def save_model(
         )
     plain.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
+    if write_more is not None:
+        write_more(beside)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(beside, folder)
 

@@ -15,22 +15,34 @@ if TYPE_CHECKING:
 
 def stop_tokens(model: PreTrainedModel) -> list[int]:
     """The ids in the model's generation configuration."""
-    own: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return stop_tokens_in(getattr(model, "generation_config", None))
+
+
+def stop_tokens_in(config: Any) -> list[int]:
+    """The ids in a configuration, which may hold one, several or none."""
+    own: Any = getattr(config, "eos_token_id", None)
     return [int(token) for token in (own if isinstance(own, list | tuple) else [own]) if token is not None]
 
 
-def set_stop_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trained: Sequence[int], inside: Collection[int] = ()
-) -> None:
-    """Make the model stop at the ids that were `trained` to end a response, at its own stop tokens that are special
-    tokens of the tokenizer, and at the tokenizer's eos.
+def joined_stop_tokens(
+    own: Sequence[int], tokenizer: PreTrainedTokenizerBase, trained: Sequence[int], inside: Collection[int] = ()
+) -> list[int]:
+    """Return the ids that were `trained` to end a response, a model's own stop tokens that are special tokens of the
+    tokenizer, and the tokenizer's eos.
 
     inside: special tokens that were trained before the end of responses too, at which a model must not stop; the first
         of `trained` stops it all the same.
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    others = [*trained[1:], *(token for token in stop_tokens(model) if token in special), tokenizer.eos_token_id]
-    stops = list(dict.fromkeys([trained[0], *(token for token in others if token is not None and token not in inside)]))
+    others = [*trained[1:], *(token for token in own if token in special), tokenizer.eos_token_id]
+    return list(dict.fromkeys([trained[0], *(token for token in others if token is not None and token not in inside)]))
+
+
+def set_stop_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trained: Sequence[int], inside: Collection[int] = ()
+) -> None:
+    """Make the model stop at its `joined_stop_tokens`."""
+    stops = joined_stop_tokens(stop_tokens(model), tokenizer, trained, inside)
     generation: Any = model.generation_config
     if generation is None:  # transformers cannot generate with it
         return

@@ -32,6 +32,7 @@ class TokenLogprobs(NamedTuple):
     is_greedy_M: bool, the target has the largest logit.
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
     collisions_M: the sum of the squared probabilities, that two draws agree; without a gradient; None unless asked for.
+    states: of the trunk; None unless asked for.
     """
 
     logprobs_M: torch.Tensor
@@ -40,6 +41,15 @@ class TokenLogprobs(NamedTuple):
     entropies_M: torch.Tensor | None
     logits_MV: torch.Tensor | None = None
     collisions_M: torch.Tensor | None = None
+    states: TrunkStates | None = None
+
+
+class TrunkStates(NamedTuple):
+    """What a head for multi-token prediction reads of a model, detached: its last states of every slot (and what fills
+    the rows), and its input embeddings of the rows' tokens, without noise."""
+
+    hidden_LH: torch.Tensor
+    embeddings_LH: torch.Tensor
 
 
 class TargetHead(nn.Module):
@@ -61,6 +71,7 @@ class TargetHead(nn.Module):
         with_logits: bool = False,
         with_collisions: bool = False,
     ) -> TokenLogprobs:
+        """See TokenLogprobs."""
         if with_logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
             return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions)
@@ -76,6 +87,15 @@ class TargetHead(nn.Module):
             entropies_M if with_entropy else None,
             collisions_M=collisions_M if with_collisions else None,
         )
+
+    def read_alone(self, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor) -> TokenLogprobs:
+        """Return the same at temperature 1, with gradients for `hidden_MH` and none for the layer. Under ZeRO-3 the
+        layer must be whole until the backward is over."""
+        bias = None if self.bias is None else self.bias.detach()
+        chunk = max(1, self._chunk_bytes // (4 * self.weight.shape[0]))
+        given = (hidden_MH, self.weight.detach(), bias, target_ids_M, 1.0, (False, False), chunk)
+        logprobs_M, log_normalizers_M, is_greedy_M, *_ = _TargetLogprobs.apply(*given)
+        return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, None)
 
 
 def read_logits(

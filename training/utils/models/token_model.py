@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs
 from training.utils.models.own_forward import head_is_linear
-from training.utils.models.target_head import TargetHead, TokenLogprobs, read_logits
+from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates, read_logits
 
 
 class PolicyModel(nn.Module):
@@ -46,16 +46,30 @@ class PolicyModel(nn.Module):
         noise_NTE: torch.Tensor | None = None,
         with_logits: bool = False,
         with_collisions: bool = False,
+        with_states: bool = False,
     ) -> TokenLogprobs:
-        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory."""
+        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. with_states:
+        return `states` too, where the head is linear."""
         asked = (temperature, with_entropy)
         if self._target_head is not None:
-            hidden_MH = _hidden_at(self.model, rows, rows.predictor_M, noise_NTE)
-            return self._target_head(hidden_MH, rows.target_ids_M, *asked, with_logits, with_collisions)
+            hidden_LH = _hidden(self.model, rows, noise_NTE)
+            hidden_MH = hidden_LH.index_select(0, rows.predictor_M)
+            read = self._target_head(hidden_MH, rows.target_ids_M, *asked, with_logits, with_collisions)
+            return read._replace(states=self._states(rows, hidden_LH)) if with_states else read
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
         read = read_logits(logits_MV, rows.target_ids_M, *asked, with_collisions)
         return read if with_logits else read._replace(logits_MV=None)
+
+    @property
+    def target_head(self) -> TargetHead | None:
+        """The output layer, if the logits are it on the last state."""
+        return self._target_head
+
+    def _states(self, rows: TokenRows, hidden_LH: torch.Tensor) -> TrunkStates:
+        with torch.no_grad():
+            embeddings_NTE = self.model.get_input_embeddings()(rows.input_ids_NT)
+        return TrunkStates(hidden_LH.detach(), embeddings_NTE.flatten(0, 1))
 
 
 class ScalarModel(nn.Module):
@@ -92,8 +106,10 @@ def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | N
     return inputs
 
 
-def _hidden_at(
-    model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor, noise_NTE: torch.Tensor | None = None
-) -> torch.Tensor:
-    hidden_NTH = model.base_model(**_inputs(model, rows, noise_NTE))[0]
-    return hidden_NTH.flatten(0, 1).index_select(0, positions)
+def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:
+    return _hidden(model, rows, None).index_select(0, positions)
+
+
+def _hidden(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> torch.Tensor:
+    """The trunk's states, [L, H]: of every slot, and of what fills the rows."""
+    return model.base_model(**_inputs(model, rows, noise_NTE))[0].flatten(0, 1)

@@ -9,6 +9,7 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.mtp.settings import MtpSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.arguments import resolved_settings
 from training.utils.run.run_arguments import FaultArguments, RunArguments
@@ -36,6 +37,12 @@ class OneModelFlags:
     @property
     def settings(self) -> dict[str, Any]:
         return resolved_settings(self.groups)
+
+    @property
+    def mtp(self) -> MtpSettings:
+        """The head for multi-token prediction, of steps that can train one."""
+        layers = getattr(self.own, "mtp_num_layers", 0)
+        return MtpSettings(layers, self.own.mtp_loss_coef) if layers else MtpSettings()
 
 
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.

@@ -32,6 +32,7 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.sharding import count_elements
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
@@ -80,21 +81,27 @@ def run_one_model(
             needs_segments=data.chat.needs_segments,
         )
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
+        mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
         files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
         digests = {"model_name_or_path": partial(digest_files, files, data.cache.cache_dir)}
-        parts = CheckpointParts({"model": engine}, ranks, tokenizers={"model": tokenizer})
+        engines = {"model": engine, **({"mtp": mtp.head.engine} if mtp.head else {})}
+        parts = CheckpointParts(engines, ranks, tokenizers={"model": tokenizer})
         fingerprint = rows.train.manifest["fingerprint"]
-        with checkpointed_run(plan, folder, parts, fingerprint, digests) as (metrics, checkpoints):
+        with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
+            metrics,
+            checkpoints,
+        ):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
-            name = f"step {flags.step.number}, {flags.step.label}"
-            training = TrainingRun(name, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers)
+            training = TrainingRun(
+                flags.step.label, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers, mtp
+            )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
-        tensors = engine.full_state(model)
+        tensors, write_head = engine.full_state(model), head_writer(mtp)
         if ranks.is_main:
-            save_model(folder.model, model, tensors, tokenizer)
+            save_model(folder.model, model, tensors, tokenizer, write_head)
         folder.write_json("summary.json", result.summary)
         report_at_end(folder.path, flags.report.report and ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
@@ -185,8 +192,10 @@ def loop_settings(
         train_plan=plan(engine.per_device_train_batch_size),
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
+        eval_epochs=engine.eval_epochs,
         pad_token_id=pad_token_id,
         seed=flags.run.seed,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
+        log_pace=flags.report.pace(),
     )

@@ -20,6 +20,7 @@ from training.utils.layout.rows import TokenRows
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.one_precision import to_one_precision
 from training.utils.run.console import log
+from training.utils.run.environment import environment_of
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
@@ -27,14 +28,16 @@ from training.utils.run.seeds import seed_everything
 
 
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
-    """Make the run's folder, write every setting to it (`--config` reads the file back), seed this rank, and say on
-    what it runs."""
+    """Make the run's folder, write every setting to it (`--config` reads the file back) and what it runs on, seed this
+    rank, and say on what it runs."""
     folder = RunFolder(run.output_dir, ranks.is_main)
     folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
     seed_everything(run.seed, ranks.rank)
     if run.deterministic:
         make_deterministic(ranks.device, os.environ)
-    log(device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ), ranks.is_main)
+    device = device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ)
+    log(device, ranks.is_main)
+    folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
     return folder
 
 

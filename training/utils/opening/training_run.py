@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,12 +13,13 @@ from training.utils.engine.router_loss import RouterLoss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import Document
-from training.utils.layout.order import ShuffledStream
+from training.utils.layout.order import ShuffledStream, completes_epochs
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
+from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.run.ahead import Ahead
-from training.utils.run.console import progress_bar, show
+from training.utils.run.console import LogPace, ShownFigure, log, progress_bar, show
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.traces import Traces, traced
 
@@ -40,7 +40,7 @@ class LoopSettings:
     """Settings of the loops of steps 1 and 2.
 
     items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
-    eval_interval: in optimizer steps; 0 evaluates only before and after training.
+    eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
     meter: None if MFU is not reported.
     """
 
@@ -53,13 +53,15 @@ class LoopSettings:
     seed: int
     meter: ComputeMeter | None = None
     traces: Traces = Traces()
+    eval_epochs: float = 0.0
+    log_pace: LogPace = LogPace()
 
 
 @dataclass(frozen=True)
 class TrainingRun(Generic[Row]):
     """One model in training.
 
-    name: what the progress bar calls it, e.g. `step 1, SFT`
+    name: what the log calls it, e.g. `SFT`
     """
 
     name: str
@@ -71,10 +73,15 @@ class TrainingRun(Generic[Row]):
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     bad_steps: BadSteps = field(default_factory=BadSteps)
     routers: RouterLoss = field(default_factory=RouterLoss)
+    mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
 
     @property
     def ranks(self) -> Ranks:
         return self.engine.ranks
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return len(self.train_rows) / self.settings.items_per_step
 
     @property
     def prepares_ahead(self) -> bool:
@@ -111,18 +118,17 @@ class NextStep(Generic[Prepared]):
 class TrainingLoop:
     """The bookkeeping of a loop: resuming, evaluations, progress, checkpoints. Resumes, or evaluates, when created.
 
-    evaluate: given a step, returns a dataclass, or None without evaluation rows
+    evaluate: given a step, returns a dataclass with `in_words`, or None without evaluation rows
     evaluation_from: the inverse of dataclasses.asdict
     """
 
     def __init__(self, run: TrainingRun, evaluate: Callable[[int], Any], evaluation_from: Callable[..., Any]) -> None:
         self._run, self._evaluate = run, evaluate
-        self._started = time.monotonic()
         self._done, saved = run.checkpoints.restore()
         if saved:
             self.before, self.after = (saved[name] and evaluation_from(saved[name]) for name in ("before", "after"))
         else:
-            self.before = self.after = evaluate(0)
+            self.before = self.after = self._evaluated(0)
 
     def result(
         self, figures: Callable[[Any, Any], dict[str, float | None]], sentence: Callable[[Any, Any], str]
@@ -130,7 +136,7 @@ class TrainingLoop:
         """What came of the loop, to be called at its end. figures, sentence: of the evaluations before and after; the
         second is called if there are evaluation rows."""
         before, after = self.before, self.after
-        summary = {**figures(before, after), "seconds": time.monotonic() - self._started}
+        summary = {**figures(before, after), "seconds": self._run.metrics.seconds}
         said = "trained, without evaluation rows" if after is None else sentence(before, after)
         return TrainingResult(before, after, summary, said)
 
@@ -141,7 +147,7 @@ class TrainingLoop:
             the step before computes, and must be pure.
         """
         run, settings = self._run, self._run.settings
-        total, interval = settings.total_steps, settings.eval_interval
+        total = settings.total_steps
         stream = ShuffledStream(len(run.train_rows), settings.seed)
 
         def taken(step: int) -> tuple[int, ...]:
@@ -150,7 +156,7 @@ class TrainingLoop:
         ahead: Ahead[tuple[int, ...], Prepared] = Ahead(prepare, run.prepares_ahead)
         with (
             contextlib.closing(ahead),
-            progress_bar(total, run.name, run.ranks.is_main, done=self._done) as self._bar,
+            progress_bar(total, run.name, run.ranks.is_main, done=self._done, pace=settings.log_pace) as self._bar,
         ):
             for step in traced(range(self._done + 1, total + 1), settings.traces, run.ranks.rank):
                 rows = taken(step)
@@ -162,15 +168,32 @@ class TrainingLoop:
                     return made
 
                 yield NextStep(step, rows, ready)
-                if step == total or (interval and step % interval == 0):
-                    self.after = self._evaluate(step)
+                if step == total or self._evaluates_after(step):
+                    self.after = self._evaluated(step)
                 if run.checkpoints.due(step, total):
                     states = {"before": self.before, "after": self.after}
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
+
+    def _evaluates_after(self, step: int) -> bool:
+        settings = self._run.settings
+        by_steps = settings.eval_interval > 0 and step % settings.eval_interval == 0
+        return by_steps or completes_epochs(step, settings.eval_epochs, self._run.steps_per_epoch)
 
     def record(self, step: int, figures: dict[str, float], taken: Sequence[int]) -> None:
         """Write the figures of an optimizer step on the rows `taken`, check them and show them in the bar."""
         run = self._run
         run.metrics.write(step, figures)
         run.bad_steps.check(step, figures, [run.train_rows[index].row_id for index in taken])
-        show(self._bar, f"loss {figures['train/loss']:.3f}, {figures['train/tokens_per_second']:,.0f} tok/s")
+        show(
+            self._bar,
+            ShownFigure("loss", figures["train/loss"]),
+            ShownFigure("learning rate", figures["train/learning_rate"], ".2e", is_mean=False),
+            ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s"),
+        )
+
+    def _evaluated(self, step: int) -> Any:
+        found = self._evaluate(step)
+        if found is not None and found.in_words:
+            when = f"after step {step:,}" if step else "before training"
+            log(f"{self._run.name}: evaluation {when}: {found.in_words}", self._run.ranks.is_main)
+        return found

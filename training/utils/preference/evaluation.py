@@ -102,6 +102,13 @@ class RewardEvaluation:
     calibration: list[CalibrationBin]
     histogram: Histogram
 
+    @property
+    def in_words(self) -> str:
+        """The main figures; "" without pairs."""
+        if self.accuracy is None or self.loss is None or self.score_gap is None:
+            return ""
+        return f"loss {self.loss:.3f}, pair accuracy {self.accuracy:.3f}, score gap {self.score_gap:.2f}"
+
     def figures(self) -> dict[str, float]:
         """All numbers by name, those of the spreads included; None is left out."""
         numbers = {name: value for name, value in vars(self).items() if isinstance(value, (int, float))}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.run.console import LogPace
 from training.utils.run.errors import Mistakes, nearest_names
 from training.utils.run.flags import flag
 
@@ -17,7 +18,7 @@ PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")
 
 @dataclass
 class ReportArguments:
-    """Where a run's metrics go besides metrics.jsonl, which is always written."""
+    """Where a run's metrics go besides metrics.jsonl, which is always written, and how often its log has a line."""
 
     report_to: str = flag(
         "tensorboard",
@@ -25,6 +26,21 @@ class ReportArguments:
         "wandb, trackio and mlflow read their own environment variables.",
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
+    logging_steps: int = flag(
+        1,
+        "Where the output is not a terminal: the fewest steps (step 3: rollouts) between two lines of progress. A line "
+        "also waits for --logging_seconds; metrics.jsonl has every step.",
+        least=1,
+    )
+    logging_seconds: float = flag(
+        60.0,
+        "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every "
+        "--logging_steps.",
+        least=0,
+    )
+
+    def pace(self) -> LogPace:
+        return LogPace(self.logging_steps, self.logging_seconds)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect unknown names and missing packages."""

@@ -1,61 +1,105 @@
-"""The report as one HTML page: style inside, no script, nothing from a network.
+"""The report as one HTML page, and as parts that a page of a run that goes on replaces one by one.
 
-What a model wrote is untrusted: every text passes through `escape`, and the page's policy forbids scripts and requests.
+What a model wrote is untrusted: every text passes through `escape`, and the page's policy runs the report's own script
+alone.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
+from typing import Any
 
 from training.utils.report.charts import Chart, HistogramChart, LineChart
+from training.utils.report.document import document, scrolled, table
+from training.utils.report.drawing import COLOURS, drawing_of, known_lines
 from training.utils.report.figures import curves_of, headline, phase_seconds, sample_charts, score_charts
+from training.utils.report.numbers import duration, shown, sparkline
+from training.utils.report.overview import changed_settings, facts_of
 from training.utils.report.reading import ReportedRun, StepRun
-from training.utils.report.style import STYLE
-from training.utils.report.svg import draw, shown, sparkline
-from training.utils.report.tables import SampledAnswer, left_out, metric_rows, sampled_rows, settings_rows
+from training.utils.report.script import PACKAGE, SCRIPT, library
+from training.utils.report.tables import (
+    SampledAnswer,
+    answers_along,
+    left_out,
+    metric_rows,
+    sampled_rows,
+    settings_rows,
+)
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_NO_SCRIPT = (
+    '<noscript><p class="warning">The charts need JavaScript; the figures under "Every metric" do not.</p></noscript>'
+)
 
 
-def page(runs: Sequence[ReportedRun], written: datetime.datetime) -> str:
-    """Return the whole report of the runs."""
+@dataclass(frozen=True)
+class PageParts:
+    """What a page shows. sections: (anchor, title) in order; html: of each part, by its name: "top", "headlines" and
+    the sections; drawings: of each chart, by its id, what the script draws."""
+
+    sections: tuple[tuple[str, str], ...]
+    html: dict[str, str]
+    drawings: dict[str, dict[str, Any]]
+
+
+def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str, Any] | None = None) -> str:
+    """Return the whole report of the runs. live: what the script needs to follow a run that goes on (`live.py`)."""
+    parts = parts_of(runs)
+    d3 = library()
+    links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in parts.sections)
+    bodies = "".join(
+        f'<section id="{anchor}"><h2>{escape(title)}</h2>{_part(anchor, parts)}</section>'
+        for anchor, title in parts.sections
+    )
+    name = _names(runs)
+    missing = (
+        f"The charts are missing: they need the package {PACKAGE} where the page is written; pip install {PACKAGE}"
+    )
+    warning = _NO_SCRIPT if d3 else f'<p class="warning">{missing}</p>'
+    following = '<p class="soft" id="following">live</p>' if live else ""
+    source = "as they grow" if live else f"Written {written:%Y-%m-%d %H:%M}"
+    footer = f"{source} by Threestep, from the files in the runs' folders."
+    return document(
+        name,
+        f"<header><h1>{escape(name)}</h1>{following}<nav>{links}</nav>{warning}{_part('top', parts)}</header>"
+        f"<main>{_part('headlines', parts)}{bodies}</main>"
+        f"<footer>{footer[0].upper() + footer[1:]}</footer>",
+        scripts=(d3, SCRIPT) if d3 else (),
+        data={"charts": parts.drawings, **({"live": live} if live else {})} if d3 else None,
+    )
+
+
+def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
+    """Read nothing more: the runs' figures as HTML and as drawings."""
     by_kind = _by_kind(runs)
-    charts = step_charts(runs)
-    sections = [(kind, _title(own), _step_section(own, charts[kind])) for kind, own in by_kind.items()]
     steps = [step for run in runs for step in run.steps]
+    sections: list[tuple[str, str, str]] = []
+    drawings: dict[str, dict[str, Any]] = {}
+    for (kind, own), charts in zip(by_kind.items(), step_charts(runs).values(), strict=True):
+        drawn = {f"{kind}-{place}": (chart, drawing_of(chart)) for place, chart in enumerate(charts)}
+        known = {name: (chart, drawing) for name, (chart, drawing) in drawn.items() if drawing is not None}
+        drawings |= {name: drawing for name, (_, drawing) in known.items()}
+        sections.append((kind, _title(own), _step_section(own, {name: chart for name, (chart, _) in known.items()})))
     sections += [
-        ("samples", "Samples", _samples([step for step in steps if step.samples])),
+        ("samples", "Samples", _samples(steps)),
         ("time", "Time", _time(runs)),
         ("left-out", "Cut and left out", _left_out(steps, len(runs) > 1)),
         ("settings", "Settings", _settings(by_kind)),
     ]
     present = [(anchor, title, body) for anchor, title, body in sections if body]
-    links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title, _ in present)
-    bodies = "".join(
-        f'<section id="{anchor}"><h2>{escape(title)}</h2>{body}</section>' for anchor, title, body in present
-    )
-    name = (" and " if len(runs) == 2 else ", ").join(run.name for run in runs)
-    paths = "".join(f'<p class="soft paths">{escape(str(run.path))}</p>' for run in runs)
-    return document(
-        name,
-        STYLE,
-        f"<header><h1>{escape(name)}</h1>{paths}<nav>{links}</nav>{_warnings(steps)}</header>"
-        f"<main>{_headlines(runs, by_kind)}{bodies}</main>"
-        f"<footer>Written {written:%Y-%m-%d %H:%M} by Threestep, from the files in the runs' folders.</footer>",
-    )
+    html = {"top": _top(runs, by_kind) + _warnings(steps), "headlines": _headlines(runs, by_kind)}
+    html |= {anchor: body for anchor, _, body in present}
+    return PageParts(tuple((anchor, title) for anchor, title, _ in present), html, drawings)
 
 
-def document(title: str, style: str, body: str) -> str:
-    """A whole page: what a browser needs around `body`, and the policy that forbids scripts and requests."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · Threestep</title><style>{style}</style></head><body>{body}</body></html>\n"
-    )
+def _part(name: str, parts: PageParts) -> str:
+    return f'<div data-part="{name}">{parts.html[name]}</div>'
+
+
+def _names(runs: Sequence[ReportedRun]) -> str:
+    return (" and " if len(runs) == 2 else ", ").join(run.name for run in runs)
 
 
 def step_charts(runs: Sequence[ReportedRun]) -> dict[str, list[Chart]]:
@@ -93,6 +137,38 @@ def _warnings(steps: Sequence[StepRun]) -> str:
     return "".join(f'<p class="warning">{escape(sentence)}</p>' for sentence in sentences)
 
 
+# --- the top: what was run
+
+
+def _top(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
+    """Of one run its facts and what was set; of several the same beside each other, and the settings that differ."""
+    facts = [dict(facts_of(run)) for run in runs]
+    names = list(dict.fromkeys(name for found in facts for name in found))
+    if len(runs) > 1:
+        rows = [[name, *(found.get(name, "–") for found in facts)] for name in names]
+        return scrolled(table(["", *(run.name for run in runs)], rows), "the runs") + _differences(by_kind)
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(facts[0][name])}</dd>" for name in names)
+    for step in runs[0].steps:
+        changed = "".join(
+            f'<li title="default: {escape(default)}"><span>{escape(name)}</span> <b>{escape(value)}</b></li>'
+            for name, value, default in changed_settings(step)
+        )
+        label = f"{step.declaration.label} settings" if len(runs[0].steps) > 1 else "Settings"
+        lines += f'<dt>{escape(label)}</dt><dd><ul class="set">{changed}</ul></dd>' if changed else ""
+    return f'<dl class="card facts">{lines}</dl>' if lines else ""
+
+
+def _differences(by_kind: dict[str, list[StepRun]]) -> str:
+    parts = []
+    for steps in by_kind.values():
+        differ, _ = settings_rows(steps)
+        if differ:
+            rows = table(["setting", *(step.run for step in steps)], [(name, *values) for name, values in differ])
+            title = f"{_title(steps)}: what differs"
+            parts.append(scrolled(f'<h2 class="small">{escape(title)}</h2>{rows}', title))
+    return "".join(parts)
+
+
 # --- headline figures
 
 
@@ -107,9 +183,9 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
                 rows.setdefault(title, {})[step.run] = _before_after(before, after, error)
     head = ["", *(run.name for run in runs)]
     body = [[title, *(found.get(run.name, "–") for run in runs)] for title, found in rows.items()]
-    table = _table(head, body, numbers=range(1, len(head)))
     note = '<p class="soft">held-out figures before → after training (± standard error of the gain)</p>'
-    return f'<div class="card scroll" style="margin-top:22px">{note}{table}</div>' if rows else ""
+    figures = note + table(head, body, numbers=range(1, len(head)))
+    return scrolled(figures, "held-out figures") if rows else ""
 
 
 def _tile(title: str, before: float | None, after: float | None, error: float | None) -> str:
@@ -126,20 +202,45 @@ def _before_after(before: float | None, after: float | None, error: float | None
 # --- one kind of step
 
 
-def _step_section(steps: Sequence[StepRun], charts: Sequence[Chart]) -> str:
-    body = "".join(_figure(chart) for chart in charts)
-    grid = f'<div class="charts">{body}</div>' if body else '<p class="soft">No metrics yet.</p>'
+def _step_section(steps: Sequence[StepRun], charts: dict[str, Chart]) -> str:
+    body = "".join(_figure(name, chart) for name, chart in charts.items())
+    zooms = any(isinstance(chart, LineChart) for chart in charts.values())
+    grid = (
+        f'{_TOOLS if zooms else ""}<div class="charts">{body}</div>' if body else '<p class="soft">No metrics yet.</p>'
+    )
     return grid + "".join(_every_metric(step, len(steps) > 1) for step in steps)
 
 
-def _figure(chart: Chart) -> str:
-    drawn = draw(chart)
-    if not drawn:
-        return ""
+_TOOLS = (
+    '<div class="tools" role="group" aria-label="Steps that the charts show">'
+    '<button type="button" data-zoom="0.5" aria-label="zoom in">+</button>'
+    '<button type="button" data-zoom="2" aria-label="zoom out">−</button>'
+    '<button type="button" data-zoom="all">all steps</button>'
+    '<span class="soft">drag over a chart to zoom; double-click shows all</span></div>'
+)
+
+
+def _figure(name: str, chart: Chart) -> str:
     notes = [chart.note, *(_line_notes(chart) if isinstance(chart, LineChart) else [])]
     note = "; ".join(note for note in notes if note)
-    caption = f"<h3>{escape(chart.title)}</h3>" + (f"<p>{escape(note)}</p>" if note else "")
-    return f"<figure><figcaption>{caption}{_legend(chart)}</figcaption>{drawn}</figure>"
+    kind = "lines" if isinstance(chart, LineChart) else "other"
+    log = '<button type="button" data-log aria-pressed="false">log</button>' if _may_be_log(chart) else ""
+    caption = f'<div class="title"><h3>{escape(chart.title)}</h3><span class="where soft"></span>{log}</div>' + (
+        f"<p>{escape(note)}</p>" if note else ""
+    )
+    focus = f'tabindex="0" role="group" aria-label="{escape(chart.title)}: arrow keys move, + and - zoom"'
+    return (
+        f'<figure data-chart="{name}" data-kind="{kind}"><figcaption>{caption}{_legend(chart)}</figcaption>'
+        f'<div class="plot" {focus if kind == "lines" else ""}></div></figure>'
+    )
+
+
+def _may_be_log(chart: Chart) -> bool:
+    """Whether most of its values have a logarithm."""
+    if not isinstance(chart, LineChart):
+        return False
+    values = [value for line in chart.lines for _, value in line.known]
+    return sum(value > 0 for value in values) > len(values) / 2
 
 
 def _line_notes(chart: LineChart) -> list[str]:
@@ -153,15 +254,26 @@ def _line_notes(chart: LineChart) -> list[str]:
 
 
 def _legend(chart: Chart) -> str:
+    """Each line as a button that switches it off, with its value at the pointer, which the script fills in."""
     if isinstance(chart, LineChart):
-        lines = [line for line in chart.lines if line.known]
-        marks = [(line.label, line.colour, "dashed" if line.is_evaluation else "") for line in lines]
-        marks = marks if len(marks) > 1 or marks[0][2] else []
+        marks = [(line.label, line.colour, "dashed" if line.is_evaluation else "") for line in known_lines(chart)]
     else:
         kinds = chart.counts if isinstance(chart, HistogramChart) else chart.clouds
         marks = [(label, place, "block") for place, (label, _) in enumerate(kinds)]
-    items = "".join(f'<li><i class="c{colour % 8} {kind}"></i>{escape(label)}</li>' for label, colour, kind in marks)
+    switches = isinstance(chart, LineChart) and len(marks) > 1
+    items = "".join(
+        f"<li>{_switch(place, mark) if switches else _swatch(mark)}</li>" for place, mark in enumerate(marks)
+    )
     return f'<ul class="legend">{items}</ul>' if items else ""
+
+
+def _swatch(mark: tuple[str, int, str]) -> str:
+    label, colour, kind = mark
+    return f'<i class="c{colour % COLOURS} {kind}"></i><span>{escape(label)}</span> <b></b>'
+
+
+def _switch(place: int, mark: tuple[str, int, str]) -> str:
+    return f'<button type="button" data-line="{place}" aria-pressed="true">{_swatch(mark)}</button>'
 
 
 def _every_metric(step: StepRun, several: bool) -> str:
@@ -174,37 +286,57 @@ def _every_metric(step: StepRun, several: bool) -> str:
     if not rows:
         return ""
     head = "".join(f'<th class="number">{word}</th>' for word in ("first", "last", "least", "greatest"))
-    return (
-        f"<details><summary>Every metric{f' of {escape(step.run)}' if several else ''}</summary>"
-        f'<div class="card scroll"><table><tr><th>metric</th>{head}<th></th></tr>{rows}</table></div></details>'
-    )
+    title = f"Every metric of {step.run}: {step.path.name}" if several else f"Every metric of {step.path.name}"
+    figures = scrolled(f"<table><tr><th>metric</th>{head}<td></td></tr>{rows}</table>", title)
+    return f"<details><summary>{escape(title)}</summary>{figures}</details>"
 
 
 # --- samples
 
 
 def _samples(steps: Sequence[StepRun]) -> str:
+    sampled = [step for step in steps if step.samples]
+    silent = [step for step in steps if not step.samples and step.lines]
+    labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
+    without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
     parts, why = [], ""
-    for row in sampled_rows(steps):
+    for row in sampled_rows(sampled):
         if row.why != why:
             why = row.why
-            parts.append(f'<h3 style="margin-top:18px">{escape(why)}</h3>')
+            parts.append(f"<h3>{escape(why)}</h3>")
         truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
         first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
         answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
-        parts.append(
-            f'<div class="card sample"><div class="text prompt" dir="auto">{escape(row.prompt)}</div>{truth}'
-            f'<div class="answers">{answers}</div></div>'
-        )
+        parts.append(_sample(row.prompt, truth, answers))
     if not parts:
-        return ""
-    declaration = steps[0].declaration
+        return without
+    declaration = sampled[0].declaration
     before, after = declaration.sample_labels
     note = (
         f"Responses to held-out prompts before step {declaration.number} ({before}) and after it ({after}), "
         "from the same seed for each prompt."
     )
-    return f'<p class="soft">{note}</p>{"".join(parts)}'
+    along = "".join(_along(step, len(sampled) > 1) for step in sampled)
+    return f'{without}<p class="soft">{note}</p>{"".join(parts)}{along}'
+
+
+def _sample(prompt: str, truth: str, answers: str) -> str:
+    return (
+        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>{truth}'
+        f'<div class="answers">{answers}</div></div>'
+    )
+
+
+def _along(step: StepRun, several: bool) -> str:
+    """The first prompts at every evaluation."""
+    rows = answers_along(step)
+    if len({answer.column for _, answers in rows for answer in answers}) < 3:
+        return ""  # the first and the last stand above
+    cards = "".join(
+        _sample(prompt, "", "".join(_answer(answer, answers[0]) for answer in answers)) for prompt, answers in rows
+    )
+    title = f"At every evaluation{f': {step.run}' if several else ''}"
+    return f"<details><summary>{escape(title)}</summary>{cards}</details>"
 
 
 def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
@@ -218,7 +350,7 @@ def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
         marks.append('<span class="bad">cut by the length limit</span>')
     return (
         f'<div class="answer"><p class="soft">{escape(answer.column)}</p>'
-        f'<div class="text" dir="auto">{escape(answer.text.strip()) or "(empty)"}</div>'
+        f'<div class="text" dir="auto" tabindex="0">{escape(answer.text.strip()) or "(empty)"}</div>'
         f'<div class="marks">{"".join(marks)}</div></div>'
     )
 
@@ -247,17 +379,9 @@ def _time(runs: Sequence[ReportedRun]) -> str:
     return _blocks(blocks)
 
 
-def duration(seconds: float) -> str:
-    """E.g. 3.2 s, 4 min 05 s or 2 h 07 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def _left_out(steps: Sequence[StepRun], several: bool) -> str:
     tables = [(_label(step, several), left_out(step)) for step in steps]
-    return _blocks([(label, _table([], rows, numbers=())) for label, rows in tables if rows])
+    return _blocks([(label, table([], rows, numbers=())) for label, rows in tables if rows])
 
 
 def _label(step: StepRun, several: bool) -> str:
@@ -271,33 +395,13 @@ def _blocks(blocks: Sequence[tuple[str, str]]) -> str:
 
 
 def _settings(by_kind: dict[str, list[StepRun]]) -> str:
+    """Every resolved value; of several runs those that are the same, as the others stand at the top."""
     parts = []
     for steps in by_kind.values():
-        if not any(step.settings for step in steps):
-            continue
         differ, same = settings_rows(steps)
-        title = escape(_title(steps))
-        if differ:
-            table = _table(["setting", *(step.run for step in steps)], [(name, *values) for name, values in differ])
-            parts.append(f'<div class="card scroll"><h3>{title}: what differs</h3>{table}</div>')
         if same:
-            rest = _table([], [(name, values[0]) for name, values in same])
+            rest = table([], [(name, values[0]) for name, values in same])
             word = "the same in all" if differ else f"{len(same)} settings"
-            parts.append(f'<details><summary>{title}: {word}</summary><div class="card">{rest}</div></details>')
+            title = f"{_title(steps)}: {word}"
+            parts.append(f'<details><summary>{escape(title)}</summary><div class="card">{rest}</div></details>')
     return "".join(parts)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] | range | None = None) -> str:
-    """numbers: the columns of numbers; None: the columns after the first hold values as a file has them."""
-
-    def classes(column: int) -> str:
-        if column and numbers is None:
-            return ' class="value"'
-        return ' class="number"' if numbers and column in numbers else ""
-
-    top = "".join(f"<th{classes(column)}>{escape(word)}</th>" for column, word in enumerate(head))
-    body = "".join(
-        f"<tr>{''.join(f'<td{classes(column)}>{escape(cell)}</td>' for column, cell in enumerate(row))}</tr>"
-        for row in rows
-    )
-    return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"

@@ -57,6 +57,20 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
     ]
 
 
+def answers_along(step: StepRun) -> list[tuple[str, list[SampledAnswer]]]:
+    """(prompt, its answer at each evaluation) of the first prompts."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for sample in step.first_prompts:
+        found.setdefault(_key(sample), []).append(sample)
+    return [
+        (
+            clipped(_text(samples[0].get("prompt"))),
+            [_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples],
+        )
+        for samples in found.values()
+    ]
+
+
 def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> list[tuple[str, str]]:
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])

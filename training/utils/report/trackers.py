@@ -107,7 +107,7 @@ class WeightsAndBiases(Tracker):
         self._wandb = wandb
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
-            name=run_name(folder),
+            name=run_name(folder, settings),
             dir=str(folder),
             config=dict(settings),
             id=ids.get("wandb"),
@@ -134,12 +134,12 @@ class Trackio(Tracker):
         import trackio
 
         self._trackio = trackio
-        name = ids.get("trackio")
+        known = ids.get("trackio")
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
-            name=name,
-            config={"folder": run_name(folder), **_flat(settings)},
-            resume="allow" if name else "never",
+            name=known or settings.get("run_name"),
+            config={"folder": run_name(folder, settings), **_flat(settings)},
+            resume="allow" if known else "never",
             embed=False,
         )
         ids["trackio"] = self._run.name
@@ -163,7 +163,9 @@ class MLflow(Tracker):
         self._mlflow = mlflow
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         known = ids.get("mlflow")
-        run = mlflow.start_run(run_id=known, run_name=None if known else run_name(folder), log_system_metrics=False)
+        run = mlflow.start_run(
+            run_id=known, run_name=None if known else run_name(folder, settings), log_system_metrics=False
+        )
         ids["mlflow"] = run.info.run_id
         params = list(_flat(settings).items()) if known is None else []
         for start in range(0, len(params), 100):  # the most that one request may hold
@@ -200,8 +202,10 @@ def chart_layout(step: Step, names: Sequence[str]) -> dict[str, dict[str, list[A
     return {"Threestep": charts} if charts else {}
 
 
-def run_name(folder: Path) -> str:
-    """The folder with its parent's name, e.g. quickstart/step1_sft."""
+def run_name(folder: Path, settings: Mapping[str, Any]) -> str:
+    """--run_name, or else the folder with its parent's name, e.g. quickstart/step1_sft."""
+    if settings.get("run_name"):
+        return str(settings["run_name"])
     return "/".join(folder.resolve().parts[-2:]).lstrip("/")
 
 

@@ -10,6 +10,7 @@ from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 from training.utils.run.traces import Traces
 
+DEFAULT_OUTPUT_DIR = "runs/last"
 DEVICES = ("cpu", "cuda")
 RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
@@ -18,7 +19,10 @@ RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 1
 class RunArguments:
     """The run's folder and seed."""
 
-    output_dir: str = flag("runs/last", "The run's folder: settings, metrics, model.")
+    output_dir: str = flag(DEFAULT_OUTPUT_DIR, "The run's folder: settings, metrics, model.")
+    run_name: str | None = flag(
+        None, "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME."
+    )
     seed: int = flag(
         1234, "Seed of the split, the order, dropout and sampling; the same default in all steps.", least=0
     )
@@ -48,11 +52,19 @@ class RunArguments:
         None, "--dry_run: gigabytes (1e9 bytes) of a GPU; default: this machine's, if it has one.", above=0
     )
 
+    def __post_init__(self) -> None:
+        if self.run_name and self.output_dir == DEFAULT_OUTPUT_DIR and _is_plain(self.run_name):
+            self.output_dir = str(Path(DEFAULT_OUTPUT_DIR).parent / self.run_name)
+
     def traces(self) -> Traces:
         return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
+        mistakes.require(
+            self.run_name is None or self.output_dir != DEFAULT_OUTPUT_DIR or _is_plain(self.run_name),
+            f"--run_name expects a name that a folder can have, got '{self.run_name}'; give another, or --output_dir",
+        )
         mistakes.require(
             self.num_ranks is None or self.dry_run,
             f"--num_ranks {self.num_ranks} starts ranks behind `threestep` and scripts/*.sh, and here plans for "
@@ -69,6 +81,11 @@ class RunArguments:
             self.device_memory_gb is None or self.device != "cpu",
             f"--device_memory_gb {self.device_memory_gb} is a GPU's, and --device is cpu; leave one out",
         )
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a folder can have this name."""
+    return name.strip() not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
 @dataclass

@@ -41,6 +41,7 @@ class Headline:
 
 SPEED = Curve("Throughput", "tokens a second, all ranks", {"tokens a second": "train/tokens_per_second"})
 RATE = Curve("Learning rate", "", {"learning rate": "train/learning_rate"}, is_smooth=True)
+NORM = Curve("Gradient norm", "before clipping", {"training": "train/grad_norm"})
 LOSS = Curve("Loss", "", {"training": "train/loss", "held-out": "eval/loss"})
 
 
@@ -71,7 +72,7 @@ class Step:
     title: e.g. `supervised fine-tuning`
     groups: the dataclasses that hold its flags
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
-    old_flags: DeepSpeed-Chat's flags that have no namesake among them
+    old_flags: names of other programs (DeepSpeed-Chat's, TRL's) that it reads too
     variant_flag: the flag whose value takes the title's place unless it is the default
     closing: its rows of all_steps' closing table
     sample_labels: the models whose responses samples.jsonl holds, before and after training
@@ -83,7 +84,7 @@ class Step:
     groups: tuple[type, ...]
     inputs: Mapping[str, str | None] = field(default_factory=dict)
     old_flags: Mapping[str, OldFlag] = field(default_factory=dict)
-    curves: tuple[Curve, ...] = (LOSS, SPEED, RATE)
+    curves: tuple[Curve, ...] = (LOSS, NORM, SPEED, RATE)
     headlines: tuple[Headline, ...] = (Headline("Loss", "eval/loss"),)
     closing: tuple[ClosingRow, ...] = ()
     variant_flag: str | None = None

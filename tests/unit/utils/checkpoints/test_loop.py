@@ -36,8 +36,8 @@ def plan(
     return plan_checkpoints(arguments, str(place), "training.a", {**SETTINGS, **dict(changes)}, ranks(world_size))
 
 
-def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None) -> Any:
-    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, digests)
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None, epoch: float = 0.0) -> Any:
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, digests, epoch)
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:
@@ -71,9 +71,15 @@ def test_a_run_goes_on_after_its_latest_step(tmp_path, capsys):
         assert kept.restore() == (2, {"before": {"loss": 0.1 + 0.2}, "after": None})
         assert torch.equal(torch.rand(1), drawn)
         metrics.write(3, {"a": 1.5})
+    said = capsys.readouterr().out
+    assert [line.split(" in ")[0] for line in said.splitlines() if line.startswith("checkpoint")] == [
+        "checkpoint after step 1",
+        "checkpoint after step 2",
+    ]
+    assert f" s: {tmp_path}/checkpoints/step_000002\n" in said
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["a"]) for line in lines] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert "resuming after step 2, from" in capsys.readouterr().out
+    assert "resuming after step 2, from" in said
 
 
 def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, capsys):
@@ -147,11 +153,18 @@ def test_one_run_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "due"), [({}, []), ({"save_every": 2}, [2, 4]), ({"save_every": 2, "save_at_end": True}, [2, 4, 5])]
+    ("flags", "due"),
+    [
+        ({}, []),
+        ({"save_every": 2}, [2, 4]),
+        ({"save_every": 2, "save_at_end": True}, [2, 4, 5]),
+        ({"save_epochs": 1.0}, [2, 3]),
+        ({"save_epochs": 2.0, "save_every": 4}, [3, 4]),
+    ],
 )
 def test_when_one_is_due(tmp_path, flags, due):
     first = plan(tmp_path, **flags)
-    with opened(first, tmp_path) as (_, kept):
+    with opened(first, tmp_path, epoch=1.5) as (_, kept):
         assert [step for step in range(1, 6) if kept.due(step, total_steps=5)] == due
 
 

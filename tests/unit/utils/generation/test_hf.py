@@ -260,6 +260,24 @@ def test_the_end_token_ends_a_response_and_belongs_to_it():
     assert rollout.response_ids_BR.shape[1] == rollout.response_lengths_B.max()
 
 
+@pytest.mark.parametrize("every", [None, 8])
+def test_each_of_several_end_tokens_ends_a_response(every):
+    """A response is that of a rollout without end tokens up to the first that is one, whichever comes first."""
+    model = tiny_causal_lm("llama")
+    free = responses(roll(model, PLAIN))
+    first = frequent_token(roll(model, PLAIN))
+    others = tuple(sorted({response[5] for response in free} - {first}))[:3]
+    how = replace(PLAIN, end_token_id=first, more_end_token_ids=others, end_check_tokens=every)
+    rollout = roll(model, how)
+    ends = {first, *others}
+    cut = [next((place for place, token in enumerate(each) if token in ends), 11) for each in free]
+    assert responses(rollout) == [each[: place + 1] for each, place in zip(free, cut, strict=True)]
+    assert rollout.ended_B.tolist() == [bool(ends & set(each)) for each in free]
+    assert len({each[-1] for each in responses(rollout)} & ends) > 1
+    texts = rollout.texts(lambda ids: spelt(ids.tolist()), how.end_token_ids)
+    assert not any(set(map(ord, text)) & {ord(spelt([end])) for end in ends} for text in texts)
+
+
 def test_the_end_token_may_be_the_pad_token():
     model = tiny_causal_lm("llama")
     end = frequent_token(roll(model, PLAIN))

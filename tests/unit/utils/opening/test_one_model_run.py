@@ -15,6 +15,8 @@ from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
 from training.utils.opening.one_model_run import loop_settings
 from training.utils.opening.training_run import LoopSettings
+from training.utils.report.arguments import ReportArguments
+from training.utils.run.console import LogPace
 from training.utils.run.run_arguments import RunArguments
 
 
@@ -46,17 +48,20 @@ def test_the_loop_is_the_flags(packed):
         report_mfu=False,
     )  # fmt: skip
     run = RunArguments(seed=2, profile_steps=[3])
-    flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200))
+    report = ReportArguments(logging_steps=5, logging_seconds=2.0)
+    flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report)
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks(3), 1)
     each = forward_overhead_tokens(1500, on_gpu=False)
     train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
-    assert loop == LoopSettings(10, 15, train, evaluation, eval_interval=4, pad_token_id=1, seed=2, traces=run.traces())
+    rest = {"eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(), "log_pace": LogPace(5, 2.0)}
+    assert loop == LoopSettings(10, 15, train, evaluation, **rest)
 
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     model = tiny_causal_lm("llama")
-    flags = SimpleNamespace(run=RunArguments(seed=2), engine=EngineArguments(), data=data_flags(max_seq_len=20))
+    groups = {"run": RunArguments(seed=2), "engine": EngineArguments(), "report": ReportArguments()}
+    flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20))
     loop = loop_settings(flags, (1, 16), model, True, ranks(), 1)
     assert loop.meter is not None and loop.meter.shape == model_shape(model)
     rate = loop.meter.peak_flops_per_second

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.utils.report.reading import finite, read_runs, short_names
+from training.utils.report.reading import RunReader, finite, read_runs, short_names
 from training.utils.run.errors import ThreestepError
 
 
@@ -101,3 +101,37 @@ def test_no_folder_and_no_run_are_mistakes(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({}))
     with pytest.raises(ThreestepError, match="holds no run: expected one of metrics.jsonl, config.yaml, samples.jsonl"):
         read_runs([tmp_path])
+
+
+def test_a_run_that_grows_is_read_on_and_one_that_begins_anew_is_read_anew(sft_run):
+    folder = sft_run()
+    reader = RunReader([folder])
+
+    def steps() -> list[float]:
+        ((step,),) = [run.steps for run in reader.read()]
+        return [line["step"] for line in step.lines]
+
+    assert steps() == [0, 1, 2, 3, 3]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4}\n{"step"')
+    assert steps() == [0, 1, 2, 3, 3, 4]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(": 5}\n")  # the rest of the torn line
+    assert steps() == [0, 1, 2, 3, 3, 4, 5] and reader.read()[0].steps[0].problems == ()
+    whole = (folder / "metrics.jsonl").read_text()
+    with open(folder / "metrics.jsonl", "r+") as file:  # a resumed run cuts its log, and writes on
+        file.truncate(whole.index('{"step": 4}'))
+        file.seek(0, 2)
+        file.write('{"step": 104}\n{"step": 105}\n{"step": 106}\n')
+    assert steps() == [0, 1, 2, 3, 3, 104, 105, 106]
+    (folder / "metrics.jsonl").unlink()
+    assert steps() == []
+
+
+def test_of_many_evaluations_some_are_kept_and_the_last_one(ppo_run):
+    samples = [{"step": step, "prompt": f"p{place}"} for step in range(100) for place in range(5)]
+    step = only_step(ppo_run("many", samples))
+    kept = list(dict.fromkeys(sample["step"] for sample in step.first_prompts))
+    assert kept[0] == 0 and kept[-1] == 99 and 6 <= len(kept) <= 15
+    assert len(step.first_prompts) == 3 * len(kept)
+    assert [len(samples) for _, samples in step.samples] == [5, 5]

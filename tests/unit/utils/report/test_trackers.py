@@ -105,7 +105,7 @@ def test_wandb(tmp_path, monkeypatch):
     written(tmp_path, [])  # another run in the same folder
     assert not (tmp_path / "tracker_runs.json").exists()
     first, again = (named for _, named in wandb.named("init"))
-    assert (first["project"], first["name"], first["config"]) == ("mine", run_name(tmp_path), SETTINGS)
+    assert (first["project"], first["name"], first["config"]) == ("mine", run_name(tmp_path, {}), SETTINGS)
     assert (first["id"], first["resume"]) == (None, None)
     assert (again["id"], again["resume"]) == ("abc", "allow")  # a resumed run goes on
     assert run.named("define_metric")[0] == (("*",), {"step_metric": "step"})
@@ -139,7 +139,7 @@ def test_mlflow(tmp_path, monkeypatch):
     written(tmp_path, ["mlflow"], **{"train/gap": float("inf")})
     written(tmp_path, ["mlflow"], done_steps=1)
     first, again = (named for _, named in mlflow.named("start_run"))
-    assert (first["run_id"], first["run_name"]) == (None, run_name(tmp_path))
+    assert (first["run_id"], first["run_name"]) == (None, run_name(tmp_path, {}))
     assert again["run_id"] == "r1"
     (params,) = mlflow.named("log_params")  # a resumed run's are there already
     assert params[0][0] == {"learning_rate": "0.1", "data_path": '["a"]', "limit": "null", "padded": "False"}
@@ -187,3 +187,8 @@ def test_they_hear_how_it_ended(tmp_path, monkeypatch, error, status):
     with pytest.raises(type(error)), MetricsWriter(tmp_path, True, trackers=trackers):
         raise error
     assert mlflow.named("end_run") == [((status,), {})]
+
+
+def test_a_run_with_a_name_has_it_in_place_of_its_folder(tmp_path):
+    assert run_name(tmp_path / "quickstart" / "step1_sft", {"run_name": None}) == "quickstart/step1_sft"
+    assert run_name(tmp_path, {"run_name": "mine"}) == "mine"

@@ -111,6 +111,30 @@ def response_texts(row: ResponsesRow, decode: Decode) -> tuple[str, list[str]]:
     return decode(prompt), [continuation(prompt, ids.tolist(), decode) for ids in row.response_ids]
 
 
+def marked_runs(row: Row, decode: Decode) -> list[tuple[str, list[tuple[str, bool]]]]:
+    """The row's parts by name, each in pieces (text, carries loss); in phase 2 the prompt and each response."""
+    if isinstance(row, ResponsesRow):
+        prompt, responses = response_texts(row, decode)
+        parts = zip(response_names(len(responses)), responses, strict=True)
+        return [("prompt", [(prompt, False)]), *((name, [(text, True)]) for name, text in parts)]
+    layout = layout_of(document_of(row))
+    name = "prompt" if isinstance(row, PromptRow) else "text"
+    return [(name, runs_of(layout["input_ids"], layout["loss_mask"], decode))]
+
+
+def response_names(count: int) -> list[str]:
+    """What the responses of a row are called, best first."""
+    return ["chosen", "rejected"] if count == 2 else [f"response {n}" for n in range(1, count + 1)]
+
+
+def values_beside(row: Row) -> list[tuple[str, str]]:
+    """What a prompt of phase 3 carries besides its text: (name, value)."""
+    if not isinstance(row, PromptRow):
+        return []
+    reference = [] if row.reference is None else [("reference", row.reference)]
+    return [(name, str(value)) for name, value in (*reference, *row.columns.items())]
+
+
 # Texts -> lines for a terminal.
 
 
@@ -138,8 +162,7 @@ def row_as_text(row: Row, decode: Decode, style: Style, show_layout: bool = Fals
     document = document_of(row)
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)
-        names = ["chosen", "rejected"] if len(responses) == 2 else [f"response {n}" for n in range(len(responses))]
-        all_ids = zip(["prompt", *names], [row.prompt_ids, *row.response_ids], strict=True)
+        all_ids = zip(["prompt", *response_names(len(responses))], [row.prompt_ids, *row.response_ids], strict=True)
         titles = [f"{name}, {len(ids)} tokens" for name, ids in all_ids]
         texts = [printable(text) for text in (prompt, *responses)]
         lines = side_by_side(titles, texts, [False] + [True] * len(responses), style)
@@ -147,9 +170,7 @@ def row_as_text(row: Row, decode: Decode, style: Style, show_layout: bool = Fals
         layout = layout_of(document)
         runs = runs_of(layout["input_ids"], layout["loss_mask"], decode)
         lines = ["".join(style.mark(printable(text)) if loss else printable(text) for text, loss in runs)]
-    if isinstance(row, PromptRow):
-        reference = [] if row.reference is None else [("reference", row.reference)]
-        lines += [f"{name}: {printable(str(value))}" for name, value in (*reference, *row.columns.items())]
+    lines += [f"{name}: {printable(value)}" for name, value in values_beside(row)]
     return "\n".join([*lines, *(segment_lines(document) if show_layout else [])])
 
 

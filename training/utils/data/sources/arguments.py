@@ -95,13 +95,14 @@ class SourceArguments:
         for path in self.dataset_module:
             mistakes.note(load_dataset_module, path)
         mistakes.require(bool(self.data_path or self.sft_only_data_path) or not self.needs_data, NO_DATA)
-        for name in [*self.data_path, *self.sft_only_data_path]:
-            mistakes.note(find_dataset, name)
+        found = [mistakes.note(find_dataset, name) for name in [*self.data_path, *self.sft_only_data_path]]
         files = split_reader(self.unsupervised_dataset_name or "")
         if files is not None:
             mistakes.note(check_stored, *files, "unsupervised_dataset_name")
         if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
-            mistakes.add(f"--dataset_dir expects a folder, got '{self.dataset_dir}', which does not exist")
+            remedies = dict.fromkeys(getattr(one, "dataset_dir_remedy", "") for one in found)
+            remedy = "".join(f"; {text}" for text in remedies if text)
+            mistakes.add(f"--dataset_dir expects a folder, got '{self.dataset_dir}', which does not exist{remedy}")
 
 
 @dataclass

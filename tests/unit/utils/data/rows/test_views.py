@@ -58,7 +58,7 @@ def test_columns_have_one_width_whatever_signs_take_two_cells():
 
 def test_three_responses_are_numbered_best_first():
     row = ResponsesRow(0, np.array([0], np.int32), tuple(np.array([i], np.int32) for i in (1, 2, 3)))
-    assert "response 0, 1 tokens" in views.row_as_text(row, decode, Style(True, 120)).splitlines()[0]
+    assert "response 1, 1 tokens" in views.row_as_text(row, decode, Style(True, 120)).splitlines()[0]
     data = views.row_as_data(row, decode)
     assert (data["chosen"], data["rejected"], data["responses"]) == (" two", "\nfour", [" two", " three", "\nfour"])
 

@@ -1,0 +1,69 @@
+"""A head in a model's folder: MODEL/mtp/model.safetensors and config.json.
+
+A folder of its own, because transformers reads the files of the model's alone, and says nothing of it; heads under the
+names of public checkpoints are `public_names`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.utils.mtp.head import MtpHead
+
+FOLDER = "mtp"
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_FORMAT = 1
+
+
+def save_head(folder: Path, layers: int, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a head into `folder`, a model's. tensors: whole, on the CPU."""
+    from safetensors.torch import save_file
+
+    own = folder / FOLDER
+    own.mkdir(exist_ok=True)
+    save_file(tensors, own / _WEIGHTS, metadata={"format": "pt"})
+    about = {"format": _FORMAT, "num_layers": layers, "projection_reads": ["embedding", "hidden"]}
+    (own / _CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def layers_in(folder: str | Path) -> int:
+    """Return how many modules the head in a model's folder has; 0 if there is none. ThreestepError if its description
+    cannot be read."""
+    path = Path(folder) / FOLDER / _CONFIG
+    if not path.is_file():
+        return 0
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != _FORMAT:
+            raise ValueError(f"format {about['format']}")
+        return int(about["num_layers"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ThreestepError(
+            f"'{path}': expected the description of a head for multi-token prediction ({{'format': {_FORMAT}, "
+            f"'num_layers': ...}}), got {type(problem).__name__}: {problem}; remove '{path.parent}' to train a new head"
+        ) from problem
+
+
+def read_head(folder: str | Path, head: MtpHead) -> None:
+    """Load the weights of a model folder's head into `head`, as many modules as that has, of the first. ThreestepError
+    if they are not those of such a head."""
+    from safetensors.torch import load_file
+
+    path = Path(folder) / FOLDER / _WEIGHTS
+    stored: dict[str, Any] = load_file(path)
+    wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
+    wrong = sorted(name for name, shape in wanted.items() if name not in stored or tuple(stored[name].shape) != shape)
+    if wrong:
+        got = tuple(stored[wrong[0]].shape) if wrong[0] in stored else "nothing"
+        raise ThreestepError(
+            f"'{path}': expected {wrong[0]} of {list(wanted[wrong[0]])}, got {got}; it is the head of another model: "
+            f"remove '{path.parent}' to train a new one"
+        )
+    head.load_state_dict({name: stored[name] for name in wanted})

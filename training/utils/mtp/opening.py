@@ -1,0 +1,90 @@
+"""Makes the head that a run trains, and says what it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.mtp.folder import FOLDER, layers_in, read_head
+from training.utils.mtp.head import MtpHead, MtpModule, block_weights, new_head
+from training.utils.mtp.settings import MtpSettings
+from training.utils.mtp.training import HeadTraining, MultiTokenPrediction
+from training.utils.run.console import log
+from training.utils.run.seeds import derived_seed
+
+
+def open_head(
+    settings: MtpSettings,
+    path: str,
+    policy: TrainingEngine,
+    model: PreTrainedModel,
+    total_steps: int,
+    seed: int,
+) -> MultiTokenPrediction:
+    """Return the head of `settings`, under DeepSpeed as `policy` is; without one where none is asked for. A collective.
+
+    path: of the model that `policy` trains, whose folder may hold a head. model: inside `policy`.
+    Raises ThreestepError if the model cannot have such a head.
+    """
+    if not settings.layers:
+        return MultiTokenPrediction()
+    ranks = policy.ranks
+    head = new_head(model, settings.layers, derived_seed(seed, "mtp"))
+    stored = min(layers_in(path), settings.layers)
+    if stored:
+        read_head(path, _first(head, stored))
+    if stored < settings.layers:
+        _start_as_the_last_block(head, stored, policy, model)
+    weights = sum(weight.numel() for weight in head.parameters())
+    log(f"multi-token prediction: {_origin(stored, settings.layers, path)}; {weights:,} weights", ranks.is_main)
+    if policy.settings.zero_stage != 3:
+        head.to(ranks.device)
+    engine_settings = replace(policy.settings, lora_learning_rate=None)
+    engine = TrainingEngine(head, engine_settings, ranks, total_steps)
+    return MultiTokenPrediction(HeadTraining(engine, policy, settings.loss_coef, settings.layers))
+
+
+def _origin(stored: int, layers: int, path: str) -> str:
+    """Where the modules come from, in words."""
+    parts = []
+    if stored:
+        parts.append(f"{stored} of its modules from {path}/{FOLDER}")
+    if layers > stored:
+        parts.append(f"{layers - stored} new, with the weights of the model's last block")
+    return f"a head of {layers}: {' and '.join(parts)}"
+
+
+def head_writer(prediction: MultiTokenPrediction) -> Callable[[Any], None] | None:
+    """Return what writes the head into a model folder on rank 0; None without a head. A collective."""
+    if prediction.head is None:
+        return None
+    from training.utils.mtp.folder import save_head
+
+    tensors = prediction.head.engine.full_state(prediction.head.engine.module)
+    layers = prediction.head.depths
+    return lambda folder: save_head(folder, layers, tensors)
+
+
+def _first(head: MtpHead, count: int) -> MtpHead:
+    """The first modules of `head`, as a head."""
+    return MtpHead(list(head.depths)[:count])  # type: ignore[arg-type]
+
+
+def _start_as_the_last_block(head: MtpHead, first: int, policy: TrainingEngine, model: PreTrainedModel) -> None:
+    """Give the modules from `first` on the weights of the model's last block and final norm: a block that reads states
+    of this model learns sooner from there than from random weights."""
+    theirs = block_weights(model, head)
+    wanted = set(theirs.values())
+    whole = {
+        name: tensor.detach().to("cpu", copy=True) for name, tensor in policy.full_tensors(model) if name in wanted
+    }
+    with torch.no_grad():
+        for module in list(head.depths)[first:]:
+            assert isinstance(module, MtpModule)
+            for name, weight in module.trunk.named_parameters():
+                weight.copy_(whole[theirs[name]])

@@ -1,0 +1,31 @@
+"""How a head for multi-token prediction is trained, as one record, and its flags' texts. Cheap to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.utils.run.errors import Mistakes
+
+LAYERS_HELP = (
+    "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "
+    "starts from the model's own head, if its folder has one."
+)
+# 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
+COEF_HELP = "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1)."
+
+
+@dataclass(frozen=True)
+class MtpSettings:
+    """layers: modules, each one token further ahead; 0: no head. loss_coef: weight of the mean of their losses."""
+
+    layers: int = 0
+    loss_coef: float = 0.1
+
+
+def check_mtp(mistakes: Mistakes, layers: int, loss_coef: float) -> None:
+    """Note a weight without a head."""
+    mistakes.require(
+        layers > 0 or loss_coef == MtpSettings.loss_coef,
+        f"--mtp_loss_coef {loss_coef:g} weighs the loss of a head, and there is none; give --mtp_num_layers 1 or leave "
+        "it out",
+    )

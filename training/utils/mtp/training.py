@@ -1,0 +1,157 @@
+"""Trains a head for multi-token prediction beside a model, as DeepSpeed's second model: nothing of the model changes.
+
+The head reads the model's states and embeddings detached, and its output layer without gradients; it has an optimizer
+and a gradient norm of its own, so that the model's weights stay those of a run without a head, to the bit.
+
+M targets of one depth, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from training.utils.engine.collectives import summed_numbers
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.whole_weights import whole_weights
+from training.utils.layout.documents import Document
+from training.utils.layout.mtp_entries import MtpEntries, mtp_entries, mtp_targets
+from training.utils.layout.rows import TokenRows
+from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """engine: trains an MtpHead. policy: the engine of the model beside it, a PolicyModel."""
+
+    engine: TrainingEngine
+    policy: TrainingEngine
+    loss_coef: float
+    depths: int
+
+    def read(self, states: TrunkStates, entries: Sequence[MtpEntries]) -> list[TokenLogprobs]:
+        """Return what each depth says of its targets; inside `output_layer_whole` alone."""
+        hidden = self.engine(states.hidden_LH, states.embeddings_LH, tuple(entries))
+        layer = self._output_layer
+        return [
+            layer.read_alone(hidden_MH, entry.rows.target_ids_M)
+            for hidden_MH, entry in zip(hidden, entries, strict=True)
+        ]
+
+    def output_layer_whole(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model's output layer is whole on every rank, until the backward too is over. A collective under
+        ZeRO-3."""
+        return whole_weights(self.policy, list(self._output_layer.parameters()))
+
+    @property
+    def _output_layer(self) -> TargetHead:
+        policy: Any = self.policy.module
+        layer: TargetHead | None = policy.target_head
+        assert layer is not None, "a head is made for a linear output layer alone"
+        return layer
+
+
+@dataclass(frozen=True)
+class MultiTokenPrediction:
+    """What a loop asks of a head. head: None where none is trained; then nothing is laid out, run or reported."""
+
+    head: HeadTraining | None = None
+
+    @property
+    def trains(self) -> bool:
+        return self.head is not None
+
+    @property
+    def depths(self) -> int:
+        return 0 if self.head is None else self.head.depths
+
+    def entries(self, rows: TokenRows) -> tuple[MtpEntries, ...]:
+        """Of rows on the CPU, made with `with_before=self.trains`."""
+        return mtp_entries(rows, self.depths) if self.trains else ()
+
+    def targets(self, documents: Sequence[Document]) -> tuple[int, ...]:
+        """How many targets each depth has in `documents`."""
+        return tuple(mtp_targets(documents, depth) for depth in range(1, self.depths + 1))
+
+    def of_step(self, targets: Sequence[int]) -> MtpStep:
+        """Begin an optimizer step. targets: of each depth, in the whole step, on all ranks."""
+        if self.head is not None:
+            self.head.engine.train()
+        return MtpStep(self.head, tuple(targets))
+
+    @torch.no_grad()
+    def judged(self, read: TokenLogprobs, entries: Sequence[MtpEntries], sums: MtpSums) -> None:
+        """Add what each depth says of an evaluation's rows to `sums`."""
+        if self.head is None:
+            return
+        assert read.states is not None
+        self.head.engine.eval()
+        with self.head.output_layer_whole():
+            for depth, own in enumerate(self.head.read(read.states, entries), start=1):
+                sums.add(depth, own)
+
+
+class MtpSums:
+    """Sums of a rank over the targets of each depth, by name; on the device until they are read."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float | torch.Tensor] = {}
+
+    def add(self, depth: int, read: TokenLogprobs) -> None:
+        """Add the targets of one micro-batch."""
+        self._add(f"nll_{depth}", -read.logprobs_M.detach().sum().double())
+        self._add(f"right_{depth}", read.is_greedy_M.sum().double())
+        self._add(f"targets_{depth}", float(read.logprobs_M.numel()))
+
+    def _add(self, name: str, value: float | torch.Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def figures(self, group: str, depths: int, device: torch.device) -> dict[str, float]:
+        """Means over all ranks: GROUP/mtp_loss, nats a target, the mean of the depths; GROUP/mtp_acceptance_D, the
+        share of targets that are the head's first choice at depth D. {} without a head. A collective with one."""
+        if not depths:
+            return {}
+        names = [f"{kind}_{depth}" for kind in ("nll", "right", "targets") for depth in range(1, depths + 1)]
+        totals = summed_numbers({name: self.sums.get(name, 0.0) for name in names}, device)
+        of_depths = [(totals[f"targets_{depth}"], depth) for depth in range(1, depths + 1)]
+        known = [(count, depth) for count, depth in of_depths if count]
+        figures = {f"{group}/mtp_acceptance_{depth}": totals[f"right_{depth}"] / count for count, depth in known}
+        if known:
+            figures[f"{group}/mtp_loss"] = sum(totals[f"nll_{depth}"] / count for count, depth in known) / len(known)
+        return figures
+
+
+@dataclass
+class MtpStep:
+    """One optimizer step of a head; without one, nothing."""
+
+    head: HeadTraining | None
+    targets: tuple[int, ...]
+    sums: MtpSums = field(default_factory=MtpSums)
+
+    def learn(self, read: TokenLogprobs, entries: Sequence[MtpEntries]) -> None:
+        """Run forward and backward of one micro-batch, after the model's own. read: what the model returned, with its
+        `states`. A collective; every rank has as many."""
+        if self.head is None:
+            return
+        assert read.states is not None
+        with self.head.output_layer_whole():
+            own = self.head.read(read.states, entries)
+            parts = [-each.logprobs_M.sum() / max(1, count) for each, count in zip(own, self.targets, strict=True)]
+            self.head.engine.backward(self.head.loss_coef * torch.stack(parts).mean())
+        for depth, each in enumerate(own, start=1):
+            self.sums.add(depth, each)
+
+    def end(self, group: str) -> dict[str, float]:
+        """Take the step; return its figures, over all ranks."""
+        if self.head is None:
+            return {}
+        report = self.head.engine.step().figures("mtp")
+        found = self.sums.figures(group, self.head.depths, self.head.engine.ranks.device)
+        if "mtp/grad_norm" in report:
+            found[f"{group}/mtp_grad_norm"] = report["mtp/grad_norm"]
+        return {**found, f"{group}/mtp_skipped": report["mtp/skipped"]}
