@@ -28,15 +28,17 @@ def rank_share(
     rank: int,
     device: torch.device,
     sharing: bool = True,
+    with_before: bool = False,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
-    responses; those to one prompt share it, if documents may share rows."""
+    responses; those to one prompt share it, if documents may share rows. with_before: the rows have `before_NT`."""
     groups = _groups(sequences, plan, sharing)
     mine = plan_step([_tokens([sequences[index] for index in group]) for group in groups], plan)[rank]
     micro_batches = [[[groups[place] for place in row] for row in rows] for rows in mine]
     tags = plan.tags if sharing else None  # of drawn responses alone: other texts may quote them
-    return [_laid_out(sequences, rows, tags, pad_token_id, device) for rows in micro_batches]
+    shares = [_laid_out(sequences, rows, tags, pad_token_id, with_before) for rows in micro_batches]
+    return [share._replace(rows=pinned(share.rows, device)) for share in shares]
 
 
 def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
@@ -57,12 +59,12 @@ def _laid_out(
     rows: Sequence[Sequence[Sequence[int]]],
     tags: ParallelTags | None,
     pad_token_id: int,
-    device: torch.device,
+    with_before: bool,
 ) -> SequenceRows:
     """Return a micro-batch of rows of documents, each of which is the indices of its sequences."""
     documents = [[_document([sequences[index] for index in group], tags) for group in row] for row in rows]
     indices = [index for row in rows for group in row for index in group]
-    return SequenceRows(indices, pinned(packed_rows(documents, pad_token_id), device))
+    return SequenceRows(indices, packed_rows(documents, pad_token_id, with_before=with_before))
 
 
 def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[list[int]]:

@@ -19,8 +19,6 @@ from training.utils.run.step import Step
 
 __all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
 
-_LAUNCHERS = "One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`."
-
 
 def one_model_program(
     module: str,
@@ -44,10 +42,10 @@ def one_model_program(
     check: raises ThreestepError for flags of several groups that contradict each other
     check_rows: the same for the training rows and the step's own flags, before the model loads
     """
-    description = f"{sys.modules[module].__doc__}\n{_LAUNCHERS}"
+    description = sys.modules[module].__doc__ or ""
 
     def main(argv: Sequence[str]) -> None:
-        groups = parse_arguments(step.groups, argv, description, step.old_flags)
+        groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         if check is not None:
             check(flags)
