@@ -69,7 +69,7 @@ class PpoTrainer:
             before, after = (saved[name] and PpoEvaluation(**saved[name]) for name in ("before", "after"))
             self.load_state_dict(saved["trainer"])
         elif settings.evaluates_first:
-            after = self.evaluator.evaluate(step=0)
+            after = self.evaluate(0)
             before = after if settings.total_rollouts else None  # without training it is the only one
         end = done if self.kl_is_over(saved) else settings.total_rollouts
         self.clock.read()
@@ -93,13 +93,22 @@ class PpoTrainer:
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
                 if last or self.evaluates_after(iteration):
-                    with self.clock.phase("evaluation"):
-                        after = self.evaluator.evaluate(iteration)
+                    after = self.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
                 give_back_freed_memory(iteration)
+                done = iteration
                 if last:
                     break
+        best = self.checkpoints.load_best(done)
+        after = PpoEvaluation(**best["after"]) if best else after
         return PpoResult(before, after, self.metrics.seconds)
+
+    @timed("evaluation")
+    def evaluate(self, step: int) -> PpoEvaluation | None:
+        """Return the evaluation of the held-out prompts after `step`; None without such prompts."""
+        found = self.evaluator.evaluate(step)
+        self.checkpoints.evaluated(step)
+        return found
 
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:

@@ -16,6 +16,7 @@ MAY_CHANGE = frozenset(
     {
         "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
         "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name",
+        "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
         "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
         "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
@@ -25,7 +26,7 @@ MAY_CHANGE = frozenset(
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.
 PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
 # A resumed run that is given this value of a flag keeps what the run began with.
-KEPT_AS_BEGUN = {"prompt_style": AUTO}
+KEPT_AS_BEGUN = {"prompt_style": AUTO, "head_chunk_mb": 0}
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {
     "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -54,6 +55,16 @@ class CheckpointArguments:
         least=0,
         unit="checkpoints",
     )
+    load_best_model_at_end: bool = flag(
+        False,
+        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with "
+        "its weights: OUTPUT_DIR/model is the best, not the last.",
+    )
+    metric_for_best_model: str | None = flag(
+        None,
+        "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss.",
+    )
+    greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
     resume: str | None = field(
         default=None,
         metadata={
@@ -80,6 +91,12 @@ class CheckpointArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
+        for name in ("metric_for_best_model", "greater_is_better"):
+            mistakes.require(
+                self.load_best_model_at_end or getattr(self, name) is None,
+                f"--{name} {getattr(self, name)} is of --load_best_model_at_end, which is off; give it too, or leave "
+                f"--{name} out",
+            )
         if self.stop_before is not None:
             mistakes.require(
                 seconds_of(self.stop_before) is not None,
