@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
@@ -63,9 +63,8 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.opening.setup import start_run
-    from training.utils.report.hub import publish_model
-    from training.utils.report.writing import report_at_end
+    from training.utils.opening.setup import start_run, with_head_chunk
+    from training.utils.report.writing import close_run
     from training.utils.run.console import log
 
     run, settings = flags.run, resolved_settings(flags)
@@ -73,11 +72,12 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     check_lengths(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     plan = plan.decided(adopt_styles(tokenizers, flags.data.chat, plan.began_with("prompt_style"), ranks))
+    plan = with_head_chunk(plan, flags.roles.model("actor"), flags.roles.dtype, ranks)
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
     loaded = load_roles(
-        flags.roles,
+        replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,
         ranks,
         inputs.optimizer_steps,
@@ -115,9 +115,8 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     if not flags.ppo.val_only:
         save_roles(roles, tokenizers, folder)
     folder.write_json("summary.json", result.summary())
-    report_at_end(folder.path, flags.reporting.report and ranks.is_main)
+    close_run(folder.path, settings, ranks.is_main, not flags.ppo.val_only)
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
-    publish_model(folder.path, settings, ranks.is_main and not flags.ppo.val_only)
 
 
 if __name__ == "__main__":

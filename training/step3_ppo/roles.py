@@ -157,7 +157,7 @@ def load_roles(
     frozen_actor = None
     if needed.reference and not adapter_is_all:
         plain = language_model(actor_settings.as_it_is())
-        frozen_actor = FrozenModel(PolicyModel(plain), flags.frozen_engine("actor"), ranks)
+        frozen_actor = FrozenModel(PolicyModel(plain, flags.head_chunk_mb), flags.frozen_engine("actor"), ranks)
 
     critic_model = critic = None
     if flags.share_trunk:
@@ -170,7 +170,8 @@ def load_roles(
     if needed.critic and critic_model is None:
         critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
-    actor = TrainingEngine(PolicyModel(actor_model), flags.engine("actor"), ranks, total_steps - warmup_steps)
+    policy = PolicyModel(actor_model, flags.head_chunk_mb)
+    actor = TrainingEngine(policy, flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
         critic = TrainingEngine(ScalarModel(critic_model), flags.engine("critic"), ranks, total_steps)
     return Roles(

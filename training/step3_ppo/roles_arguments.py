@@ -27,6 +27,7 @@ from training.utils.engine.arguments import (
     check_zero3_limits,
 )
 from training.utils.engine.schedules import SCHEDULES
+from training.utils.models.arguments import HEAD_CHUNK_HELP
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -90,6 +91,7 @@ class RolesArguments:
     )
     zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0, unit="weights", topic="memory")
     zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0, unit="weights", topic="memory")
+    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0, unit="mib", topic="memory")
     actor_gradient_checkpointing: bool = flag(
         False, "Recompute the actor's activations in the backward pass: less memory, more time.", topic="memory"
     )

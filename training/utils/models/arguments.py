@@ -10,6 +10,11 @@ from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
 
+HEAD_CHUNK_HELP = (
+    "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more memory. "
+    "0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run keeps it."
+)
+
 
 @dataclass
 class ModelArguments:
@@ -54,6 +59,7 @@ class ModelArguments:
         " half a minute to minutes longer: for long runs.",
         topic="memory",
     )
+    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0, unit="mib", topic="memory")
     lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", least=0, unit="rank", topic="lora")
     lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", unit="number", topic="lora")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1, unit="probability", topic="lora")

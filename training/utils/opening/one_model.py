@@ -14,6 +14,7 @@ from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.run.arguments import parse_arguments
+from training.utils.run.errors import ThreestepError
 from training.utils.run.program import run_program
 from training.utils.run.step import Step
 
@@ -49,6 +50,11 @@ def one_model_program(
         flags = OneModelFlags(step, groups, *groups)
         if check is not None:
             check(flags)
+        if scores and flags.model.head_chunk_mb:
+            raise ThreestepError(
+                f"--head_chunk_mb is of a language model's output layer, got {flags.model.head_chunk_mb} for a reward "
+                "model, which has a score for each sequence instead; leave it out"
+            )
         check_model_folder(flags.model.model_name_or_path)
         if flags.run.dry_run:
             from training.utils.opening.dry_run import dry_run

@@ -35,7 +35,7 @@ TOPICS = {
 UNITS = frozenset(
     {
         "characters", "checkpoints", "covariance", "epochs", "factor", "forwards", "gib", "gigabytes", "heads",
-        "index", "layers", "nats", "norm", "number", "passes", "port", "probability", "processes", "prompts",
+        "index", "layers", "mib", "nats", "norm", "number", "passes", "port", "probability", "processes", "prompts",
         "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows", "samples", "score", "seconds", "seed",
         "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves", "weights",
     }
