@@ -14,11 +14,11 @@ ADDRESS = "127.0.0.1"
 
 # The conversation takes the room that is left, and what one types stays at the bottom of the screen, a phone's too.
 _STYLE = """
-.gradio-container { padding: 8px !important; }
+.gradio-container { padding: 8px 8px 130px !important; }
 #title h1 { font-size: 20px; margin: 4px 2px; overflow-wrap: anywhere; }
-#columns { flex-grow: 1; }
-#columns > * { min-width: min(100%, 300px) !important; min-height: 30vh; }
-#asking { position: sticky; bottom: 0; z-index: 5; background: var(--body-background-fill); padding: 6px 0; gap: 6px; }
+#columns > * { min-width: min(100%, 300px) !important; height: calc(100vh - 290px); min-height: 220px; }
+#asking { position: fixed; left: 0; right: 0; bottom: 0; z-index: 5; padding: 8px; gap: 6px; width: auto;
+  background: var(--body-background-fill); border-top: 1px solid var(--border-color-primary); }
 #asking button { min-width: 0; }
 """
 _SEED = "seed"
@@ -47,7 +47,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
         gradio.Markdown(f"# {names}", elem_id="title")
         with gradio.Row(elem_id="columns"):
             columns = [
-                gradio.Chatbot(label=asked.name, height=None, show_label=len(first.models) > 1)
+                gradio.Chatbot(label=asked.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])
                 for asked in first.models
             ]
         with gradio.Accordion("Sampling", open=False):
@@ -72,7 +72,8 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
         running = [send.click(submit, [typed, state], shown), typed.submit(submit, [typed, state], shown)]
         running += [retry.click(partial(submit, "/retry"), [state], shown)]
         stop.click(None, cancels=running)
-        reset.click(partial(submit, "/reset"), [state], shown, cancels=running)
+        for begin in (reset.click, *(column.clear for column in columns)):
+            begin(partial(submit, "/reset"), [state], shown, cancels=running)
         for name, control in settings.items():
             # The visitor's own change: a command's, which the page shows too, is made already.
             begins = control.blur if name == "system" else control.input  # a system prompt ends the conversation
@@ -129,7 +130,11 @@ def _set(new_talk: Callable[[], Talk], name: str, value: Any, talk: Talk | None)
 def _theme() -> Any:
     """Gradio's own with the fonts of the machine: by default it asks Google for some."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
-    return _gradio().themes.Default(**fonts)
+    return (
+        _gradio()
+        .themes.Default(primary_hue="blue", **fonts)
+        .set(button_primary_background_fill="*primary_700", button_primary_background_fill_dark="*primary_700")
+    )
 
 
 def _gradio() -> Any:

@@ -33,7 +33,9 @@ def test_it_listens_on_this_machine_alone_and_says_where_it_cannot(asked, monkey
     with pytest.raises(ThreestepError, match="--web_port 7860: Cannot find empty port .*; give another port"):
         web.serve(lambda: Talk([asked], SamplingArguments(), 1), 7860)
     assert (launched["server_name"], launched["share"], launched["footer_links"]) == ("127.0.0.1", False, [])
-    assert "position: sticky; bottom: 0" in launched["css"]  # what one types stays on a phone's screen
+    assert (
+        "#asking { position: fixed; left: 0; right: 0; bottom: 0" in launched["css"]
+    )  # what one types stays on a phone's screen
 
 
 def test_lines_become_answers_and_notes(asked):
