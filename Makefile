@@ -1,9 +1,29 @@
 # Short names for what the scripts do; each makes the environment where it is missing.
-#     make check    style, format, types, house rules       make test     all that, and every test
-#     make fix      mends style and format where it can     make unit     the quick tests alone
-#     make api      docs/api/index.html, from the docstrings
+#     make install      the environment alone, in .venv      make check    style, format, types, house rules
+#     make quickstart   all three steps on a small task      make fix      mends style and format where it can
+#     make docs         the site, in build/site              make test     all that, and every test
+#     make wheel        a wheel, in dist/                    make unit     the quick tests alone
+#     make container    an image for this machine            make long     the long form of the tests: hours
 
-.PHONY: check fix test unit api
+.PHONY: install quickstart docs wheel container check fix test unit long
+
+install:
+	bash -c 'source scripts/_setup.sh && echo "the environment: source $$(dirname "$$PYTHON")/activate"'
+
+quickstart:
+	bash scripts/quickstart.sh
+
+docs:
+	bash scripts/docs.sh
+
+wheel:
+	bash -c 'source scripts/_setup.sh && "$$PYTHON" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .'
+
+# DEVICE=cpu or cuda; BUILDER=docker or podman
+DEVICE ?= $(shell command -v nvidia-smi >/dev/null && echo cuda || echo cpu)
+BUILDER ?= $(shell command -v podman || echo docker)
+container:
+	$(BUILDER) build --file Containerfile --build-arg DEVICE=$(DEVICE) --tag threestep:$(DEVICE) .
 
 check:
 	bash scripts/check.sh
@@ -17,5 +37,5 @@ test:
 unit:
 	bash scripts/test.sh -m unit
 
-api:
-	bash -c 'source scripts/_setup.sh && "$$PYTHON" -W ignore -m pdoc --output-directory docs/api training'
+long:
+	bash scripts/test.sh --long

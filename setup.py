@@ -34,7 +34,9 @@ INSTALL_REQUIRES = [
     "ninja",
     "pyyaml",
 ]
-TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "pdoc"]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
+# The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.
+DOCS_REQUIRES = [f'{name}; python_version >= "3.11"' for name in ("sphinx>=9", "furo", "myst-parser>=5")]
 
 setup(
     name="threestep",
@@ -57,6 +59,7 @@ setup(
     extras_require={
         "test": TEST_REQUIRES,
         "dev": TEST_REQUIRES,
+        "docs": DOCS_REQUIRES,
         "vllm": ["vllm==0.32.*"],  # the rollout engine reaches into it; 0.33 wants torch 2.14
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],

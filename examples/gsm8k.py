@@ -1,9 +1,9 @@
 """GSM8K for all three steps: `--dataset_module examples/gsm8k.py --data_path gsm8k --dataset_dir FOLDER`.
 
-FOLDER contains the files as published: train.jsonl and test.jsonl (question, answer) and
-model_solutions.jsonl (each test question with the solutions of four models and whether they are right).
-Without a folder, train and test come from the hub, which has no model solutions and so no pairs for
-phase 2. (A folder whose path ends in /gsm8k may be the `--data_path` itself.)
+FOLDER contains the files as published (ADDRESS): train.jsonl and test.jsonl (question, answer) and
+example_model_solutions.jsonl (each test question with the solutions of four models and whether they are right; the
+name model_solutions.jsonl is read too). Without a folder, train and test come from the hub, which has no model
+solutions and so no pairs for phase 2. (A folder whose path ends in /gsm8k may be the `--data_path` itself.)
 
 Which rows serve which phase:
 - training questions: phases 1 and 3, shared by `--data_split`; they have no wrong solution, so no pair.
@@ -28,7 +28,9 @@ from training.utils.data.registry import register_dataset
 from training.utils.run.errors import ThreestepError
 
 HELD_OUT_EVERY = 5
-FILES = ("train.jsonl", "test.jsonl", "model_solutions.jsonl")
+ADDRESS = "https://github.com/openai/grade-school-math/tree/master/grade_school_math/data"
+SOLUTIONS = ("model_solutions.jsonl", "example_model_solutions.jsonl")  # the second is its published name
+FILES = ("train.jsonl", "test.jsonl", SOLUTIONS[1])
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 
 
@@ -36,22 +38,26 @@ MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verificat
 class Gsm8k(PromptRawDataset):
     """Rows: {"question", "answer", "wrong" (a wrong solution, None in rows for phases 1 and 3)}."""
 
+    dataset_dir_remedy = f"download {', '.join(FILES)} from {ADDRESS} into it"
+
     def load_raw_datasets(self, dataset_name: str) -> dict[str, list[dict[str, Any]]] | None:
         self._folder = dataset_name if os.path.isdir(dataset_name) else self.dataset_dir
         self._rows: dict[str, list[dict[str, Any]]] | None = None
-        if self._folder is not None:
-            for name in FILES:
-                path = os.path.join(self._folder, name)
-                if not os.path.isfile(path):
-                    raise ThreestepError(
-                        f"gsm8k: there is no file '{path}'; dataset_dir is the folder that holds {', '.join(FILES)}"
-                    )
+        for path in self._paths():
+            if not os.path.isfile(path):
+                raise ThreestepError(f"gsm8k: there is no file '{path}'; {self.dataset_dir_remedy}")
         return None
 
-    def get_fingerprint(self) -> str | None:
+    def _paths(self) -> list[str]:
+        """Train, test and solutions in the folder; none without a folder."""
         if self._folder is None:
-            return None
-        return digest_files([os.path.join(self._folder, name) for name in FILES], self.output_path)
+            return []
+        places = [os.path.join(self._folder, name) for name in SOLUTIONS]
+        solutions = next((place for place in places if os.path.isfile(place)), places[-1])
+        return [*(os.path.join(self._folder, name) for name in FILES[:2]), solutions]
+
+    def get_fingerprint(self) -> str | None:
+        return digest_files(self._paths(), self.output_path) if self._paths() else None
 
     def get_train_data(self) -> list[dict[str, Any]]:
         return self._read()["train"]
@@ -91,13 +97,13 @@ class Gsm8k(PromptRawDataset):
         if self._folder is None:
             hub = load_by_name("openai/gsm8k", "main")
             return hub["train"], hub["test"], []
-        needed: dict[str, tuple[str, ...]] = {
-            "train.jsonl": ("question", "answer"),
-            "test.jsonl": ("question", "answer"),
-            "model_solutions.jsonl": ("question", "ground_truth", *MODELS),
-        }
+        needed: tuple[tuple[str, ...], ...] = (
+            ("question", "answer"),
+            ("question", "answer"),
+            ("question", "ground_truth", *MODELS),
+        )
         train, test, solved = (
-            JsonLines(os.path.join(self._folder, name), Expected(needed[name], needed[name][:2])) for name in FILES
+            JsonLines(path, Expected(columns, columns[:2])) for path, columns in zip(self._paths(), needed, strict=True)
         )
         return train, test, solved
 

@@ -41,9 +41,9 @@ def evaluated(place, ranks: int, task: str, flags: str):
 def test_answers_and_scores_are_those_of_one_rank(place):
     """Seven prompts in batches of two: four batches, of which the second rank has two."""
     flags = "--baseline two --reward_model rm --max_new_tokens 6 --data_split 0,0,1 --max_prompt_seq_len 64 "
-    flags += "--per_device_eval_batch_size 2"
+    flags += "--per_device_eval_batch_size 2 --val_samples 2"
     one, two = (evaluated(place, ranks, "win_rate", flags) for ranks in (1, 2))
-    assert len(one[0]["win_rate.jsonl"].splitlines()) == 7
+    assert len(one[0]["win_rate.jsonl"].splitlines()) == 7 * 2
     assert one[0] == two[0] and one[1] == two[1].replace("win_rate_2", "win_rate_1")
 
 

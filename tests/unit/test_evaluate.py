@@ -10,7 +10,6 @@ import pytest
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import evaluate
 from training.asking import tasks
-from training.asking.model import Answer
 from training.utils.run.errors import ThreestepError
 
 WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")
@@ -77,13 +76,17 @@ def test_perplexity_of_responses_and_of_text(flags, tmp_path, tiny_tokenizer):
     assert found["tokens"] == 15 * found["rows"]
 
 
-def test_figures_of_answers():
-    """Gains 1, 0, -0.5, 0.5: two wins, a tie and a loss are 2.5 of 4."""
-    said = [Answer("", (1, 2), True), Answer("", (1,), False), Answer("", (1,), True), Answer("", (1,), True)]
-    figures = tasks.answer_figures([[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.5, 0.5]], [said, said], seed=0)
-    assert (figures["wins"], figures["ties"], figures["losses"]) == (2, 1, 1)
-    assert figures["win_rate"].value == 0.625 and figures["reward_gain"].value == 0.25
-    assert figures["answer_tokens"] == 1.25 and figures["baseline_ended_share"] == 0.75
+def test_several_answers_to_each_prompt(flags, tmp_path):
+    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "4"])
+    alone = [json.loads(line) for line in (tmp_path / "out/gsm8k.jsonl").read_text().splitlines()]
+    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "4", "--val_samples", "3"])
+    found = read(tmp_path, "gsm8k")
+    assert found["val_samples"] == 3 and {"reward_pass@2", "reward_pass@3", "reward_majority@3"} <= found.keys()
+    lines = [json.loads(line) for line in (tmp_path / "out/gsm8k.jsonl").read_text().splitlines()]
+    assert [line["sample"] for line in lines] == [0, 1, 2] * found["prompts"]
+    # The first sample is the one that is drawn alone.
+    assert [line["answers"] for line in lines[::3]] == [line["answers"] for line in alone]
+    assert "reward_pass@3" in (tmp_path / "out/gsm8k.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,13 @@ def test_figures_of_answers():
         ("reward", "--split all", "--split expects one of eval, train, got 'all'"),
         ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects 1 or more"),
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
+        ("gsm8k", "--val_samples 0", "--val_samples expects 1 or more, got 0"),
+        ("perplexity", "--val_samples 2", "--val_samples 2 draws answers, and perplexity draws none; leave it out"),
+        (
+            "gsm8k",
+            "--val_samples 2 --temperature 0",
+            "--val_samples 2 draws several answers, and --temperature 0 picks",
+        ),
         ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from training.asking.model import Answer, AskedModel, check_room
 from training.asking.scorer import Scorer
@@ -14,8 +15,17 @@ from training.utils.generation.base import RolloutRequest, rolled_out
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.running import start_rules
 from training.utils.rewards.weighted import Reward
-from training.utils.run.console import progress_bar
+from training.utils.run.progress import progress_bar
 from training.utils.run.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number for each answer. total: the weighted sum. parts: each reward by its name, and what its function also
+    returns as NAME/KEY."""
+
+    total: list[float]
+    parts: dict[str, list[float]]
 
 
 def answers_to(
@@ -25,8 +35,10 @@ def answers_to(
     seed: int,
     rows_per_batch: int,
     shared: tuple[Sharers, str] = (ALONE, ""),
+    samples: int = 1,
 ) -> list[Answer]:
-    """One answer per prompt, with the seeds of step 3's evaluation: equal flags give the samples that it wrote.
+    """`samples` adjacent answers to each prompt, with the seeds of step 3's evaluation: equal flags give the samples
+    that it wrote.
 
     shared: processes that take batches in turns, and this call's name among them. The batches are those of one process,
         and so are the answers; ranks other than the first get none.
@@ -42,14 +54,17 @@ def answers_to(
         def answered(piece: int) -> list[tuple[str, list[int], bool]]:
             places = batches[piece]
             batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
-            seeds = [derived_seed(seed, "evaluation", place) for place in places]
-            request = RolloutRequest(batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device), sampling, seeds)
+            # The first sample has the seed that it has where it is the only one.
+            indices = [(place, sample) for place in places for sample in range(samples)]
+            seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
+            ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples)
             rollout = rolled_out(asked.engine, asked.model, request)
             texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_ids)
             bar.update(len(places))
             return [
                 (texts[index], rollout.response_of(index).tolist(), bool(rollout.ended_B[index]))
-                for index in range(len(places))
+                for index in range(len(indices))
             ]
 
         found = sharers.results(name, len(batches), answered)
@@ -63,18 +78,24 @@ def scores_of(
     rewards: Sequence[Reward],
     scorer: Scorer | None,
     timeout_seconds: float,
-) -> list[float]:
-    """The weighted sum of the rewards for each answer. scorer: required if one of the rewards is the model."""
+) -> Scores:
+    """The rewards of each answer, as many adjacent ones to each prompt. scorer: required if one of the rewards is the
+    model."""
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
     found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
-    parts = {name: own for name, (own, _) in found.items()}
+    each = len(answers) // len(rows)
+    parts: dict[str, list[float]] = {}
     for reward in rewards:
         if reward.rule is None:
             assert scorer is not None
-            parts[reward.name] = _model_scores(asked, rows, answers, scorer)
-    return [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
+            parts[reward.name] = _model_scores(asked, [row for row in rows for _ in range(each)], answers, scorer)
+        else:
+            own, values = found[reward.name]
+            parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
+    total = [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
+    return Scores(total, parts)
 
 
 def _model_scores(

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from training.asking.answers import answers_to, scores_of
+from training.asking.answer_figures import answer_figures, answer_samples
+from training.asking.answers import Scores, answers_to, scores_of
 from training.asking.arguments import AskedArguments
 from training.asking.model import Answer, AskedModel, engine_maker, load_asked_model, start_alone
 from training.asking.pairs_page import page
@@ -27,7 +28,8 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.documents import Document
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.intervals import Figure, mean, ratio, share
+from training.utils.rewards.intervals import Figure, ratio
+from training.utils.rewards.sample_figures import value_names
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -70,6 +72,10 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
             flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
             "--rollout_engine draws answers, and perplexity draws none; leave it out",
         )
+        mistakes.require(
+            flags.asked.val_samples == 1,
+            f"--val_samples {flags.asked.val_samples} draws answers, and perplexity draws none; leave it out",
+        )
         mistakes.raise_if_any()
         return ()
     rewards = named_rewards(flags.reward, mistakes)
@@ -83,6 +89,11 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         "win_rate expects the other model as --baseline, got none"
         if flags.task == "win_rate"
         else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
+    )
+    mistakes.require(
+        flags.asked.val_samples == 1 or flags.sampling.temperature > 0,
+        f"--val_samples {flags.asked.val_samples} draws several answers, and --temperature 0 picks the same one each "
+        "time; give a temperature, or leave --val_samples out",
     )
     mistakes.raise_if_any()
     return rewards
@@ -99,46 +110,32 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     if asked.reward_model is not None and reads_model(rewards) and together.is_main:
         scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone())
     answers: list[list[Answer]] = []
-    scores: list[list[float]] = []
+    scores: list[Scores] = []
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
         shared = (together, f"answers of {place}")
-        found = answers_to(model, rows, flags.sampling, flags.run.seed, asked.per_device_eval_batch_size, shared)
+        batch, each = asked.per_device_eval_batch_size, asked.val_samples
+        found = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
         if not together.is_main:
             continue
         answers.append(found)
         scores.append(scores_of(model, rows, found, rewards, scorer, flags.reward.reward_timeout))
     if not together.is_main:
         return []
-    figures = answer_figures(scores, answers, flags.run.seed)
+    sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
     samples = [
         {
-            "prompt": rows[0].prompt_text,
-            "ground_truth": rows[0].reference,
-            "answers": [own[place].text for own in answers],
-            "scores": [own[place] for own in scores],
-            "ended": [own[place].ended for own in answers],
-            "uid": rows[0].uid,
+            "prompt": of_all[0]["prompt"],
+            "ground_truth": of_all[0]["ground_truth"],
+            "answers": [own["response"] for own in of_all],
+            "scores": [own["reward"] for own in of_all],
+            "rewards": [{name: own[name] for name in value_names([own])} for own in of_all],
+            "ended": [own["ended"] for own in of_all],
+            "uid": of_all[0]["uid"],
+            "sample": of_all[0]["sample"],
         }
-        for place, rows in enumerate(zip(*prompts, strict=True))
+        for of_all in zip(*sides, strict=True)
     ]
-    return write(flags, paths, figures, samples)
-
-
-def answer_figures(scores: list[list[float]], answers: list[list[Answer]], seed: int) -> dict[str, Any]:
-    """The figures of one model's answers, or of two models' to the same prompts. Rewards of 0 and 1 are shares."""
-    figures: dict[str, Any] = {"prompts": len(scores[0])}
-    if len(scores) == 2:
-        gains = [own - other for own, other in zip(*scores, strict=True)]
-        wins, losses = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-        ties = len(gains) - wins - losses
-        figures |= {"win_rate": share(wins + 0.5 * ties, len(gains)), "wins": wins, "ties": ties, "losses": losses}
-        figures["reward_gain"] = mean(gains, seed)
-    for name, own, its_answers in zip(("", "baseline_"), scores, answers, strict=False):
-        is_share = set(own) <= {0.0, 1.0}
-        figures[f"{name}reward"] = share(sum(own), len(own)) if is_share else mean(own, seed)
-        figures[f"{name}answer_tokens"] = sum(len(answer.token_ids) for answer in its_answers) / len(its_answers)
-        figures[f"{name}ended_share"] = sum(answer.ended for answer in its_answers) / len(its_answers)
-    return figures
+    return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
 
 
 def load(flags: Evaluated, path: str) -> AskedModel:
@@ -210,7 +207,12 @@ def write(
     shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
     files = {}
     if samples is not None:
-        setting |= {**asdict(flags.sampling), "seed": flags.run.seed, "reward": flags.reward.reward}
+        setting |= {
+            **asdict(flags.sampling),
+            "val_samples": flags.asked.val_samples,
+            "seed": flags.run.seed,
+            "reward": flags.reward.reward,
+        }
         setting["reward_model"] = flags.asked.reward_model
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
         html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples)

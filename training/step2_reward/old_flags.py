@@ -1,10 +1,11 @@
-"""DeepSpeed-Chat's flags of the reward model that have no namesake here."""
+"""Flags of other programs that step 2's reward model reads: DeepSpeed-Chat's, and Hugging Face's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
+from training.utils.run.hf_flags import HF_REWARD_FLAGS
 from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, OldFlag, Renamed, whole_number
 
 
@@ -15,6 +16,7 @@ def _eval_rows(value: str, given: Mapping[str, str]) -> list[str]:
 
 
 REWARD_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_REWARD_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--eval_iters": Renamed(
         "--max_eval_rows ROWS", "ROWS is eval_iters x per_device_eval_batch_size x ranks", words=_eval_rows

@@ -19,12 +19,14 @@ from training.step3_ppo.replay import make_engine
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.step3_ppo.settings import PpoSettings
+from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.router_loss import RouterLoss, router_loss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.bad_words import tokens_of_words
-from training.utils.generation.base import RolloutEngine, Sampling
+from training.utils.generation.base import PathSampling, RolloutEngine, Sampling
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
@@ -37,6 +39,7 @@ from training.utils.models.own_forward import own_forward_of
 from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
 from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
@@ -57,6 +60,8 @@ def make_parts(
     before a checkpoint changes the weights: the engine is checked against the actor's own forward."""
     ppo, ranks = flags.ppo, roles.actor.ranks
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
+    paths = _path_sampling(ppo, flags.data.chat, tokenizer)
+    plan = replace(plan, tags=None if paths is None else paths.tags)
     sampling = settings_of(
         Sampling,
         ppo,
@@ -66,6 +71,7 @@ def make_parts(
         pad_token_id=tokenizer.pad_token_id,
         bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
         stop=tuple(ppo.stop),
+        paths=paths,
     )
     rewards = Rewards(
         named=components.rewards,
@@ -77,6 +83,7 @@ def make_parts(
         PpoSettings,
         ppo,
         total_rollouts=inputs.total_rollouts,
+        rollouts_per_epoch=inputs.rollouts_per_epoch,
         prompts_per_batch=ppo.per_device_generation_batch_size,
         critic_warmup=flags.algorithm.critic_warmup,
         dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
@@ -105,6 +112,8 @@ def make_parts(
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
     for sentence in engine.check(roles.whole_actor.lent(), own):
         log(sentence, ranks.is_main)
+    if paths is not None:
+        engine.check_paths(roles.whole_actor.lent())
     evaluator = partial(
         Evaluator,
         roles=roles,
@@ -134,11 +143,22 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
     longest = flags.longest_tokens
-    packs = [may_pack(flags.ppo.padded, model, engine, forward, longest, log) for model, engine, forward in read]
+    needs_segments = flags.data.chat.needs_segments
+    packs = [
+        may_pack(flags.ppo.padded, model, engine, forward, longest, log, needs_segments=needs_segments)
+        for model, engine, forward in read
+    ]
     if flags.ppo.reuse_forwards:
         check_reusable(roles)
     roles = balanced_roles(roles, flags.roles.router_aux_loss_coef, flags.ppo.reuse_forwards)
     return replace(roles, packs=all(packs))
+
+
+def with_head(roles: Roles, flags: PpoFlags, total_steps: int) -> Roles:
+    """Return the roles with the head for multi-token prediction that the flags ask for. A collective.
+    total_steps: of the actor's optimizer."""
+    path, seed = flags.roles.actor_model_name_or_path, flags.run.seed
+    return replace(roles, mtp=open_head(flags.mtp.settings(), path, roles.actor, roles.actor_model, total_steps, seed))
 
 
 def balanced_roles(roles: Roles, coefficient: float | None, reuses_forwards: bool) -> Roles:
@@ -188,6 +208,14 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
     )
 
 
+def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> PathSampling | None:
+    """How blocks are drawn; None without --parallel_thinking."""
+    tags = parallel_tags(chat, tokenizer)
+    if tags is None:
+        return None
+    return PathSampling(tags, ppo.paths_of_a_block, ppo.max_path_tokens)
+
+
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
     """Of the actor and, if any, of the critic. A collective."""
     actor = compute_meter(roles.actor_model, ranks)
@@ -223,6 +251,6 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
         if name == "model_ema" and roles.average is not None:
             roles.average.put_in_place()
         if engine is not None and model is not None and tokenizer is not None:
-            tensors = engine.full_state(model)
+            tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
             if engine.ranks.is_main:
-                save_model(folder.path / name, model, tensors, tokenizer)
+                save_model(folder.path / name, model, tensors, tokenizer, write_head)

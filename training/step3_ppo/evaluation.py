@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.rewards.calling import Rule
-from training.utils.rewards.several import several_figures
+from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.run.console import log
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
@@ -64,8 +63,8 @@ class Evaluator:
         for sample in sampled[: self.shown]:
             log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
         return PpoEvaluation(
-            scores=[_mean(values) for values in _of_each_prompt(sampled, "reward")],
-            checks=[_mean(values) for values in _of_each_prompt(sampled, "check")] if self.checker else None,
+            scores=[_mean(values) for values in of_each_prompt(sampled, "reward")],
+            checks=[_mean(values) for values in of_each_prompt(sampled, "check")] if self.checker else None,
         )
 
     def _samples_of_all_ranks(self, step: int, sampling: Sampling, each: int) -> list[dict[str, Any]]:
@@ -145,23 +144,12 @@ def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int)
     """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME; and with
     several samples of a prompt, what `several_figures` has of them, with the ends of their 95 % intervals."""
     figures = _means(samples, group, seed)
-    by_source: dict[str, list[dict[str, Any]]] = {}
-    for sample in samples:
-        by_source.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
-    if len(by_source) > 1:
-        for name, own in zip(_short_names(list(by_source)), by_source.values(), strict=True):
-            figures |= _means(own, f"{group}_{name}", seed)
+    for name, own in by_source(samples).items():
+        figures |= _means(own, f"{group}_{name}", seed)
     return figures
 
 
-def _short_names(sources: Sequence[str]) -> list[str]:
-    """Return the sources' names in metrics: the last part of a path, or all of it if two would be equal."""
-    short = [re.sub(r"[^\w.-]", "_", source.rsplit("/", 1)[-1]) for source in sources]
-    whole = [re.sub(r"[^\w.-]", "_", source) for source in sources]
-    return short if len(set(short)) == len(short) else whole
-
-
-def _means(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:
+def _means(samples: Sequence[Mapping[str, Any]], group: str, seed: int) -> dict[str, float]:
     def mean(name: str) -> float:
         return _mean([float(sample[name]) for sample in samples if name in sample])
 
@@ -171,48 +159,16 @@ def _means(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str
         f"{group}/ended_share": mean("ended"),
     }
     # The mean of a value is over the samples that have it.
-    names = dict.fromkeys(name for sample in samples for name in sample)
-    own = [name for name in names if name == "check" or name.startswith(("check/", "reward/"))]
+    own = value_names(samples)
     figures |= {f"{group}/{name}": mean(name) for name in own}
     for name in ["reward", *own]:
-        figures |= _of_several(samples, name, f"{group}/{name}", seed)
+        figures |= {
+            f"{group}/{name}_{key}{end}": value
+            for key, got in several_of(samples, name, seed).items()
+            for end, value in (("", got.value), ("_low", got.low), ("_high", got.high))
+            if end or not key.startswith("mean@")  # it is the figure without a suffix
+        }
     return figures
-
-
-def _of_several(samples: Sequence[dict[str, Any]], name: str, figure: str, seed: int) -> dict[str, float]:
-    """Return the figures of a value over several samples of each prompt, of the prompts whose samples all have it. A
-    majority is of responses that are equal but for white space, or of equal numbers where the value's function also
-    gives one named `answer`."""
-    own = [sample for sample in samples if name in sample]
-    values = _of_each_prompt(own, name)
-    most = max(map(len, values), default=0)
-    if most < 2:
-        return {}
-    source = f"{name.split('/')[0]}/{name.split('/')[1]}" if name.startswith("reward/") else "check"
-    answers = [
-        [sample.get(f"{source}/answer", " ".join(str(sample["response"]).split())) for sample in of_prompt]
-        for of_prompt in _each_prompt(own)
-    ]
-    whole = [place for place, each in enumerate(values) if len(each) == most]
-    found = several_figures([values[place] for place in whole], [answers[place] for place in whole], seed)
-    ends = {
-        f"{figure}_{key}{end}": value
-        for key, got in found.items()
-        for end, value in (("", got.value), ("_low", got.low), ("_high", got.high))
-    }
-    ends.pop(f"{figure}_mean@{most}")  # it is the figure without a suffix
-    return ends
-
-
-def _each_prompt(samples: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = {}
-    for sample in samples:
-        found.setdefault(sample["prompt_index"], []).append(sample)
-    return list(found.values())
-
-
-def _of_each_prompt(samples: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
-    return [[float(sample[name]) for sample in own] for own in _each_prompt(samples)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.roles import Tokenizers
@@ -73,7 +74,8 @@ class Inputs:
     """What the trainer reads, and for how long.
 
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
-    total_rollouts, optimizer_steps: of the run. warmup_steps: those of the optimizer_steps that train the critic alone.
+    total_rollouts, optimizer_steps: of the run. rollouts_per_epoch: not rounded. warmup_steps:
+        those of the optimizer_steps that train the critic alone.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data_fingerprint, data_report: of the build.
     """
@@ -83,6 +85,7 @@ class Inputs:
     columns: Sequence[str]
     texts: Sequence[TextBlock] | None
     total_rollouts: int
+    rollouts_per_epoch: float
     optimizer_steps: int
     warmup_steps: int
     end_token_ids: tuple[int, ...]
@@ -122,12 +125,17 @@ def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
         columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
         texts=texts,
         total_rollouts=rollouts,
+        rollouts_per_epoch=len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size),
         optimizer_steps=rollouts * ppo.steps_per_rollout,
         warmup_steps=flags.algorithm.critic_warmup * ppo.steps_per_rollout,
         end_token_ids=ends,
         data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
         data_report=phase.report,
     )
+
+
+def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:
+    return ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
 
 
 def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -139,7 +147,7 @@ def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[in
 
 def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
     ppo, critic_warmup = flags.ppo, flags.algorithm.critic_warmup
-    prompts_per_rollout = ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+    prompts_per_rollout = _prompts_per_rollout(ppo, world_size)
     rollouts = steps_in(prompts, ppo.num_train_epochs, prompts_per_rollout)
     if ppo.val_only:
         rollouts = 0

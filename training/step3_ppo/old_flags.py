@@ -1,10 +1,14 @@
-"""DeepSpeed-Chat's flags of step 3 that have no namesake here."""
+"""Flags of other programs that step 3 reads: DeepSpeed-Chat's here, and Hugging Face's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from training.step3_ppo.hf_flags import HF_PPO_FLAGS
 from training.utils.run.old_flags import (
+    DEEPSPEED_CHAT,
+    HUGGING_FACE,
     OLD_FLAGS,
     Needless,
     OldFlag,
@@ -23,11 +27,20 @@ def _test_steps(_value: str, given: Mapping[str, str]) -> list[str]:
 _CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
 
 PPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_PPO_FLAGS,
     **OLD_FLAGS,
+    "--deepspeed": replace(
+        _CONFIG, takes_list=True, unless=("", "true", "false"), whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+    ),
     "--deepspeed_config": _CONFIG,
     "--deepscale_config": _CONFIG,
     "--preprocessing_num_workers": Renamed("--num_workers"),
-    "--per_device_train_batch_size": Renamed("--per_device_generation_batch_size", "an older spelling"),
+    "--per_device_train_batch_size": Renamed(
+        "--per_device_generation_batch_size",
+        "an older spelling",
+        differs="DeepSpeed-Chat counts prompts, TRL counts responses",
+        whose=(DEEPSPEED_CHAT, HUGGING_FACE),
+    ),
     "--per_device_mini_train_batch_size": Renamed("--per_device_training_batch_size", "an older spelling"),
     "--generation_batch_numbers": Renamed("--generation_batches", "an older spelling"),
     "--disable_actor_dropout": no_dropout("actor_"),

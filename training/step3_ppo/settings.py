@@ -79,10 +79,14 @@ class ExperienceSettings:
     with_entropy: bool = False
 
     def share(
-        self, sequences: Sequence[TokenSequence], device: torch.device, sharing: bool = True
+        self,
+        sequences: Sequence[TokenSequence],
+        device: torch.device,
+        sharing: bool = True,
+        with_before: bool = False,
     ) -> list[SequenceRows]:
         """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing)
+        return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing, with_before)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class PpoSettings:
     dynamic_sampling_tries: 0 keeps all prompts.
     stop_kl, stop_update_kl: see the flags.
     meters: of actor and critic; empty leaves MFU out.
+    rollouts_per_epoch: not rounded.
     """
 
     total_rollouts: int
@@ -130,4 +135,6 @@ class PpoSettings:
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
     traces: Traces = Traces()
+    eval_epochs: float = 0.0
+    rollouts_per_epoch: float = 0.0
     log_pace: LogPace = LogPace()

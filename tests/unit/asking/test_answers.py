@@ -32,9 +32,16 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
     scorer = load_answer_scorer(save_model("reward", scalar=True), None, DataArguments(), Ranks(0, 0, 1, CPU))
     rewards = (Reward("length", 2.0, length), Reward("model", 0.5, None))
     found = scores_of(asked, rows, together, rewards, scorer, 60.0)
-    for row, answer, score in zip(rows, together, found, strict=True):
+    for row, answer, score in zip(rows, together, found.total, strict=True):
         [own] = scorer.score_ids([row.flipped_prompt_ids[::-1].tolist()], [list(answer.token_ids)])
         assert score == pytest.approx(2.0 * len(answer.text) + 0.5 * own, abs=1e-4)
+    assert list(found.parts) == ["length", "model"] and found.parts["length"] == [len(a.text) for a in together]
+    # Two answers to each prompt: the first as alone, and each scored with its own prompt.
+    twice = answers_to(asked, rows, flags, seed=1, rows_per_batch=2, samples=2)
+    assert [answer.token_ids for answer in twice[::2]] == [answer.token_ids for answer in together]
+    assert scores_of(asked, rows, twice, rewards[1:], scorer, 60.0).total[::2] == pytest.approx(
+        [0.5 * value for value in found.parts["model"]], abs=1e-4
+    )
     # A reward model with another tokenizer reads the texts.
     monkeypatch.setattr("training.asking.answers.same_tokenizer", lambda one, other: False)
-    assert scores_of(asked, rows, together, rewards[1:], scorer, 60.0) != [0.0, 0.0, 0.0]
+    assert scores_of(asked, rows, together, rewards[1:], scorer, 60.0).total != [0.0, 0.0, 0.0]

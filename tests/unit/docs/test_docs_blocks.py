@@ -62,10 +62,10 @@ def test_data_reads(page, block):
         assert rows and all(len(row) == len(head) for row in rows)
 
 
-def test_three_minutes_to_your_own_data_begin(tmp_path, monkeypatch, capsys):
-    """README's own dataset: the file is made as the page says, a model from it, and its rows are shown. The
+def test_your_own_data_begin(tmp_path, monkeypatch, capsys):
+    """The dataset of docs/start.md: the file is made as the page says, a model from it, and its rows are shown. The
     commands are the page's; the steps and the chat behind them are parsed by test_docs.py."""
-    found = [block for name, block in BLOCKS if name == "README.md"]
+    found = [block for name, block in BLOCKS if name == "docs/start.md"]
     sample, maker = (next(block for block in found if block.label == name) for name in ("pairs.csv", "make_pairs.py"))
     commands = next(block for block in found if block.language == "bash" and "make_pairs.py" in block.content)
     monkeypatch.chdir(tmp_path)
@@ -75,9 +75,9 @@ def test_three_minutes_to_your_own_data_begin(tmp_path, monkeypatch, capsys):
     without_digits = str.maketrans("", "", "0123456789")  # the sample is a row of the maker's, with other numbers
     assert sample.content.splitlines()[1].translate(without_digits) == rows[0].translate(without_digits)
     calls = pages.calls(commands.content, tmp_path)
-    run = {words[2]: words[3:] for words in calls if words[:2] == ["python", "-m"]}
-    new_model.main(run["training.new_model"])
+    run = {words[1]: words[2:] for words in calls if words[0] == "threestep"}
+    new_model.main(run["new-model"])
     assert (tmp_path / "runs" / "tiny" / "config.json").is_file()
     monkeypatch.setenv("NO_COLOR", "1")
-    inspect.main(run["training.inspect"])
+    inspect.main(run["inspect"])
     assert "What is" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from examples.gsm8k import MODELS, Gsm8k, final_answer
 from tests.support.data_flags import data_flags, raw_dataset_of
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import Mistakes, ThreestepError
 
 ROOT = Path(__file__).parents[3]
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", ROOT.parent / "shared" / "data")) / "gsm8k"
@@ -104,9 +104,26 @@ def test_the_folder_may_be_the_data_path_itself(tmp_path, folder):
 
 
 def test_a_folder_without_the_files(tmp_path, folder):
+    """One sentence says which file is missing, and where all of them are to be had."""
     (folder / "test.jsonl").unlink()
-    with pytest.raises(ThreestepError, match="gsm8k: there is no file '.*test.jsonl'; dataset_dir is the folder"):
+    with pytest.raises(ThreestepError, match="gsm8k: there is no file '.*test.jsonl'; download .* from https://github"):
         raw_dataset_of("gsm8k", flags(tmp_path, folder), 1)
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_runs(tmp_path):
+    mistakes = Mistakes()
+    flags(tmp_path, tmp_path / "nowhere").source.validate(mistakes)
+    (sentence,) = mistakes.sentences
+    assert sentence.startswith(
+        f"--dataset_dir expects a folder, got '{tmp_path}/nowhere', which does not exist; download"
+    )
+    assert "train.jsonl, test.jsonl, example_model_solutions.jsonl from https://github.com/openai" in sentence
+
+
+def test_the_solutions_may_have_their_published_name(tmp_path, folder):
+    as_it_was = raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_train_data()
+    (folder / "model_solutions.jsonl").rename(folder / "example_model_solutions.jsonl")
+    assert raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_train_data() == as_it_was
 
 
 def test_a_model_solution_of_another_shape(tmp_path, folder):

@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from training.utils.engine.arguments import ADAM_BETAS, EngineSettings
+from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
+from training.utils.engine.released import release
 from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.startup import Ranks
 from training.utils.engine.zero3_limits import limits_of
@@ -83,6 +84,7 @@ class TrainingEngine:
                 config=config,
                 dist_init_required=False,
             )
+        ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
         self.train()  # a model that transformers loaded is in eval mode, which turns recomputation off
@@ -232,7 +234,8 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
     return (CheckedAdamW if plain_adamw else torch.optim.AdamW)(
         [group for group in (decayed, plain, adapters) if group["params"]],
         lr=settings.learning_rate,
-        betas=ADAM_BETAS,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
         fused=True,
     )
 
@@ -273,12 +276,13 @@ def _undo_trial_step(wrapper: Any) -> None:
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:
+    warmup = settings.num_warmup_steps or math.ceil(settings.warmup_ratio * total_steps)
     if (own := OWN_SCHEDULES.get(settings.lr_scheduler_type)) is not None:
-        shape = settings_of(ScheduleShape, settings, warmup_steps=settings.num_warmup_steps, total_steps=total_steps)
+        shape = settings_of(ScheduleShape, settings, warmup_steps=warmup, total_steps=total_steps)
         return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=own.after_warmup))
     from transformers import get_scheduler
 
     try:
-        return get_scheduler(settings.lr_scheduler_type, optimizer, settings.num_warmup_steps, total_steps)
+        return get_scheduler(settings.lr_scheduler_type, optimizer, warmup, total_steps)
     except ValueError as problem:
         raise ThreestepError(f"--lr_scheduler_type: {problem}") from problem

@@ -6,6 +6,9 @@ epochs, so that every step has exactly G, and the position of a run is one numbe
 
 from __future__ import annotations
 
+import math
+import sys
+
 import numpy as np
 
 
@@ -33,5 +36,16 @@ class ShuffledStream:
 
 
 def steps_in(rows: int, epochs: float, sequences_per_step: int) -> int:
-    """Return the whole optimizer steps in `epochs` passes over `rows` rows."""
+    """Return the whole optimizer steps in `epochs` passes over `rows` rows; sys.maxsize for infinitely many."""
+    if math.isinf(epochs):
+        return sys.maxsize
     return int(rows * epochs + 1e-6) // sequences_per_step  # 100 rows x 0.29 epochs is 28.999999999999996 in binary
+
+
+def completes_epochs(step: int, epochs: float, steps_per_epoch: float) -> bool:
+    """Whether `step`, from 1 on, is the first after which another `epochs` passes over the rows are complete; never for
+    0 epochs. steps_per_epoch: optimizer steps, not rounded"""
+    if epochs <= 0 or steps_per_epoch <= 0:
+        return False
+    every = epochs * steps_per_epoch
+    return int(step / every + 1e-6) > int((step - 1) / every + 1e-6)

@@ -6,7 +6,7 @@ A model with adapters keeps its class, so other rooms treat it like any model.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.run.errors import ThreestepError, first_line
@@ -24,7 +24,8 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it has already
     are these, trained on, but for their dropout.
 
-    `lora_module_name` is "all-linear" (every linear layer but the head) or a part of the names of the layers. With
+    `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
+    by commas. With
     `only_optimize_lora` all other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
@@ -48,7 +49,7 @@ def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
         lora_dropout=settings.lora_dropout,
         # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
-        target_modules=_layers_named(model, "" if part == "all-linear" else part),
+        target_modules=_layers_named(model, [""] if part == "all-linear" else part.split(",")),
     )
     try:
         model.add_adapter(config, adapter_name=ADAPTER)
@@ -97,7 +98,7 @@ def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Paramet
     return [own, *adapters]
 
 
-def _layers_named(model: PreTrainedModel, part: str) -> list[str]:
+def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
     """Return the names of the linear layers to adapt; what is left out is noted with the model's own forward."""
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -109,20 +110,22 @@ def _layers_named(model: PreTrainedModel, part: str) -> list[str]:
     found = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and part in name and module not in heads
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module not in heads
     }
-    if not found:
+    lacking = [part for part in parts if not any(part in name for name in found)]
+    found = {name: module for name, module in found.items() if any(part in name for part in parts)}
+    if lacking or not found:
         raise ThreestepError(
             f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
-            f"{type(model).__name__}, such as 'layers.', got '{part}'"
+            f"{type(model).__name__}, such as 'layers.', got '{','.join(lacking)}'"
         )
     reasons = why_no_adapters(model, found)
     left = [name for name in found if name not in reasons]
     notes = [_in_words(reason, [name for name in reasons if reasons[name] == reason]) for reason in {*reasons.values()}]
     if not left:
         raise ThreestepError(
-            f"--lora_module_name '{part}': {'; '.join(notes)}; name other layers of {type(model).__name__}, or train "
-            "without LoRA"
+            f"--lora_module_name '{','.join(parts)}': {'; '.join(notes)}; name other layers of "
+            f"{type(model).__name__}, or train without LoRA"
         )
     own = own_forward_of(model)
     if own is not None:

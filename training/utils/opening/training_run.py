@@ -13,14 +13,15 @@ from training.utils.engine.router_loss import RouterLoss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import Document
-from training.utils.layout.order import ShuffledStream
+from training.utils.layout.order import ShuffledStream, completes_epochs
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
 from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.run.ahead import Ahead
-from training.utils.run.console import LogPace, ShownFigure, log, progress_bar, show
+from training.utils.run.console import LogPace, log
 from training.utils.run.metrics import MetricsWriter
+from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
 
 
@@ -40,7 +41,7 @@ class LoopSettings:
     """Settings of the loops of steps 1 and 2.
 
     items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
-    eval_interval: in optimizer steps; 0 evaluates only before and after training.
+    eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
     meter: None if MFU is not reported.
     """
 
@@ -53,6 +54,7 @@ class LoopSettings:
     seed: int
     meter: ComputeMeter | None = None
     traces: Traces = Traces()
+    eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
 
 
@@ -77,6 +79,10 @@ class TrainingRun(Generic[Row]):
     @property
     def ranks(self) -> Ranks:
         return self.engine.ranks
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return len(self.train_rows) / self.settings.items_per_step
 
     @property
     def prepares_ahead(self) -> bool:
@@ -118,7 +124,7 @@ class TrainingLoop:
     """
 
     def __init__(self, run: TrainingRun, evaluate: Callable[[int], Any], evaluation_from: Callable[..., Any]) -> None:
-        self._run, self._evaluate = run, evaluate
+        self._run, self._evaluate, self._evaluation_from = run, evaluate, evaluation_from
         self._done, saved = run.checkpoints.restore()
         if saved:
             self.before, self.after = (saved[name] and evaluation_from(saved[name]) for name in ("before", "after"))
@@ -142,7 +148,7 @@ class TrainingLoop:
             the step before computes, and must be pure.
         """
         run, settings = self._run, self._run.settings
-        total, interval = settings.total_steps, settings.eval_interval
+        total = settings.total_steps
         stream = ShuffledStream(len(run.train_rows), settings.seed)
 
         def taken(step: int) -> tuple[int, ...]:
@@ -163,11 +169,19 @@ class TrainingLoop:
                     return made
 
                 yield NextStep(step, rows, ready)
-                if step == total or (interval and step % interval == 0):
+                if step == total or self._evaluates_after(step):
                     self.after = self._evaluated(step)
                 if run.checkpoints.due(step, total):
                     states = {"before": self.before, "after": self.after}
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
+        best = run.checkpoints.load_best(total)
+        if best is not None:
+            self.after = self._evaluation_from(best["after"])
+
+    def _evaluates_after(self, step: int) -> bool:
+        settings = self._run.settings
+        by_steps = settings.eval_interval > 0 and step % settings.eval_interval == 0
+        return by_steps or completes_epochs(step, settings.eval_epochs, self._run.steps_per_epoch)
 
     def record(self, step: int, figures: dict[str, float], taken: Sequence[int]) -> None:
         """Write the figures of an optimizer step on the rows `taken`, check them and show them in the bar."""
@@ -183,6 +197,7 @@ class TrainingLoop:
 
     def _evaluated(self, step: int) -> Any:
         found = self._evaluate(step)
+        self._run.checkpoints.evaluated(step)
         if found is not None and found.in_words:
             when = f"after step {step:,}" if step else "before training"
             log(f"{self._run.name}: evaluation {when}: {found.in_words}", self._run.ranks.is_main)

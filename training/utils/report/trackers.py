@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from training.utils.report.arguments import ReportArguments
 from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import Tracker
 from training.utils.run.step import Step, step_of
@@ -20,8 +21,7 @@ from training.utils.run.storage import read_json_object
 
 PROJECT = "threestep"
 _IDS = "tracker_runs.json"  # in the run's folder: the services' names for the run, for resuming
-_SHOWN_SAMPLES = 8
-_COLUMNS = ("prompt", "response", "reward", "response_tokens", "check")
+_COLUMNS = ("prompt", "sample", "response", "ground_truth", "reward", "check", "response_tokens", "ended", "uid")
 
 
 def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any], done_steps: int) -> list[Tracker]:
@@ -57,7 +57,7 @@ class TensorBoard(Tracker):
                 stale.unlink()  # this run's curves replace those of an earlier run in the same folder
         # TensorBoard hides what the earlier part of the run wrote from purge_step on.
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=done_steps + 1 if done_steps else None)
-        self._settings = settings
+        self._settings, self._most = settings, shown_samples(settings)
         self._seen: dict[str, None] = {}
         self._is_described = False
 
@@ -70,8 +70,11 @@ class TensorBoard(Tracker):
                 self._describe()
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        for place, sample in enumerate(samples[:_SHOWN_SAMPLES]):
-            text = "\n\n".join(f"{name}: {sample[name]}" for name in _COLUMNS if name in sample)
+        columns, rows = sample_table(samples, self._most)
+        for place, row in enumerate(rows):
+            text = "\n\n".join(
+                f"{name}: {value}" for name, value in zip(columns, row, strict=True) if value is not None
+            )
             # Four spaces make it a block of plain text in Markdown, whatever a model wrote.
             self._board.add_text(f"samples/{place}", "".join(f"    {line}\n" for line in text.splitlines()), step)
 
@@ -104,10 +107,10 @@ class WeightsAndBiases(Tracker):
     def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
         import wandb
 
-        self._wandb = wandb
+        self._wandb, self._most = wandb, shown_samples(settings)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
-            name=run_name(folder),
+            name=run_name(folder, settings),
             dir=str(folder),
             config=dict(settings),
             id=ids.get("wandb"),
@@ -121,7 +124,8 @@ class WeightsAndBiases(Tracker):
         self._run.log({"step": step, **metrics})
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._run.log({"step": step, "samples": self._wandb.Table(columns=list(_COLUMNS), data=_rows(samples))})
+        columns, rows = sample_table(samples, self._most)
+        self._run.log({"step": step, "samples": self._wandb.Table(columns=columns, data=rows)})
 
     def close(self, ended_well: bool) -> None:
         self._run.finish(exit_code=0 if ended_well else 1)
@@ -133,13 +137,13 @@ class Trackio(Tracker):
     def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
         import trackio
 
-        self._trackio = trackio
-        name = ids.get("trackio")
+        self._trackio, self._most = trackio, shown_samples(settings)
+        known = ids.get("trackio")
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
-            name=name,
-            config={"folder": run_name(folder), **_flat(settings)},
-            resume="allow" if name else "never",
+            name=known or settings.get("run_name"),
+            config={"folder": run_name(folder, settings), **_flat(settings)},
+            resume="allow" if known else "never",
             embed=False,
         )
         ids["trackio"] = self._run.name
@@ -148,7 +152,8 @@ class Trackio(Tracker):
         self._trackio.log(dict(metrics), step=step)
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._trackio.log({"samples": self._trackio.Table(columns=list(_COLUMNS), data=_rows(samples))}, step=step)
+        columns, rows = sample_table(samples, self._most)
+        self._trackio.log({"samples": self._trackio.Table(columns=columns, data=rows)}, step=step)
 
     def close(self, ended_well: bool) -> None:
         self._trackio.finish()
@@ -160,10 +165,12 @@ class MLflow(Tracker):
     def __init__(self, folder: Path, settings: Mapping[str, Any], done_steps: int, ids: dict[str, str]) -> None:
         import mlflow
 
-        self._mlflow = mlflow
+        self._mlflow, self._most = mlflow, shown_samples(settings)
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         known = ids.get("mlflow")
-        run = mlflow.start_run(run_id=known, run_name=None if known else run_name(folder), log_system_metrics=False)
+        run = mlflow.start_run(
+            run_id=known, run_name=None if known else run_name(folder, settings), log_system_metrics=False
+        )
         ids["mlflow"] = run.info.run_id
         params = list(_flat(settings).items()) if known is None else []
         for start in range(0, len(params), 100):  # the most that one request may hold
@@ -174,8 +181,9 @@ class MLflow(Tracker):
         self._mlflow.log_metrics({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        shown = [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(samples)]
-        self._mlflow.log_text(json.dumps(shown, indent=1, ensure_ascii=False), f"samples/step_{step:06d}.json")
+        columns, rows = sample_table(samples, self._most)
+        table = {name: [row[place] for row in rows] for place, name in enumerate(columns)}
+        self._mlflow.log_table(table, f"samples/step_{step:06d}.json")
 
     def close(self, ended_well: bool) -> None:
         self._mlflow.end_run("FINISHED" if ended_well else "FAILED")
@@ -200,13 +208,30 @@ def chart_layout(step: Step, names: Sequence[str]) -> dict[str, dict[str, list[A
     return {"Threestep": charts} if charts else {}
 
 
-def run_name(folder: Path) -> str:
-    """The folder with its parent's name, e.g. quickstart/step1_sft."""
+def run_name(folder: Path, settings: Mapping[str, Any]) -> str:
+    """--run_name, or else the folder with its parent's name, e.g. quickstart/step1_sft."""
+    if settings.get("run_name"):
+        return str(settings["run_name"])
     return "/".join(folder.resolve().parts[-2:]).lstrip("/")
 
 
-def _rows(samples: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    return [[sample.get(name) for name in _COLUMNS] for sample in samples[:_SHOWN_SAMPLES]]
+def shown_samples(settings: Mapping[str, Any]) -> int:
+    """How many samples of an evaluation a tracker gets."""
+    return int(settings.get("report_samples", ReportArguments.report_samples))
+
+
+def sample_table(samples: Sequence[Mapping[str, Any]], most: int) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of the first `most` samples: of those columns that any of them has, then each reward and
+    what it returned. Prompts come in the same order in every evaluation. What is neither number nor text is JSON."""
+    shown = samples[:most]
+    values = dict.fromkeys(name for sample in shown for name in sample if name.startswith(("reward/", "check/")))
+    columns = [*(name for name in _COLUMNS if any(name in sample for sample in shown)), *values]
+    return columns, [[_cell(sample.get(name)) for name in columns] for sample in shown]
+
+
+def _cell(value: Any) -> Any:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if plain else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

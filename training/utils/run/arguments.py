@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import sys
 import typing
@@ -15,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.run.flags import VALUES, note_mistakes
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.flag_names import nearest_flags
+from training.utils.run.flags import OWN_KEYS, note_mistakes
+from training.utils.run.help_page import HELP_FLAGS, asked_topic, help_page
 from training.utils.run.launcher_flags import LAUNCHER_FLAGS
-from training.utils.run.old_flags import OldFlag, old_defaults, translated
+from training.utils.run.old_flags import OldFlag, flags_with_values, old_defaults, translated
 from training.utils.run.typed import typed_command
 
 
@@ -46,51 +47,56 @@ class ProgramParser(argparse.ArgumentParser):
         return options
 
 
-def _program() -> str | None:
-    """How this program was started, as one types it; None: by a file's name, which argparse shows by itself."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # argparse reads it too, from Python 3.14 on
-    return typed_command() or (None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}")
+def _program() -> str:
+    """How this program was started, as one types it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    started = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return typed_command() or started
 
 
 def parse_arguments(
-    groups: Sequence[type], argv: Sequence[str], description: str, old_flags: Mapping[str, OldFlag] | None = None
+    groups: Sequence[type],
+    argv: Sequence[str],
+    description: str,
+    old_flags: Mapping[str, OldFlag] | None = None,
+    first_flags: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
-    old_flags: DeepSpeed-Chat's flags that have no namesake in the groups; each one in `argv` is reported in one line.
+    old_flags: names of other programs, on the command line and in the file; each that is read is a line of the log.
+    description, first_flags: of the page for `--help` (`help_page`).
     Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
     `validate(mistakes)` method. Exits for `--help`.
     """
+
+    parts = [part for group in groups for part in _parts(group)]
+    wanted = asked_topic(argv)
+    if wanted is not None:
+        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags))
+        sys.exit(0)
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
             raise ThreestepError(f"in the command line or the configuration: {message}")
 
         def add_argument(self, *names: str, **keywords: Any) -> Any:
-            keywords.pop(VALUES, None)  # fields' metadata arrive here; argparse knows only its own
+            for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
+                keywords.pop(key, None)
             return super().add_argument(*names, **keywords)
 
-    parser = StrictParser(
-        [part for group in groups for part in _parts(group)],
-        prog=_program(),
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--config", default=None, metavar="FILE", help="YAML file of settings; flags override it")
+    parser = StrictParser(parts, prog=_program(), add_help=False, allow_abbrev=False)
+    parser.add_argument(*HELP_FLAGS, action="store_true")  # for the names that are suggested
+    parser.add_argument("--config", default=None)
     # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
-    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--local_rank", type=int, default=-1)
 
-    argv, lines = translated(argv, {**LAUNCHER_FLAGS, **old_flags} if old_flags else {})
     config_path = _config_path(argv)
     config_flags: list[str] = []
     if config_path is not None:
         # The path at the end separates a list in the file from the first words of the command line.
-        config_flags = [*_flags_of(read_yaml(config_path), parser, config_path), f"--config={config_path}"]
-    defaults, more_lines = old_defaults([*config_flags, *argv], old_flags or {}, lines)
-    for line in (*lines, *more_lines):
-        log(line, started_as_main_rank())
-    config_flags = [*defaults, *config_flags]
+        settings = _flags_of(read_yaml(config_path), parser, config_path, old_flags or {})
+        config_flags = [*settings, f"--config={config_path}"]
+    config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
     for word in (*config_flags, *argv):
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
@@ -107,6 +113,8 @@ def parse_arguments(
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in the YAML file at `path`; ThreestepError if it is missing or not a mapping."""
+    import yaml
+
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as problem:
@@ -128,7 +136,7 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
     """Return every value of the parsed groups by its flag's name."""
     values: dict[str, Any] = {}
     for instance in instances:
-        members = [getattr(instance, name) for name in _members(type(instance))]
+        members = [getattr(instance, name) for name in _members(type(instance))]  # type: ignore[arg-type]
         own = resolved_settings(members) if members else dataclasses.asdict(instance)
         for name, value in own.items():
             if name in values and values[name] != value:
@@ -159,6 +167,20 @@ def _dataclass_parser() -> Any:
     return HfArgumentParser
 
 
+def _in_our_names(
+    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, OldFlag]
+) -> tuple[list[str], list[str]]:
+    """Both with other programs' flags in today's names, and what these take by default. Logs what was read how."""
+    typed = {**flags_with_values(config_flags), **flags_with_values(argv)}
+    table = {**LAUNCHER_FLAGS, **old_flags} if old_flags else {}
+    settings, lines = translated(config_flags, table, typed)
+    words, more_lines = translated(argv, table, typed)
+    defaults, default_lines = old_defaults([*settings, *words], old_flags, typed)
+    for line in (*lines, *more_lines, *default_lines):
+        log(line, started_as_main_rank())
+    return [*defaults, *settings], words
+
+
 def _config_path(argv: Sequence[str]) -> str | None:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     finder.add_argument("--config")
@@ -168,14 +190,17 @@ def _config_path(argv: Sequence[str]) -> str | None:
         raise ThreestepError("--config expects a file's path after it") from problem
 
 
-def _flags_of(values: dict[str, Any], parser: argparse.ArgumentParser, path: str) -> list[str]:
+def _flags_of(
+    values: dict[str, Any], parser: argparse.ArgumentParser, path: str, old_flags: Mapping[str, OldFlag]
+) -> list[str]:
     """Write YAML values as flags, so that files and flags are checked by the same rules."""
     names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
+    others = {flag.removeprefix("--") for flag in old_flags}
     flags: list[str] = []
     mistakes = Mistakes()
     for name, value in values.items():
-        if name not in names:
-            mistakes.add(f"{path}: unknown setting '{name}'{nearest_names(str(name), names)}")
+        if name not in names and name not in others:
+            mistakes.add(f"{path}: unknown setting '{name}'{nearest_flags(str(name), names)}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
         elif value != []:
@@ -204,7 +229,7 @@ def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParse
     for word in unknown:
         if word.startswith("--"):
             name = word[2:].split("=")[0]
-            mistakes.add(f"unknown flag --{name}{nearest_names(name, _names(parser))}")
+            mistakes.add(f"unknown flag --{name}{nearest_flags(name, _names(parser))}")
     if unknown and not mistakes.sentences:
         mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
     mistakes.raise_if_any()
@@ -218,6 +243,7 @@ def _instance(group: type, namespace: argparse.Namespace) -> Any:
     return group(**{name: getattr(namespace, name) for name in names})
 
 
+@functools.cache
 def _members(group: type) -> dict[str, type]:
     """The groups in a composite, by field; empty for a group of flags."""
     kinds = typing.get_type_hints(group)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from training.utils.run.old_flags import Needless, Renamed
+from training.utils.run.old_flags import DEEPSPEED_CHAT, Needless, Refused, Renamed
 from training.utils.run.step import known_steps
 
 
@@ -17,12 +17,14 @@ def as_markdown() -> str:
     for step in known_steps().values():
         lines += [f"### Step {step.number}, {step.label}", "", "| flag | here |", "| --- | --- |"]
         for flag, old in sorted(step.old_flags.items()):
+            if DEEPSPEED_CHAT not in old.whose:
+                continue
             if isinstance(old, Needless):
                 lines.append(f"| `{flag}` | not needed: {old.why} |")
             elif isinstance(old, Renamed):
                 given = old.words("", {}) if old.words and not old.takes_value and not old.note else [old.now]
                 lines.append(f"| `{flag}` | read as `{' '.join(given)}`" + (f": {old.note} |" if old.note else " |"))
-            else:
+            elif isinstance(old, Refused):
                 lines.append(f"| `{flag}` | refused: {old.why} |")
         lines.append("")
     return "\n".join(lines).replace("<|", "<\\|").replace("|>", "\\|>")

@@ -55,6 +55,14 @@ def test_the_defaults_are_sound():
             "--zero3_live_parameters 7 limits what ZeRO-3 gathers, and no model is under it; leave it out or give "
             "--zero_stage 3",
         ),
+        (
+            {"num_warmup_steps": 3, "warmup_ratio": 0.1},
+            "--num_warmup_steps 3 and --warmup_ratio 0.1 both say how long the warm-up is; leave one of them out",
+        ),
+        (
+            {"num_train_epochs": float("inf")},
+            "--num_train_epochs inf expects --max_train_steps, which ends the run; give the steps",
+        ),
         ({"offload": True}, "--offload expects --zero_stage 1, 2 or 3, got 0: stage 0 has nothing to offload"),
     ],
 )
@@ -67,6 +75,7 @@ def test_every_setting_is_passed_on():
         "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
         "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0, "init_lr_ratio": 0.1,
         "min_lr_ratio": 0.2, "num_cycles": 1.5, "stable_ratio": 0.5,
+        "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-6, "warmup_ratio": 0.0,
         "lora_learning_rate": 1e-3, "zero3_live_parameters": 5, "zero3_prefetch_parameters": 4,
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))

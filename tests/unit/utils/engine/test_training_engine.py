@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.training_engine import _optimizer
+from training.utils.engine.training_engine import _optimizer, _scheduler
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
 
@@ -43,3 +43,26 @@ def test_a_model_without_adapters_has_no_group_for_them():
     settings = EngineSettings(learning_rate=RATE, lora_learning_rate=ADAPTER_RATE)
     groups = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu")).param_groups
     assert [group["lr"] for group in groups] == [RATE, RATE]
+
+
+def test_adams_settings_reach_it():
+    settings = EngineSettings(adam_beta1=0.8, adam_beta2=0.7, adam_epsilon=1e-3)
+    for group in _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu")).param_groups:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.7), 1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])  # one of ours, one of transformers'
+def test_a_share_of_the_run_warms_up_as_its_steps_do(schedule):
+    """0.25 of 10 steps is 2.5, and rounds up to 3."""
+
+    def rates(**warmup: float) -> list[float]:
+        settings = EngineSettings(learning_rate=RATE, lr_scheduler_type=schedule, **warmup)
+        optimizer = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu"))
+        scheduler, found = _scheduler(optimizer, settings, total_steps=10), []
+        for _ in range(10):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return found
+
+    assert rates(warmup_ratio=0.25) == rates(num_warmup_steps=3) != rates(num_warmup_steps=2)

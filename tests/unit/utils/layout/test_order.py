@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.layout.order import ShuffledStream, steps_in
+from training.utils.layout.order import ShuffledStream, completes_epochs, steps_in
 
 rows = st.integers(1, 40)
 seeds = st.integers(0, 2**63 - 1)
@@ -68,3 +68,19 @@ def test_an_empty_stream_is_refused():
 )
 def test_whole_steps(rows, epochs, sequences, steps):
     assert steps_in(rows, epochs, sequences) == steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, st.integers(1, 50), st.floats(0.1, 3))
+def test_epochs_are_complete_as_often_as_they_fit(rows, per_step, epochs):
+    """Steps of many epochs complete several at once."""
+    steps = range(1, 60)
+    due = [step for step in steps if completes_epochs(step, epochs, rows / per_step)]
+    passes = [int(step * per_step / (rows * epochs) + 1e-6) for step in (0, *steps)]
+    assert due == [step for step in steps if passes[step] > passes[step - 1]]
+
+
+def test_no_epochs_are_never_complete():
+    assert [step for step in range(1, 9) if completes_epochs(step, 1, 2.5)] == [3, 5, 8]
+    assert not any(completes_epochs(step, 0, 2.5) for step in range(9))
+    assert steps_in(10, float("inf"), 3) > 10**9

@@ -204,6 +204,14 @@ def test_a_part_of_the_names_chooses_the_layers():
     assert adapted == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
 
 
+def test_several_parts_choose_the_layers_of_each():
+    model = with_adapters(settings=ModelSettings("unused", lora_dim=4, lora_module_name="q_proj,v_proj"))
+    adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {name.rpartition(".")[2] for name in adapted} == {"q_proj", "v_proj"} and len(adapted) == 4
+    with pytest.raises(ThreestepError, match="got 'query'$"):
+        with_adapters(settings=ModelSettings("unused", lora_dim=4, lora_module_name="q_proj,query"))
+
+
 def test_gpt2s_own_linear_layers_can_be_named():
     """They are Conv1D, which DeepSpeed-Chat's LoRA never matched."""
     model = with_adapters("gpt2", ModelSettings("unused", lora_dim=4, lora_module_name="h.0."))

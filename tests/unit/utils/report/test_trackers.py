@@ -5,7 +5,6 @@ The services were tried with their own packages by hand (docs/report.md); what i
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 
@@ -14,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from training.utils.report.trackers import chart_layout, open_trackers, run_name
+from training.utils.report.trackers import chart_layout, open_trackers, run_name, sample_table, shown_samples
 from training.utils.run.errors import ThreestepError
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.step import UNKNOWN_STEP, known_steps
@@ -105,7 +104,7 @@ def test_wandb(tmp_path, monkeypatch):
     written(tmp_path, [])  # another run in the same folder
     assert not (tmp_path / "tracker_runs.json").exists()
     first, again = (named for _, named in wandb.named("init"))
-    assert (first["project"], first["name"], first["config"]) == ("mine", run_name(tmp_path), SETTINGS)
+    assert (first["project"], first["name"], first["config"]) == ("mine", run_name(tmp_path, {}), SETTINGS)
     assert (first["id"], first["resume"]) == (None, None)
     assert (again["id"], again["resume"]) == ("abc", "allow")  # a resumed run goes on
     assert run.named("define_metric")[0] == (("*",), {"step_metric": "step"})
@@ -114,6 +113,28 @@ def test_wandb(tmp_path, monkeypatch):
         {"step": 1, "samples": "table"},
     ]  # fmt: skip
     assert run.named("finish")[0] == ((), {"exit_code": 0})
+
+
+def test_the_table_of_samples():
+    """Columns that some sample has, then each reward's; JSON stands for what is neither number nor text."""
+    samples = [
+        {
+            "prompt": "p",
+            "response": "r",
+            "reward": 1.0,
+            "sample": 0,
+            "ground_truth": ["a"],
+            "reward/rule": 1.0,
+            "step": 3,
+        },
+        {"prompt": "p", "response": "s", "reward": 0.5, "sample": 1, "ground_truth": None, "reward/rule/key": 2.0},
+        {"prompt": "q", "response": "t", "reward": 0.0, "sample": 0, "check": 1.0},
+    ]
+    columns, rows = sample_table(samples, 2)
+    assert columns == ["prompt", "sample", "response", "ground_truth", "reward", "reward/rule", "reward/rule/key"]
+    assert rows == [["p", 0, "r", '["a"]', 1.0, 1.0, None], ["p", 1, "s", None, 0.5, None, 2.0]]
+    assert "check" in sample_table(samples, 3)[0] and sample_table([], 8) == ([], [])
+    assert shown_samples({}) == 8 and shown_samples({"report_samples": 3}) == 3
 
 
 def test_trackio(tmp_path, monkeypatch):
@@ -139,13 +160,13 @@ def test_mlflow(tmp_path, monkeypatch):
     written(tmp_path, ["mlflow"], **{"train/gap": float("inf")})
     written(tmp_path, ["mlflow"], done_steps=1)
     first, again = (named for _, named in mlflow.named("start_run"))
-    assert (first["run_id"], first["run_name"]) == (None, run_name(tmp_path))
+    assert (first["run_id"], first["run_name"]) == (None, run_name(tmp_path, {}))
     assert again["run_id"] == "r1"
     (params,) = mlflow.named("log_params")  # a resumed run's are there already
     assert params[0][0] == {"learning_rate": "0.1", "data_path": '["a"]', "limit": "null", "padded": "False"}
     assert mlflow.named("log_metrics")[1] == (({"train/loss": 2.0},), {"step": 1})  # without what no database holds
-    (text, name), _ = mlflow.named("log_text")[0]
-    assert name == "samples/step_000001.json" and json.loads(text)[0]["response"] == "# r"
+    (table, name), _ = mlflow.named("log_table")[0]
+    assert name == "samples/step_000001.json" and table["response"] == ["# r"] * 8
     assert mlflow.named("end_run")[0] == (("FINISHED",), {})
 
 
@@ -187,3 +208,8 @@ def test_they_hear_how_it_ended(tmp_path, monkeypatch, error, status):
     with pytest.raises(type(error)), MetricsWriter(tmp_path, True, trackers=trackers):
         raise error
     assert mlflow.named("end_run") == [((status,), {})]
+
+
+def test_a_run_with_a_name_has_it_in_place_of_its_folder(tmp_path):
+    assert run_name(tmp_path / "quickstart" / "step1_sft", {"run_name": None}) == "quickstart/step1_sft"
+    assert run_name(tmp_path, {"run_name": "mine"}) == "mine"

@@ -36,3 +36,13 @@ def test_the_values_of_fault_flags(given, sentence):
     mistakes = Mistakes()
     note_mistakes(FaultArguments(**given), mistakes)
     assert mistakes.sentences == ([] if sentence is None else [sentence])
+
+
+def test_a_run_with_a_name_and_no_folder_is_in_a_folder_of_its_name():
+    assert RunArguments(run_name="mine").output_dir == "runs/mine"
+    assert RunArguments(run_name="mine", output_dir="out").output_dir == "out"
+    for name in ("..", "a/b", " "):
+        mistakes = Mistakes()
+        note_mistakes(RunArguments(run_name=name), mistakes)
+        expected = f"--run_name expects a name that a folder can have, got '{name}'; give another, or --output_dir"
+        assert mistakes.sentences == [expected]
