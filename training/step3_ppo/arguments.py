@@ -89,6 +89,9 @@ class PpoArguments:
         least=1,
     )
     show_samples: int = flag(1, "Print this many prompts with responses and rewards at each evaluation.", least=0)
+    report_variance: bool = flag(
+        False, "Report proxies of the gradient's variance, from the distributions of the policy that rolled out."
+    )
     report_mfu: bool = flag(True, "Report train/mfu of the updates.")
     per_device_eval_batch_size: int = flag(64, "Prompts of one evaluation rollout of a rank.", least=1)
     checker: str | None = flag(

@@ -30,6 +30,22 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     return figures | _explained_variance(figures) | reward_means(experiences)
 
 
+def variance_proxies(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return what the gradient's noise is estimated by, of figures of a rollout with its updates; nothing where they
+    were not asked for.
+
+    variance/power is the mean over sequences of sum(A_t^2 w_t), w_t the square of the gradient of log p_t by the
+    logits: an estimate of E[|g|^2] of one sequence. variance/signal is the squared norm of the step's gradient. The
+    noise of a mean of N sequences is (power - signal) / (N - 1) (Li et al. 2026, arXiv:2602.07078). The two are of
+    different parameters, logits and weights: compare each with itself over the run.
+    """
+    if "variance/power" not in figures or "actor/grad_norm" not in figures:
+        return {}
+    signal = figures["actor/grad_norm"] ** 2
+    noise = (figures["variance/power"] - signal) / max(figures["variance/sequences"] - 1.0, 1.0)
+    return {"variance/signal": signal, "variance/noise": noise}
+
+
 def _joined(found: Sequence[Moments]) -> Moments:
     return reduce(Moments.joined, found, NOTHING)
 
@@ -66,7 +82,14 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
     measures = [
         Measure(lengths_B + prompts_B, {"total": "rollout/tokens"}),
-        Measure(lengths_B, spread("rollout/response_tokens", mean="rollout/response_tokens")),
+        # One number a rank: before its sequences are dealt anew (`learning` has what ranks compute).
+        Measure((lengths_B + prompts_B).sum(dim=0, keepdim=True), spread("rollout/rank_tokens")),
+        Measure(
+            lengths_B,
+            {"total": "rollout/drawn_tokens", **spread("rollout/response_tokens", mean="rollout/response_tokens")},
+        ),
+        Measure(~rollout.ended_B, {"mean": "rollout/clipped_share"}),
+        Measure(rollout.ended_B & (lengths_B == 1), {"mean": "rollout/empty_share"}),
         Measure(prompts_B, spread("rollout/prompt_tokens")),
         Measure(experience.scores_B, spread("rollout/score", mean="rollout/score")),
         Measure(outcomes_B, {"mean": "rollout/outcome"}),
@@ -76,6 +99,12 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
         Measure(-sampled_BR[mask_BR], {"mean": "rollout/entropy"}),
     ]
+    if settings.length.max_prompt_tokens is not None:
+        measures.append(Measure(prompts_B >= settings.length.max_prompt_tokens, {"mean": "rollout/full_prompt_share"}))
+    if experience.score_norms_BR is not None:
+        power_B = (experience.advantages_BR.square() * experience.score_norms_BR).sum(dim=1)
+        measures.append(Measure(power_B, {"mean": "variance/power", "number": "variance/sequences"}))
+        measures.append(Measure(experience.score_norms_BR.sum(dim=1), {"mean": "variance/energy"}))
     if settings.samples_per_prompt > 1:
         equal = equal_groups(outcomes_B, settings.samples_per_prompt)
         measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
