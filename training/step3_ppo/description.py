@@ -30,22 +30,6 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     return figures | _explained_variance(figures) | reward_means(experiences)
 
 
-def variance_proxies(figures: Mapping[str, float]) -> dict[str, float]:
-    """Return what the gradient's noise is estimated by, of figures of a rollout with its updates; nothing where they
-    were not asked for.
-
-    variance/power is the mean over sequences of sum(A_t^2 w_t), w_t the square of the gradient of log p_t by the
-    logits: an estimate of E[|g|^2] of one sequence. variance/signal is the squared norm of the step's gradient. The
-    noise of a mean of N sequences is (power - signal) / (N - 1) (Li et al. 2026, arXiv:2602.07078). The two are of
-    different parameters, logits and weights: compare each with itself over the run.
-    """
-    if "variance/power" not in figures or "actor/grad_norm" not in figures:
-        return {}
-    signal = figures["actor/grad_norm"] ** 2
-    noise = (figures["variance/power"] - signal) / max(figures["variance/sequences"] - 1.0, 1.0)
-    return {"variance/signal": signal, "variance/noise": noise}
-
-
 def _joined(found: Sequence[Moments]) -> Moments:
     return reduce(Moments.joined, found, NOTHING)
 
@@ -103,7 +87,7 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         measures.append(Measure(prompts_B >= settings.length.max_prompt_tokens, {"mean": "rollout/full_prompt_share"}))
     if experience.score_norms_BR is not None:
         power_B = (experience.advantages_BR.square() * experience.score_norms_BR).sum(dim=1)
-        measures.append(Measure(power_B, {"mean": "variance/power", "number": "variance/sequences"}))
+        measures.append(Measure(power_B, {"mean": "variance/power"}))
         measures.append(Measure(experience.score_norms_BR.sum(dim=1), {"mean": "variance/energy"}))
     if settings.samples_per_prompt > 1:
         equal = equal_groups(outcomes_B, settings.samples_per_prompt)

@@ -42,7 +42,6 @@ NOTHING = Moments(0.0, 0.0, 0.0, math.inf, -math.inf)
 # Of one or more numbers. std is theirs, the root of the mean square distance from the mean.
 STATISTICS: dict[str, Callable[[Moments], float]] = {
     "total": lambda found: found.total,
-    "number": lambda found: found.number,
     "mean": lambda found: found.total / found.number,
     "std": lambda found: math.sqrt(max(found.squares / found.number - (found.total / found.number) ** 2, 0.0)),
     "min": lambda found: found.least,

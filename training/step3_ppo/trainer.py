@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from training.step3_ppo.description import described, variance_proxies
+from training.step3_ppo.description import described
 from training.step3_ppo.dynamic_sampling import with_differing_groups
 from training.step3_ppo.evaluation import Evaluator, PpoEvaluation, PpoResult
 from training.step3_ppo.experience import make_experience
@@ -87,7 +87,6 @@ class PpoTrainer:
                     self.prompt_source.observe(samples.rows, experiences[-1])
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
-                figures |= variance_proxies(figures)
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
