@@ -88,7 +88,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
         )
     program = PROGRAMS[word]
     os.environ[COMMAND_VARIABLE] = f"threestep {word}"
-    if set(_HELP) & set(arguments) or program.takes_ranks == ALONE:
+    if any(word.partition("=")[0] in _HELP for word in arguments) or program.takes_ranks == ALONE:
         _run_here(program.module, arguments)
     elif program.takes_ranks == HANDED_ON:
         from training.utils.run.launcher_flags import as_variables

@@ -14,7 +14,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import PROMPT_STYLES, ChatArguments
@@ -37,26 +37,36 @@ LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold
 class TalkArguments:
     """The models to chat with, and how they are asked."""
 
+    topic: ClassVar[str] = "task"
+
     model_name_or_path: list[str] = flag(
-        [], "One or two model folders or hub names; may come first, without the flag.", aliases=["--path"]
+        [], "One or two model folders or hub names; may come first, without the flag.", aliases=["--path"], unit="model"
     )
-    reward_model: str | None = flag(None, "Score each answer with this reward model.")
-    system: str = flag("", "A system prompt.")
+    reward_model: str | None = flag(
+        None, "Score each answer with this reward model: a folder or a hub name.", unit="model"
+    )
+    system: str = flag("", "A system prompt.", unit="text")
     prompt_style: str = flag(
         AUTO,
         "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
         "otherwise the chat template if the tokenizer has one.",
         choices=(AUTO, *PROMPT_STYLES),
+        unit="style",
     )
     chat_template_kwargs: str | None = flag(
-        None, "Further variables for the chat template, as a JSON object; default: those saved with the model."
+        None,
+        "Further variables for the chat template, as a JSON object; default: those saved with the model.",
+        unit="json",
     )
     end_of_conversation_token: str | None = flag(
-        None, "As in training; default: that saved with the model, of the chat template, or the tokenizer's eos."
+        None,
+        "Token that ends an answer; default: the one saved with the model, the chat template's, or the "
+        "tokenizer's eos.",
+        unit="token",
     )
-    seed: int = flag(RunArguments.seed, "The same seed gives the same answers.", least=0)
-    web: bool = flag(False, "Serve a page on 127.0.0.1 (needs the package gradio).")
-    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535)
+    seed: int = flag(RunArguments.seed, "Seed of sampling; the same seed gives the same answers.", least=0, unit="seed")
+    web: bool = flag(False, "Serve a page on 127.0.0.1 instead of the terminal (needs the package gradio).")
+    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535, unit="port")
 
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.run.arguments import parse_arguments
@@ -35,19 +35,27 @@ _PIECES = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\
 class NewModelArguments:
     """Folder and shape of the new model."""
 
-    out: str = flag("", "Folder to write; a model in it is replaced.")
-    seed: int = flag(RunArguments.seed, "Seed of the weights, and of datasets generated from a seed.", least=0)
-    vocab_size: int = flag(512, "Most tokens of the tokenizer; fewer if the texts run out of merges.")
-    hidden_size: int = flag(256, "Width of the model.", least=1)
-    num_hidden_layers: int = flag(4, "Number of layers.", least=1)
-    num_attention_heads: int = flag(4, "Number of attention heads; they divide the width.", least=1)
-    intermediate_size: int | None = flag(None, "Width inside the feed-forward layers; default: 8/3 of hidden_size, a "
-                                "multiple of 32.", least=1)  # fmt: skip
-    max_position_embeddings: int = flag(512, "Most tokens of a prompt with its response.", least=1)
-    rope_theta: float = flag(
-        10000.0, "Base of the rotary embedding; a small one separates nearby positions better.", above=0
+    topic: ClassVar[str] = "task"
+
+    out: str = flag("", "Folder to write; a model in it is replaced (required).", unit="folder")
+    seed: int = flag(
+        RunArguments.seed, "Seed of the weights, and of datasets that are made from a seed.", least=0, unit="seed"
     )
-    initializer_range: float = flag(0.02, "Standard deviation of the random weights.", above=0)
+    vocab_size: int = flag(
+        512, "Size of the vocabulary at most; smaller if the texts have too few merges.", unit="tokens"
+    )
+    hidden_size: int = flag(256, "Width of the model.", least=1, unit="units")
+    num_hidden_layers: int = flag(4, "Number of layers.", least=1, unit="layers")
+    num_attention_heads: int = flag(
+        4, "Number of attention heads; the width must be a multiple of it.", least=1, unit="heads"
+    )
+    intermediate_size: int | None = flag(None, "Width inside the feed-forward layers; default: 8/3 of hidden_size, a "
+                                "multiple of 32.", least=1, unit="units")  # fmt: skip
+    max_position_embeddings: int = flag(512, "Maximum length of a prompt with its response.", least=1, unit="tokens")
+    rope_theta: float = flag(
+        10000.0, "Base of the rotary embedding; a small one separates nearby positions better.", above=0, unit="number"
+    )
+    initializer_range: float = flag(0.02, "Standard deviation of the random weights.", above=0, unit="number")
     pad_is_eos: bool = flag(False, "Pad with the eos token instead of a token of its own.")
 
     def validate(self, mistakes: Mistakes) -> None:

@@ -17,7 +17,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
@@ -40,22 +40,27 @@ SPLITS = ("train", "eval")
 class PreviewArguments:
     """What to show, and how."""
 
-    tokenizer: str = flag("", "Folder or hub name of the tokenizer, or of its model.")
+    topic: ClassVar[str] = "task"
+
+    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", unit="tokenizer")
     phase: str = flag(
         "1", "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).", choices=PHASES
     )
     split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
-    rows: int = flag(5, "How many rows to show; 0 for all.", least=0)
-    first: int = flag(0, "Index in the split of the first row to show, from 0.", least=0)
-    show_layout: bool = flag(False, "Show segments, positions and visibility.")
-    json: bool = flag(False, "Print only one JSON object per row, with the layout.")
-    html: str = flag("", "Write the rows as a page to this file instead, with what carries loss in colour.")
-    seed: int = flag(RunArguments.seed, "The seed of the run; it determines the split.", least=0)
-    pad_token: str | None = flag(None, "As in training; optional here.")
+    rows: int = flag(5, "Rows to show; 0 shows all.", least=0, unit="rows")
+    first: int = flag(0, "Index of the first row to show in the split, from 0.", least=0, unit="index")
+    show_layout: bool = flag(False, "Also show segments, positions, and which tokens see which.")
+    json: bool = flag(False, "Print only JSON, one object per row, with the layout.")
+    html: str = flag(
+        "", "Write the rows as an HTML page to this file instead, coloured by what the loss is on.", unit="file"
+    )
+    seed: int = flag(RunArguments.seed, "The run's seed, which decides the split.", least=0, unit="seed")
+    pad_token: str | None = flag(None, "As in training; not needed here.", unit="token")
     max_answer_seq_len: int = flag(
         SamplingArguments.max_new_tokens,
         "Unsupervised: a block has max_prompt_seq_len + max_answer_seq_len tokens, as in step 3.",
         least=1,
+        unit="tokens",
     )
 
     def validate(self, mistakes: Mistakes) -> None:

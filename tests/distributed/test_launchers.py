@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,32 @@ def test_accelerate_launch(folder, expected):
     port = ["--main_process_port", str(free_port()), "--mixed_precision", "no", "--dynamo_backend", "no"]
     run(folder, [*ACCELERATE, *port, "-m", STEP, *FLAGS, "--output_dir", "accelerate"])
     assert losses(folder / "accelerate") == expected
+
+
+# What a rank says of the other's end, by how that came about.
+SAID = {
+    "raise": "error on rank 1, the first of the run:",
+    "kill": "error: rank 0 lost another rank, which ended without an error message",
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)  # on a busy machine
+@pytest.mark.parametrize("fault", list(SAID))
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_rank_that_fails_ends_the_run_with_its_error(folder, expected, launcher, fault):
+    """The launchers end the other rank by a signal, which must not read as a wish to stop after the step."""
+    port = str(free_port())
+    start = {
+        "torchrun": [*TORCHRUN, "--nnodes", "1", "--nproc_per_node", "2", "--master_port", port],
+        "accelerate": [*ACCELERATE, "--main_process_port", port, "--mixed_precision", "no", "--dynamo_backend", "no"],
+    }[launcher]
+    out = f"{launcher}_{fault}"
+    program = ["-m", "tests.end_to_end.fault_program", fault, "1", STEP, *FLAGS, "--output_dir", out]
+    ran = subprocess.run([*start, *program], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    seconds = time.time() - (folder / out / "metrics.jsonl").stat().st_mtime
+    print(out, seconds, ran.stdout[-3000:], ran.stderr[-6000:])
+    said = ran.stdout + ran.stderr
+    assert ran.returncode != 0 and seconds < 30, said
+    assert said.count(SAID[fault]) == 1 and said.count("error on rank 0") == 0, said
+    assert not (folder / out / "checkpoints").exists()

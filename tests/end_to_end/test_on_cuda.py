@@ -248,6 +248,8 @@ def test_a_stopped_run_resumes_to_the_same_metrics(on_cuda, place):
     counts_of(on_cuda, place, "step1_sft", "saved", f"{flags} --save_every 2")
     resumed = counts_of(on_cuda, place, "step1_sft", "saved", f"{flags} --save_every 2 --resume")
     assert len(resumed) == 1
+    config = (place / "saved" / "config.yaml").read_text()
+    assert "head_chunk_mb: 32\n" in config  # the least, for so small a vocabulary
     losses = [_losses(place / name / "metrics.jsonl") for name in ("whole", "saved")]
     assert losses[0] == losses[1] and len(losses[0]) == 3
 

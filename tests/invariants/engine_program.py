@@ -184,8 +184,7 @@ def packed_cases(world_size: int) -> list[Case]:
         for stage in (0, 3)
     ]
     found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
-    if world_size == 1:
-        found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
+    found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
     if world_size == 2:
         found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
         found += [Case("packed_dpo_one_a_step", "dpo", zero_stage=3, per_step=1, packed=True)]

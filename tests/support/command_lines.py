@@ -26,6 +26,7 @@ from unittest.mock import patch
 from tests.support.rooms import runs_by_itself
 from threestep.command import ALONE, PROGRAMS
 from training.utils.opening import one_model
+from training.utils.run import arguments as settings
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launcher_flags import as_variables
 
@@ -146,9 +147,9 @@ def flags_of(module: str) -> frozenset[str]:
     if home is not None:
         parsing = home.parse_arguments
 
-        def note_old(groups: Any, argv: Any, description: str, old_flags: Any = None) -> Any:
+        def note_old(groups: Any, argv: Any, description: str, old_flags: Any = None, first: Any = ()) -> Any:
             seen.update(old_flags or {})
-            return parsing(groups, argv, description, old_flags)
+            return parsing(groups, argv, description, old_flags, first)
 
         stack = patch.object(home, "parse_arguments", note_old)
     else:
@@ -158,9 +159,13 @@ def flags_of(module: str) -> frozenset[str]:
         real = argparse.ArgumentParser.parse_known_args
 
         def parse(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-            return note(parser) if parser.add_help else real(parser, *args, **kwargs)
+            return note(parser) if "--help" in parser._option_string_actions else real(parser, *args, **kwargs)
 
-        with patch.object(argparse.ArgumentParser, "parse_known_args", parse):
+        # A program that shows its --help where no words are given would end with it.
+        with (
+            patch.object(argparse.ArgumentParser, "parse_known_args", parse),
+            patch.object(settings, "asked_topic", lambda argv: None),
+        ):
             from transformers import HfArgumentParser
 
             assert HfArgumentParser.parse_known_args is parse

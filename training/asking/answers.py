@@ -15,7 +15,7 @@ from training.utils.generation.base import RolloutRequest, rolled_out
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.running import start_rules
 from training.utils.rewards.weighted import Reward
-from training.utils.run.console import progress_bar
+from training.utils.run.progress import progress_bar
 from training.utils.run.seeds import derived_seed
 
 

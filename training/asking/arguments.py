@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.engine.arguments import EngineArguments
 from training.utils.run.errors import Mistakes
@@ -15,12 +16,14 @@ SPLITS = ("eval", "train")
 class AskedArguments:
     """The models and rows to evaluate."""
 
-    model_name_or_path: str = flag("", "The model to evaluate: folder or hub name.")
-    baseline: str | None = flag(None, "win_rate: the model to compare it with.")
-    reward_model: str | None = flag(None, "The reward model that `model` in --reward means.")
+    topic: ClassVar[str] = "evaluation"
+
+    model_name_or_path: str = flag("", "Model to evaluate: a folder or a hub name (required).", unit="model")
+    baseline: str | None = flag(None, "win_rate: the model to compare it with.", unit="model")
+    reward_model: str | None = flag(None, "The reward model that `model` in --reward stands for.", unit="model")
     split: str = flag("eval", "Rows of the phase: eval or train.", choices=SPLITS)
     per_device_eval_batch_size: int = flag(
-        EngineArguments.per_device_eval_batch_size, "Prompts answered together.", least=1
+        EngineArguments.per_device_eval_batch_size, "Prompts that a rank answers together.", least=1, unit="prompts"
     )
 
     val_samples: int = flag(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
@@ -36,18 +36,21 @@ PHASES = (ALL, "1", "2", "3")
 class InspectArguments:
     """What to look at, and how to show it."""
 
+    topic: ClassVar[str] = "task"
+
     model_name_or_path: str = flag(
         "",
         "Folder or hub name of a model, or of its tokenizer: for its chat template, end token and lengths in tokens.",
         aliases=["--tokenizer"],
+        unit="model",
     )
     phase: str = flag(ALL, "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts), or all.", choices=PHASES)
-    rows: int = flag(20, "How many rows of each phase to show.", least=0)
-    look_at: int = flag(2_000, "How many rows of each phase to tokenize, picked by the seed.", least=1)
+    rows: int = flag(20, "Rows of each phase to show.", least=0, unit="rows")
+    look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", least=1, unit="rows")
     json: bool = flag(False, "Print one JSON object instead of text.")
-    html: str = flag("", "File to write as a page, with what carries loss in colour.")
-    seed: int = flag(RunArguments.seed, "The seed of the run; it determines the split.", least=0)
-    pad_token: str | None = flag(None, "As in training; optional here.")
+    html: str = flag("", "File to write as an HTML page that colours what the loss is on.", unit="file")
+    seed: int = flag(RunArguments.seed, "The run's seed, which decides the split.", least=0, unit="seed")
+    pad_token: str | None = flag(None, "As in training; not needed here.", unit="token")
 
 
 GROUPS = (InspectArguments, DataArguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.step1_sft.arguments import SftArguments
-from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 from training.utils.run.hf_flags import HF_SFT_FLAGS
 from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS
 from training.utils.run.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
@@ -13,6 +13,7 @@ STEP = Step(
     label="SFT",
     title="supervised fine-tuning",
     groups=(*ONE_MODEL_GROUPS, SftArguments),
+    first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": None},
     old_flags={**HF_SFT_FLAGS, **ONE_MODEL_OLD_FLAGS, "--print_loss": PRINT_LOSS},
     curves=(

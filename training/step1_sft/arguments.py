@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, MtpSettings, check_mtp
 from training.utils.run.errors import Mistakes
@@ -13,21 +14,31 @@ from training.utils.run.flags import flag
 class SftArguments:
     """Supervised fine-tuning."""
 
-    learning_rate: float = flag(2e-5, "Peak learning rate (the default is Alpaca's for full fine-tuning).", above=0)
+    topic: ClassVar[str] = "loss"
+
+    learning_rate: float = flag(
+        2e-5,
+        "Peak learning rate; the default is Alpaca's for full fine-tuning.",
+        above=0,
+        unit="rate",
+        topic="optimizer",
+    )
     neftune_alpha: float = flag(
         0.0,
-        "NEFTune: uniform noise of alpha / sqrt(length x width) on the input embeddings, in training only; "
-        "0 adds none, the paper tries 5, 10 and 15 (Jain et al. 2023).",
+        "NEFTune: add uniform noise of size alpha / sqrt(length x width) to the input embeddings in training; 0 "
+        "adds none, the paper tries 5, 10 and 15 (Jain et al. 2023).",
         least=0,
+        unit="number",
     )
     z_loss_coef: float = flag(
         0.0,
-        "Weight of the z-loss, which holds the logits' normalizer near 1; 0 adds none, PaLM trains with "
-        "1e-4 (Chowdhery et al. 2022).",
+        "Weight of the z-loss, which keeps the logits' normalizer near 1; 0 leaves it out, PaLM uses 1e-4 "
+        "(Chowdhery et al. 2022).",
         least=0,
+        unit="factor",
     )
-    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0)
-    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0)
+    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers")
+    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
-from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 from training.utils.run.hf_flags import HF_DPO_FLAGS
 from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS, Needless
 from training.utils.run.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
@@ -13,6 +13,7 @@ STEP = Step(
     label="DPO",
     title="direct preference optimisation",
     groups=(*ONE_MODEL_GROUPS, DpoArguments),
+    first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     old_flags={
         **HF_DPO_FLAGS,

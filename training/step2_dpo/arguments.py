@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.opening.flags import OneModelFlags
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -16,28 +17,40 @@ REFERENCES = ("cached", "adapter_off")
 class DpoArguments:
     """Direct preference optimisation."""
 
-    learning_rate: float = flag(1e-6, "Peak learning rate (Rafailov et al. 2023, app. B).", above=0)
+    topic: ClassVar[str] = "loss"
+
+    learning_rate: float = flag(
+        1e-6, "Peak learning rate (Rafailov et al. 2023, app. B).", above=0, unit="rate", topic="optimizer"
+    )
     beta: float = flag(
         0.1,
-        "How much leaving the reference costs (Rafailov et al. 2023, app. B); ipo regresses on 1/(2 beta).",
+        "Strength of the pull towards the reference (Rafailov et al. 2023, app. B); 'ipo' regresses on 1/(2 beta).",
         above=0,
+        unit="factor",
     )
     loss_type: str = flag(
         "sigmoid",
-        "'sigmoid' is DPO (Rafailov et al. 2023), 'ipo' its squared form on log-probabilities a token "
-        "(Azar et al. 2023), 'hinge' SLiC's (Zhao et al. 2023).",
+        "'sigmoid' is DPO (Rafailov et al. 2023); 'ipo' is the squared loss on log-probabilities per token (Azar "
+        "et al. 2023); 'hinge' is SLiC's (Zhao et al. 2023).",
         choices=LOSS_TYPES,
     )
     label_smoothing: float = flag(
-        0.0, "sigmoid alone: the share of pairs taken to be ranked wrongly (conservative DPO).", least=0, below=0.5
+        0.0,
+        "'sigmoid' only: share of pairs assumed to be ranked the wrong way round (conservative DPO).",
+        least=0,
+        below=0.5,
+        unit="share",
     )
     sft_coef: float = flag(
-        0.0, "Weight of the best response's negative log-likelihood a token (Pang et al. 2024).", least=0
+        0.0,
+        "Weight of the chosen response's negative log-likelihood per token (Pang et al. 2024); 0 leaves it out.",
+        least=0,
+        unit="factor",
     )
     reference: str = flag(
         "cached",
-        "'cached' reads the responses once, with the start model, and stores the result with the data; "
-        "'adapter_off', with LoRA, reads them in each step with the adapters off.",
+        "Where the reference's log-probabilities come from: 'cached' computes them once with the start model and "
+        "stores them with the data; 'adapter_off' (LoRA only) computes them in each step with the adapters off.",
         choices=REFERENCES,
     )
 

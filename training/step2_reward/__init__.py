@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.step2_reward.arguments import RewardModelArguments
 from training.step2_reward.old_flags import REWARD_OLD_FLAGS
-from training.utils.opening.flags import ONE_MODEL_GROUPS
+from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 from training.utils.run.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 
 STEP = Step(
@@ -12,6 +12,7 @@ STEP = Step(
     label="reward model",
     title="reward model",
     groups=(*ONE_MODEL_GROUPS, RewardModelArguments),
+    first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     old_flags=REWARD_OLD_FLAGS,
     curves=(

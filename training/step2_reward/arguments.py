@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import flag
@@ -20,37 +20,49 @@ LOSS_FROM = ("end", "first_difference")
 class RewardModelArguments:
     """The reward model."""
 
+    topic: ClassVar[str] = "loss"
+
     learning_rate: float = flag(
-        1e-5, "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023).", above=0
+        1e-5,
+        "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023).",
+        above=0,
+        unit="rate",
+        topic="optimizer",
     )
     loss_from: str = flag(
         "end",
-        "Which scores of a pair are compared: those at the 'end' of both responses, or at all tokens from the "
-        "'first_difference' on, by the mean of their losses (DeepSpeed-Chat's). Evaluation and step 3 read the end in "
-        "both cases.",
+        "Which scores of a pair the loss compares: those at the 'end' of both responses, or those of all tokens "
+        "from the 'first_difference' on (DeepSpeed-Chat's loss, the mean over these tokens). Evaluation and step "
+        "3 always read the end.",
         choices=LOSS_FROM,
     )
     margin_scale: float = flag(
         0.0,
-        "Train chosen to beat rejected by this many times the row's margin (--margin_column, or get_margin "
-        "of a dataset class; Llama 2, equation 2); 0 reads no margins.",
+        "The loss asks chosen to beat rejected by this factor times the row's margin (--margin_column, or "
+        "get_margin of a dataset class; Llama 2, equation 2); 0 ignores margins.",
         least=0,
+        unit="factor",
     )
     label_smoothing: float = flag(
         0.0,
-        "Share of the pairs held to be labelled the wrong way round; at 0.5 no order is left to learn.",
+        "Share of pairs assumed to be labelled the wrong way round.",
         least=0,
         below=0.5,
+        unit="share",
     )
     center_coef: float = flag(
-        0.0, "Weight of (better + worse)^2, which holds scores near 0 (Eisenstein et al. 2023 use 0.01).", least=0
+        0.0,
+        "Weight of (chosen score + rejected score)^2, which keeps scores near 0 (Eisenstein et al. 2023 use "
+        "0.01); 0 leaves it out.",
+        least=0,
+        unit="factor",
     )
     normalization_rows: int = flag(
         1024,
-        "After training, the chosen responses of so many training rows are scored; the mean and standard "
-        "deviation go into the model's configuration, for step 3's --normalize_reward_scores. 1,024 rows give the "
-        "mean to a 32nd of the standard deviation, in a fraction of the time of training on them. 0 stores none.",
+        "After training, score the chosen responses of this many training rows and store their mean and standard "
+        "deviation in the model's configuration, for --normalize_reward_scores of step 3; 0 stores none.",
         least=0,
+        unit="rows",
     )
 
 

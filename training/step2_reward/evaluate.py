@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.engine.arguments import DTYPE_NAMES, EngineArguments
@@ -30,27 +31,39 @@ SPLITS = ("eval", "train")
 class RewardEvaluationArguments:
     """Which reward model is evaluated, and on what."""
 
-    model_name_or_path: str = flag("", "Folder or hub name of a sequence-classification model with one label.")
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag(
+        "",
+        "Reward model: a folder or a hub name of a sequence-classification model with one label (required).",
+        unit="model",
+    )
     split: str = flag("eval", "Rows of phase 2: eval, or train.", choices=SPLITS)
     score_file: str | None = flag(
-        None, "Score the pairs of this JSON-lines file (--prompt_column and so on) instead of a dataset."
+        None,
+        "Score the pairs of this JSON-lines file (columns as --prompt_column and so on name them) instead of a "
+        "dataset.",
+        unit="file",
     )
-    output: str | None = flag(None, "With --score_file: write one JSON object a pair to this file too.")
+    output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", unit="file")
     dtype: str = flag(
         "fp32",
-        f"One of {', '.join(DTYPE_NAMES)}; bf16 rounds scores so far that some become equal.",
+        "Precision; bf16 rounds so coarsely that some scores become equal.",
         choices=DTYPE_NAMES,
     )
-    zero_stage: int = flag(0, "3 shards the model over the ranks.", least=0, most=3)
+    zero_stage: int = flag(
+        0, "3 shards the model over the ranks; other stages change nothing.", least=0, most=3, unit="stage"
+    )
     per_device_eval_batch_size: int = flag(
         EngineArguments.per_device_eval_batch_size,
-        "Prompts of one forward of one rank; packed, as many tokens.",
+        "Prompts in one forward of a rank.",
         least=1,
+        unit="prompts",
     )
     max_tokens_per_micro_batch: int | None = flag(
-        None, "Most tokens in one forward, padding included; default: no bound.", least=1
+        None, "Maximum tokens in one forward, padding included; default: no limit.", least=1, unit="tokens"
     )
-    padded: bool = flag(False, "One sequence a row, padded.")
+    padded: bool = flag(False, "One padded sequence per row instead of packed rows.")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

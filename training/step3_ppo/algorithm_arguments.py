@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
@@ -41,33 +42,46 @@ def _kl_estimators(of_logits: bool) -> str:
 class AlgorithmArguments:
     """Advantages and losses."""
 
+    topic: ClassVar[str] = "policy"
+
     advantage: str = flag(
         "gae",
-        f"Advantage estimator: {', '.join(ESTIMATORS)}, or your own as FILE.py:NAME. Only {WITH_CRITIC} "
-        "trains a critic.",
+        f"How advantages are estimated; only {WITH_CRITIC} trains a critic. One of {', '.join(ESTIMATORS)}, or "
+        "your own as FILE.py:NAME.",
+        unit="name",
+        topic="advantage",
     )
-    gamma: float = flag(1.0, "Discount, for gae and reinforce++.", least=0, most=1)
-    lam: float = flag(0.95, "GAE's lambda.", least=0, most=1)
+    gamma: float = flag(
+        1.0, "Discount per token, for gae and reinforce++.", least=0, most=1, unit="factor", topic="advantage"
+    )
+    lam: float = flag(0.95, "GAE's lambda.", least=0, most=1, unit="factor", topic="advantage")
     whiten_advantages: bool | None = flag(
-        None, f"Whiten advantages over all ranks' tokens; default: for {_estimators('whitens')}."
+        None, f"Whiten advantages over all ranks' tokens; default: for {_estimators('whitens')}.", topic="advantage"
     )
     norm_adv_by_std: bool = flag(
-        True, "grpo and grpo_passk: divide by the group's standard deviation; false: Dr. GRPO."
+        True, "grpo and grpo_passk: divide by the group's standard deviation; false: Dr. GRPO.", topic="advantage"
     )
     norm_adv_over: str | None = flag(
         None,
         f"{_estimators('norms')}: divide by the standard deviation of the group, or of the batch, all ranks' "
         "sequences of a rollout; default: group, for rloo by none.",
         choices=NORMS,
+        topic="advantage",
     )
     otb_zero_tail: bool = flag(
         True,
         f"{_estimators('needs_policy')}: a baseline of 0 where the longest response of a group goes on alone; "
         "false: its own return, so that it learns nothing there.",
+        topic="advantage",
     )
-    kl_coef: float = flag(0.1, "Weight of the KL to the reference; 0 loads no reference.", least=0)
+    kl_coef: float = flag(
+        0.1, "Weight of the KL to the reference; 0 loads no reference.", least=0, unit="factor", topic="kl"
+    )
     kl_in: str = flag(
-        "reward", f"Where the KL goes: {either(DEFAULT_KL_ESTIMATORS)}.", choices=tuple(DEFAULT_KL_ESTIMATORS)
+        "reward",
+        "Where the KL is applied: in the reward of each token, or in the loss.",
+        choices=tuple(DEFAULT_KL_ESTIMATORS),
+        topic="kl",
     )
     kl_estimator: str | None = flag(
         None,
@@ -75,22 +89,37 @@ class AlgorithmArguments:
         "vocabulary, which keeps the logits of one forward of both models; default: "
         + ", ".join(f"{name} in the {place}" for place, name in DEFAULT_KL_ESTIMATORS.items())
         + ".",
+        unit="name",
+        topic="kl",
     )
-    kl_control: str = flag("fixed", "fixed, or adaptive: --kl_coef is moved to hold --kl_target.", choices=KL_CONTROLS)
-    kl_target: float = flag(6.0, "Adaptive control: nats per response, summed over tokens.", above=0)
-    kl_horizon: float = flag(10000.0, "Adaptive control: time constant in responses.", above=0)
+    kl_control: str = flag(
+        "fixed",
+        "'fixed', or 'adaptive': --kl_coef moves to keep the KL at --kl_target.",
+        choices=KL_CONTROLS,
+        topic="kl",
+    )
+    kl_target: float = flag(
+        6.0, "Adaptive control: target KL of a response, summed over its tokens.", above=0, unit="nats", topic="kl"
+    )
+    kl_horizon: float = flag(
+        10000.0, "Adaptive control: number of responses over which it adapts.", above=0, unit="responses", topic="kl"
+    )
     stop_kl: float | None = flag(
         None,
-        "End training after a rollout whose KL to the reference exceeds this, in nats per response; default: never.",
+        "End training after a rollout whose KL to the reference per response exceeds this; default: never.",
         above=0,
+        unit="nats",
+        topic="kl",
     )
     stop_update_kl: float | None = flag(
         None,
-        "Skip a rollout's remaining updates after a minibatch whose KL from the policy that rolled out "
-        "exceeds this, in nats per token; default: never.",
+        "Skip the rest of a rollout's updates after a minibatch whose KL per token from the policy that drew the "
+        "rollout exceeds this; default: never.",
         above=0,
+        unit="nats",
+        topic="kl",
     )
-    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.")
+    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", unit="name")
     loss_aggregation: str | None = flag(
         None, f"{either(AGGREGATIONS)}; default: {_by_loss(lambda loss: loss.aggregation)}."
     )
@@ -99,32 +128,63 @@ class AlgorithmArguments:
         "Clip of the probability ratio in both directions; default: "
         f"{_by_loss(lambda loss: f'{loss.clip_low:g} down and {loss.clip_high:g} up')}.",
         above=0,
+        unit="ratio",
     )
-    clip_range_low: float | None = flag(None, "The same, downwards only.", above=0)
-    clip_range_high: float | None = flag(None, "The same, upwards only (clip-higher).", above=0)
+    clip_range_low: float | None = flag(
+        None, "Clip of the probability ratio downwards; default: --clip_range.", above=0, unit="ratio"
+    )
+    clip_range_high: float | None = flag(
+        None, "Clip of the probability ratio upwards (clip-higher); default: --clip_range.", above=0, unit="ratio"
+    )
     dual_clip: float | None = flag(
-        None, "Bound on the ratio where the advantage is negative, above 1; default: none.", above=1
+        None, "Upper bound on the ratio where the advantage is negative; default: none.", above=1, unit="ratio"
     )
-    clip_range_value: float = flag(0.2, "Clip of the value's change.", above=0)
-    cov_share: float = flag(2e-4, "kl_cov, clip_cov: share of tokens held back.", above=0, below=1)
-    clip_cov_low: float = flag(1.0, "clip_cov: smallest covariance of a token held back.")
-    clip_cov_high: float = flag(5.0, "clip_cov: largest covariance of a token held back.")
-    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on its tokens.", least=0)
-    sapo_tau_pos: float = flag(1.0, "sapo: how fast its gate closes where the advantage is positive.", above=0)
-    sapo_tau_neg: float = flag(1.05, "sapo: the same where it is negative.", above=0)
-    entropy_coef: float = flag(0.0, "Weight of the entropy bonus.", least=0)
-    critic_warmup: int = flag(0, "Number of first rollouts that train only the critic.", least=0)
+    clip_range_value: float = flag(0.2, "Clip of the change of a value in an update.", above=0, unit="number")
+    cov_share: float = flag(
+        2e-4, "kl_cov and clip_cov: share of tokens that are held back.", above=0, below=1, unit="share"
+    )
+    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance of a token that is held back.", unit="covariance")
+    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", unit="covariance")
+    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the tokens held back.", least=0, unit="factor")
+    sapo_tau_pos: float = flag(
+        1.0, "sapo: how fast the gate closes where the advantage is positive.", above=0, unit="temperature"
+    )
+    sapo_tau_neg: float = flag(
+        1.05, "sapo: how fast the gate closes where the advantage is negative.", above=0, unit="temperature"
+    )
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 leaves it out.", least=0, unit="factor")
+    critic_warmup: int = flag(
+        0, "Number of rollouts at the start that train only the critic.", least=0, unit="rollouts"
+    )
     dynamic_sampling_tries: int = flag(
         0,
-        "Replace prompts whose samples all score the same by other prompts, at most this many times per rollout.",
+        "Replace prompts whose samples all score the same, up to this many times per rollout; 0 keeps them.",
         least=0,
+        unit="tries",
+        topic="rollout",
     )
-    missing_eos_penalty: float = flag(0.0, "Subtracted from the score of a response that did not end.", least=0)
+    missing_eos_penalty: float = flag(
+        0.0,
+        "Subtracted from the score of a response that was cut before it ended.",
+        least=0,
+        unit="score",
+        topic="reward",
+    )
     overlong_buffer_tokens: int = flag(
-        0, "Soft over-long punishment over the last N of --max_answer_seq_len tokens.", least=0
+        0,
+        "Penalise responses gradually over the last tokens before --max_answer_seq_len; 0 does not.",
+        least=0,
+        unit="tokens",
+        topic="reward",
     )
-    overlong_penalty: float = flag(1.0, "Punishment of a response of full length.", least=0)
-    mask_truncated_responses: bool = flag(False, "Leave responses that did not end out of the loss.")
+    overlong_penalty: float = flag(
+        1.0,
+        "Penalty of a response of full length (with --overlong_buffer_tokens).",
+        least=0,
+        unit="score",
+        topic="reward",
+    )
+    mask_truncated_responses: bool = flag(False, "Leave responses that were cut before they ended out of the loss.")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from training.utils.engine.arguments import EVAL_EPOCHS_HELP, check_epochs
 from training.utils.generation.engines import ENGINES_HELP
@@ -16,87 +17,168 @@ from training.utils.run.user_files import check_address
 class PpoArguments:
     """Rollouts, rewards and updates."""
 
-    per_device_generation_batch_size: int = flag(16, "Prompts of one rollout of one rank.", least=1)
-    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", least=1)
-    generation_batches: int = flag(
-        1, "Rollouts of one rank between two updates, raised to what one minibatch needs.", least=1
+    topic: ClassVar[str] = "rollout"
+
+    per_device_generation_batch_size: int = flag(
+        16, "Prompts in one rollout of a rank.", least=1, unit="prompts", topic="batch"
     )
-    per_device_training_batch_size: int = flag(16, "Most sequences in one forward of a rank.", least=1)
+    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", least=1, unit="responses", topic="batch")
+    generation_batches: int = flag(
+        1,
+        "Rollouts of a rank between two updates; raised to what one minibatch needs.",
+        least=1,
+        unit="rollouts",
+        topic="batch",
+    )
+    per_device_training_batch_size: int = flag(
+        16, "Maximum sequences in one forward of a rank during updates.", least=1, unit="sequences", topic="batch"
+    )
     gradient_accumulation_steps: int = flag(
-        1, "A minibatch is training batch size x ranks x this many sequences, exactly.", least=1
+        1, "A minibatch has training batch size x ranks x this many sequences.", least=1, unit="steps", topic="batch"
     )
     max_tokens_per_micro_batch: int | None = flag(
-        None, "Most tokens in one forward, padding included; default: no bound.", least=1
+        None,
+        "Maximum tokens in one forward, padding included; default: no limit.",
+        least=1,
+        unit="tokens",
+        topic="batch",
     )
-    least_micro_batches: int = flag(1, "At least this many forwards of a rank in each optimizer step.", least=1)
+    padded: bool = flag(
+        False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
+    )
+    num_train_epochs: float = flag(
+        1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
+    )
+    least_micro_batches: int = flag(
+        1, "Minimum forwards of a rank in each optimizer step.", least=1, unit="forwards", topic="batch"
+    )
     micro_batches_multiple_of: int = flag(
         1,
-        "Forwards of a rank in each optimizer step: a multiple of this; where sequences are too few, empty ones.",
+        "The number of forwards of a rank in each optimizer step is a multiple of this; where there are too few "
+        "sequences, some forwards are empty.",
         least=1,
+        unit="forwards",
+        topic="batch",
     )
-    padded: bool = flag(False, "One padded sequence per row: the reference that packing is tested against.")
-    num_train_epochs: float = flag(1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0)
     prompt_sampler: str | None = flag(
         None,
-        "FILE.py:NAME of a PromptSampler, which picks the prompts of each rollout and sees its scores; "
-        "default: shuffled epochs.",
+        "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
+        " epochs.",
+        unit="file.py:name",
+        topic="data",
     )
     prompt_dataset: str | None = flag(
-        None, "FILE.py:NAME of a PromptDataset: prompts that may change after each rollout."
+        None, "A PromptDataset of yours: prompts that may change after each rollout.", unit="file.py:name", topic="data"
     )
-    max_train_steps: int | None = flag(None, "Stop after this many rollouts with their updates.", least=1)
-    ppo_epochs: int = flag(1, "Passes over each rollout's minibatches.", least=1)
+    max_train_steps: int | None = flag(
+        None,
+        "Stop after this many rollouts with their updates; default: no limit.",
+        least=1,
+        unit="rollouts",
+        topic="batch",
+    )
+    ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", least=1, unit="passes", topic="batch")
     reuse_forwards: bool = flag(
         False,
-        "With one optimizer step per rollout: learn from the forwards that read log-probabilities and "
-        "values, keeping their activations until then.",
+        "With one optimizer step per rollout: learn from the forwards that computed log-probabilities and values,"
+        " and keep their activations until then. Faster, more memory.",
+        topic="memory",
     )
-    max_answer_seq_len: int = flag(256, "Most tokens of a response.", least=1)
-    rollout_engine: str = flag("hf", f"What draws the responses: {ENGINES_HELP}.")
-    temperature: float = flag(1.0, "Of rollouts and of the trained policy.", above=0)
-    top_k: int = flag(0, "Draw from the k likeliest tokens; 0 from all.", least=0)
-    top_p: float = flag(1.0, "Draw from the likeliest tokens of this mass; 1 from all.", above=0, most=1)
+    max_answer_seq_len: int = flag(256, "Maximum length of a response.", least=1, unit="tokens", topic="length")
+    rollout_engine: str = flag("hf", f"What draws the responses: {ENGINES_HELP}.", unit="name")
+    temperature: float = flag(
+        1.0, "Sampling temperature of rollouts, and of the policy that is trained.", above=0, unit="temperature"
+    )
+    top_k: int = flag(0, "Draw from the k most likely tokens; 0 draws from all.", least=0, unit="tokens")
+    top_p: float = flag(
+        1.0,
+        "Draw from the most likely tokens with this total probability; 1 draws from all.",
+        above=0,
+        most=1,
+        unit="share",
+    )
     min_p: float = flag(
-        0.0, "Draw from tokens at least this share as likely as the likeliest; 0 from all.", least=0, most=1
+        0.0,
+        "Draw from tokens with at least this share of the top token's probability; 0 draws from all.",
+        least=0,
+        most=1,
+        unit="share",
     )
-    stop: list[str] = flag([], "Texts that end a response, which keeps them.")
-    bad_words: list[str] = flag([], "Texts whose tokens are never drawn one after the other.")
+    stop: list[str] = flag([], "Texts that end a response; the response keeps them.", unit="text")
+    bad_words: list[str] = flag([], "Texts that are never drawn.", unit="text")
     end_check_tokens: int | None = flag(
         None,
-        "Rollouts by hf look after this many tokens which responses have ended, and cut off what was drawn beyond; "
-        "default: 8 on a GPU, where each look waits for it, and 1 on a CPU.",
+        "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
+        "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
         least=1,
+        unit="tokens",
     )
-    rollout_dump: str | None = flag(None, "Write every rollout to this folder.")
+    rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
     rollout_replay: str | None = flag(
-        None, "Read the rollouts of --rollout_dump from this folder; nothing is generated."
+        None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", unit="folder"
     )
     normalize_reward_scores: bool = flag(
         False,
-        "Before the clip, scores become (score - mean) / std by the constants that step 2 left in the "
-        "reward model's configuration.",
+        "Before clipping, scores become (score - mean) / standard deviation, with the constants that step 2 "
+        "stored in the reward model's configuration.",
+        topic="reward",
     )
-    clip_reward: float = flag(5.0, "Clip the reward model's scores to +- this.", above=0)
-    unsup_coef: float = flag(27.8, "Weight of the pretraining loss on unsupervised text; 0 only reports it.", least=0)
-    eval_interval: int = flag(0, "Also evaluate every N rollouts; always after training.", least=0)
-    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0)
-    val_before_train: bool = flag(True, "Also evaluate before training.")
-    val_only: bool = flag(False, "Evaluate only; train and save nothing.")
-    val_greedy: bool = flag(False, "Also evaluate greedy responses: eval_greedy/... in the metrics.")
+    clip_reward: float = flag(
+        5.0, "Clip the reward model's scores to this range on both sides of 0.", above=0, unit="score", topic="reward"
+    )
+    unsup_coef: float = flag(
+        27.8,
+        "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only reports it.",
+        least=0,
+        unit="factor",
+        topic="policy",
+    )
+    eval_interval: int = flag(
+        0,
+        "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",
+        least=0,
+        unit="rollouts",
+        topic="evaluation",
+    )
+    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
+    val_before_train: bool = flag(True, "Also evaluate before training.", topic="evaluation")
+    val_only: bool = flag(False, "Evaluate only; train and save nothing.", topic="evaluation")
+    val_greedy: bool = flag(
+        False, "Also evaluate greedy responses, as eval_greedy/... in the metrics.", topic="evaluation"
+    )
     val_samples: int = flag(
         1,
-        "Responses to each held-out prompt; above 1 also best, worst, majority and pass@k: eval/NAME_best@k.",
+        "Responses to each held-out prompt; above 1 the metrics also have best, worst, majority and pass@k "
+        "(eval/NAME_best@k).",
         least=1,
+        unit="responses",
+        topic="evaluation",
     )
-    show_samples: int = flag(1, "Print this many prompts with responses and rewards at each evaluation.", least=0)
+    show_samples: int = flag(
+        1,
+        "Print this many prompts with responses and rewards at each evaluation.",
+        least=0,
+        unit="samples",
+        topic="evaluation",
+    )
     report_variance: bool = flag(
-        False, "Report proxies of the gradient's variance, from the distributions of the policy that rolled out."
+        False,
+        "Report proxies of the gradient's variance, from the distributions of the policy that rolled out.",
+        topic="log",
     )
-    report_mfu: bool = flag(True, "Report train/mfu of the updates.")
-    per_device_eval_batch_size: int = flag(64, "Prompts of one evaluation rollout of a rank.", least=1)
+    report_mfu: bool = flag(
+        True,
+        "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",
+        topic="log",
+    )
+    per_device_eval_batch_size: int = flag(
+        64, "Prompts in one evaluation rollout of a rank.", least=1, unit="prompts", topic="evaluation"
+    )
     checker: str | None = flag(
         None,
-        "A rule that scores held-out responses and trains nothing: one of --reward's, or your own as FILE.py:NAME.",
+        "A rule that scores held-out responses but trains nothing: one of --reward's, or your own as FILE.py:NAME.",
+        unit="name",
+        topic="evaluation",
     )
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ from training.utils.models.own_forward import own_forward_of
 from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
 from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
@@ -144,6 +145,13 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     return replace(roles, packs=all(packs))
 
 
+def with_head(roles: Roles, flags: PpoFlags, total_steps: int) -> Roles:
+    """Return the roles with the head for multi-token prediction that the flags ask for. A collective.
+    total_steps: of the actor's optimizer."""
+    path, seed = flags.roles.actor_model_name_or_path, flags.run.seed
+    return replace(roles, mtp=open_head(flags.mtp.settings(), path, roles.actor, roles.actor_model, total_steps, seed))
+
+
 def balanced_roles(roles: Roles, coefficient: float | None, reuses_forwards: bool) -> Roles:
     """Return the roles with the balancing losses of their routers.
 
@@ -226,6 +234,6 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
         if name == "model_ema" and roles.average is not None:
             roles.average.put_in_place()
         if engine is not None and model is not None and tokenizer is not None:
-            tensors = engine.full_state(model)
+            tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
             if engine.ranks.is_main:
-                save_model(folder.path / name, model, tensors, tokenizer)
+                save_model(folder.path / name, model, tensors, tokenizer, write_head)

@@ -51,6 +51,11 @@ def checked_components(flags: PpoFlags) -> Components:
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
+    mistakes.require(
+        not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
+        "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
+        f"{flags.mtp.mtp_num_layers} reads them; leave one of the two out",
+    )
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
     if flags.reward.reward_timeout >= flags.faults.rank_timeout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,8 +165,11 @@ def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[M
     size = ELEMENT_BYTES[roles.dtype]
     sequences = ppo.per_device_generation_batch_size * ppo.num_samples_per_prompt
     config = actor.config.get_text_config()
+    cached = partial(cache_bytes, config, sequences, longest, size)
     lines = [  # at its start all rows of a rollout are alive
-        MemoryLine(f"rollout: key-value cache, {sequences} x {longest}", cache_bytes(config, sequences, longest, size)),
+        MemoryLine(f"rollout: key-value cache, {sequences} x {longest}", cached()),
+        # Its room grows layer by layer, and before that a prompt's keys and values are repeated for its responses.
+        MemoryLine("rollout: the layer of the cache that is copied", cached(largest_layer=True)),
         MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
     if is_sharded:

@@ -11,6 +11,7 @@ from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.mtp.arguments import MtpArguments
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
@@ -30,6 +31,7 @@ class PpoFlags(NamedTuple):
     mismatch: MismatchArguments
     reward: ScoringArguments
     vllm: VllmArguments
+    mtp: MtpArguments
 
     @property
     def longest_tokens(self) -> int:

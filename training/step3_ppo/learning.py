@@ -37,11 +37,12 @@ from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.collectives import gathered, summed_numbers
 from training.utils.engine.router_loss import StepRouterLoss
-from training.utils.layout.documents import TokenSequence
+from training.utils.layout.documents import TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
 from training.utils.layout.rows import TokenRows
-from training.utils.layout.transfer import moved
+from training.utils.layout.transfer import moved, pinned
+from training.utils.models.target_head import TokenLogprobs
 from training.utils.run.ahead import Ahead
 from training.utils.run.seeds import derived_seed
 
@@ -73,15 +74,17 @@ class Learner:
         """
         actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
-        # What the step's denominators count.
-        counted = [sequence for sequence in sequences if sequence.counts]
-        totals, actor_totals = self._totals(counted)
+        totals, actor_totals = self._totals(sequences)
         tokens = totals.tokens
         selected = None
         if self.settings.policy_loss.keys is not None:
             selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
         sums: dict[str, float | torch.Tensor] = {}
-        forwards = [replace(forward, rows=moved(forward.rows, device)) for forward in forwards]
+        forwards = [
+            replace(forward, rows=moved(forward.rows, device), entries=moved(forward.entries, device))
+            for forward in forwards
+        ]
+        head = self.roles.mtp.of_step(self.roles.mtp.targets([plain(sequence.tokens) for sequence in sequences]))
         text_rows = []
         if texts:
             text_rows = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]
@@ -90,8 +93,10 @@ class Learner:
             batch = TokenColumns([by_number[number] for number in forward.numbers], device)
             seen: dict[str, torch.Tensor] = {}
             if self.train_actor:
-                loss, seen = self._actor_loss(forward, batch, actor_totals, selected)
+                read = self._read(forward)
+                loss, seen = self._actor_loss(forward, read, batch, actor_totals, selected)
                 actor.backward(loss + actor_routers.part(forward.rows))
+                head.learn(read, forward.entries)
             if critic is not None:
                 values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
                 loss, own = self._critic_loss(values_M, forward, batch, totals)
@@ -103,7 +108,7 @@ class Learner:
         if text_rows:
             text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
             sums["actor/pretraining_loss"] = self._learn_texts(text_rows, text_tokens, actor_routers)
-        figures = actor.step().figures("actor") if self.train_actor else {}
+        figures = actor.step().figures("actor") | head.end("actor") if self.train_actor else {}
         if critic is not None:
             figures |= critic.step().figures("critic")
         figures |= actor_routers.figures("actor") | critic_routers.figures("critic")
@@ -112,9 +117,10 @@ class Learner:
             figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
         return figures
 
-    def _totals(self, counted: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
-        """Return the totals of all responses that count, and those of the actor's loss, which rejected tokens may have
-        left."""
+    def _totals(self, sequences: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
+        """Return the totals of all responses that count, which the step's denominators are, and those of the actor's
+        loss, which rejected tokens may have left."""
+        counted = [sequence for sequence in sequences if sequence.counts]
         longest = float(self.experience.length.max_tokens)
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
@@ -145,27 +151,48 @@ class Learner:
 
     def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
         """Return this rank's forwards of a minibatch, laid out on the CPU. Pure."""
-        shares = self.experience.share([sequence.tokens for sequence in sequences], self.roles.actor.ranks.device)
-        return [Forward([sequences[index].number for index in indices], rows) for indices, rows in shares]
+        mtp, device = self.roles.mtp, self.roles.actor.ranks.device
+        tokens = [sequence.tokens for sequence in sequences]
+        return [
+            Forward([sequences[index].number for index in indices], rows, entries=pinned(mtp.entries(rows), device))
+            for indices, rows in self.experience.share(tokens, device, with_before=mtp.trains)
+        ]
+
+    def _read(self, forward: Forward) -> TokenLogprobs:
+        """Return what the actor says of a micro-batch's targets."""
+        if forward.policy is not None:
+            return forward.policy
+        with_entropy, mtp = self.settings.entropy_coef > 0, self.roles.mtp
+        asked = {"with_logits": self._exact_kl, "with_states": mtp.trains}
+        return self.roles.actor(forward.rows, self.experience.temperature, with_entropy, **asked)
+
+    @property
+    def _exact_kl(self) -> bool:
+        """Whether the loss has a KL over the whole vocabulary."""
+        kl = self.experience.kl
+        return kl.in_loss and kl.estimator.of_logits and self.roles.reference is not None
 
     def _actor_loss(
-        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: dict[int, torch.Tensor] | None
+        self,
+        forward: Forward,
+        read: TokenLogprobs,
+        batch: TokenColumns,
+        totals: StepTotals,
+        selected: dict[int, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return this micro-batch's part of the actor's loss, and its summands of the figures. selected: by a
-        sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other losses."""
+        """Return this micro-batch's part of the actor's loss, and its summands of the figures. read: what the actor
+        said of it. selected: by a sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other
+        losses."""
         roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
-        rows, read = forward.rows, forward.policy
+        rows, exact_kl = forward.rows, self._exact_kl
         selected_M = None
         if selected is not None:
             parts = [selected[number] for number in forward.numbers]
             selected_M = torch.cat([rows.sequence_M.new_zeros(0).bool(), *parts])
-        exact_kl = kl.in_loss and kl.estimator.of_logits and roles.reference is not None
         ref_logits_MV = None
         if exact_kl and roles.reference is not None:
             with torch.no_grad():
                 ref_logits_MV = roles.reference(rows, temperature, with_logits=True).logits_MV
-        if read is None:
-            read = roles.actor(rows, temperature, settings.entropy_coef > 0, with_logits=exact_kl)
         # Exactly on-policy, the old policy is this one.
         old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
         tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)

@@ -2,14 +2,12 @@
 
     python -m training.step3_ppo.main --actor_model_name_or_path SFT_MODEL --critic_model_name_or_path REWARD_MODEL \\
         --data_path jsonl:prompts.jsonl --output_dir OUT
-
-One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> None:
     """Parse and check the flags, then plan or run."""
-    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags))
+    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, STEP.first_flags))
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
             check_model_folder(path)
@@ -53,6 +51,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         save_roles,
         start_digests,
         wanted_score_scale,
+        with_head,
     )
     from training.step3_ppo.checks import check_lengths
     from training.step3_ppo.evaluation import closing_sentence
@@ -64,7 +63,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.opening.setup import start_run
+    from training.utils.opening.setup import start_run, with_head_chunk
     from training.utils.report.writing import report_at_end
     from training.utils.run.console import log
 
@@ -73,11 +72,12 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     check_lengths(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     plan = plan.decided(adopt_styles(tokenizers, flags.data.chat, plan.began_with("prompt_style"), ranks))
+    plan = with_head_chunk(plan, flags.roles.model("actor"), flags.roles.dtype, ranks)
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log)
     loaded = load_roles(
-        flags.roles,
+        replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,
         ranks,
         inputs.optimizer_steps,
@@ -89,12 +89,11 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
             reward_model=components.with_reward_model,
         ),
     )
-    roles = checked_roles(flags, loaded)
+    roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
-    engines = {"actor": roles.actor} | ({} if roles.critic is None else {"critic": roles.critic})
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
-    parts = CheckpointParts(engines, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
+    parts = CheckpointParts(roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
         metrics,
         checkpoints,

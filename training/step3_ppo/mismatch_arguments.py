@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
@@ -19,10 +20,13 @@ _PREFIX = "mismatch_"
 class MismatchArguments:
     """Correction of the rollout's mismatch; r is p_train / p_rollout of a token."""
 
+    topic: ClassVar[str] = "mismatch"
+
     mismatch_recipe: str | None = flag(
         None,
-        f"Flags of this group by a name, for those that are not given: {', '.join(RECIPES)}.",
+        "Set the flags of this topic by a name; flags that are given win. One of the recipes of docs/mismatch.md.",
         choices=tuple(RECIPES),
+        unit="name",
     )
     mismatch_correction: str | None = flag(
         None,
@@ -35,30 +39,35 @@ class MismatchArguments:
         "r of a token, its product over a sequence, or its geometric mean over one; default: token.",
         choices=LEVELS,
     )
-    mismatch_threshold: float | None = flag(None, "Largest weight; default: 2.", above=1)
+    mismatch_threshold: float | None = flag(None, "Largest weight; default: 2.", above=1, unit="ratio")
     mismatch_threshold_lower: float | None = flag(
-        None, "Smallest weight; default: for mask 1 / the threshold, for truncate none.", above=0, most=1
+        None, "Smallest weight; default: 1 / the threshold for mask, none for truncate.", above=0, most=1, unit="ratio"
     )
     mismatch_normalize: bool | None = flag(
         None, "Divide weights by their mean over the rollout, on all ranks; default: false."
     )
     mismatch_veto: float | None = flag(
-        None, "Reject a response with a token whose r is below this, such as 1e-4; default: none.", above=0, below=1
+        None,
+        "Reject a response that has a token whose r is below this, such as 1e-4; default: none.",
+        above=0,
+        below=1,
+        unit="ratio",
     )
     mismatch_rejection: list[str] = flag(
         [],
         "Reject tokens or responses by KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is one of "
         f"{', '.join(REJECTIONS)}. k1's bounds are on the ratio.",
+        unit="kind:bounds",
     )
     mismatch_rejected: str | None = flag(
         None,
-        "What is rejected stays in the denominators of the actor's loss, or leaves them; default: stay.",
+        "Whether rejected tokens 'stay' in the denominators of the actor's loss or 'leave' them; default: stay.",
         choices=REJECTED,
     )
     mismatch_bypass: bool | None = flag(
         None,
-        "Take the rollout's log-probabilities for the old ones, without a forward for them; a correction then wants "
-        "--policy_loss gpg. Default: false.",
+        "Use the rollout's log-probabilities as the old ones, without a forward for them; a correction then needs"
+        " --policy_loss gpg. Default: false.",
     )
 
     def chosen(self, correction: str) -> MismatchSettings:

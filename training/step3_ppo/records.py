@@ -20,6 +20,7 @@ import torch
 
 from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.records import Rollout
+from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 
@@ -57,12 +58,14 @@ class Samples:
 @dataclass(frozen=True)
 class Forward:
     """A micro-batch to learn from. numbers: of its sequences among all ranks' (`sequence_number`), in the order of the
-    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too."""
+    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too. entries: of a
+    head for multi-token prediction, if there is one."""
 
     numbers: Sequence[int]
     rows: TokenRows
     policy: TokenLogprobs | None = None
     values_M: torch.Tensor | None = None
+    entries: tuple[MtpEntries, ...] = ()
 
 
 def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: int) -> int:

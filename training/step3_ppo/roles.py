@@ -25,6 +25,7 @@ from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.lora import adapters_off
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
+from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.setup import load_under
 
 
@@ -57,6 +58,7 @@ class Roles:
     shares_trunk: the critic's trunk is the actor's.
     actor_routers, critic_routers: the balancing loss of a mixture of experts.
     packs: documents may share rows of every model.
+    mtp: trains a head for multi-token prediction beside the actor, if one is asked for.
     """
 
     actor: TrainingEngine
@@ -72,6 +74,14 @@ class Roles:
     packs: bool = False
     actor_routers: RouterLoss = field(default_factory=RouterLoss)
     critic_routers: RouterLoss = field(default_factory=RouterLoss)
+    mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
+
+    @property
+    def trained(self) -> dict[str, TrainingEngine]:
+        """The engines that a checkpoint holds, by its names for them."""
+        head = None if self.mtp.head is None else self.mtp.head.engine
+        found = {"actor": self.actor, "critic": self.critic, "mtp": head}
+        return {name: engine for name, engine in found.items() if engine is not None}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -147,7 +157,7 @@ def load_roles(
     frozen_actor = None
     if needed.reference and not adapter_is_all:
         plain = language_model(actor_settings.as_it_is())
-        frozen_actor = FrozenModel(PolicyModel(plain), flags.frozen_engine("actor"), ranks)
+        frozen_actor = FrozenModel(PolicyModel(plain, flags.head_chunk_mb), flags.frozen_engine("actor"), ranks)
 
     critic_model = critic = None
     if flags.share_trunk:
@@ -160,7 +170,8 @@ def load_roles(
     if needed.critic and critic_model is None:
         critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
-    actor = TrainingEngine(PolicyModel(actor_model), flags.engine("actor"), ranks, total_steps - warmup_steps)
+    policy = PolicyModel(actor_model, flags.head_chunk_mb)
+    actor = TrainingEngine(policy, flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
         critic = TrainingEngine(ScalarModel(critic_model), flags.engine("critic"), ranks, total_steps)
     return Roles(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from training.utils.engine.arguments import (
     ADAM_BETAS,
@@ -26,6 +27,7 @@ from training.utils.engine.arguments import (
     check_zero3_limits,
 )
 from training.utils.engine.schedules import SCHEDULES
+from training.utils.models.arguments import HEAD_CHUNK_HELP
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -35,68 +37,139 @@ from training.utils.run.flags import flag, settings_of
 class RolesArguments:
     """The four models: actor (and reference, its start), critic (and reward model, its start)."""
 
-    actor_model_name_or_path: str = flag("", "Step 1's model: actor and reference.")
-    critic_model_name_or_path: str = flag("", "Step 2's model: critic and reward model; not needed without both.")
-    pad_token: str | None = flag(None, "Pad token, for a tokenizer that names none.")
+    topic: ClassVar[str] = "model"
+
+    actor_model_name_or_path: str = flag(
+        "", "Step 1's model, a folder or a hub name: the start of actor and reference (required).", unit="model"
+    )
+    critic_model_name_or_path: str = flag(
+        "",
+        "Step 2's model, a folder or a hub name: the reward model, and the start of the critic. Needed if "
+        "one of them is used.",
+        unit="model",
+    )
+    pad_token: str | None = flag(None, "Token to pad with, for a tokenizer that has no pad token.", unit="token")
     trust_remote_code: bool = flag(
         ModelSettings.trust_remote_code, "Run Python code that comes with the models or tokenizers; read it first."
     )
-    actor_learning_rate: float = flag(9.65e-6, "Peak learning rate of the actor.", above=0)
-    critic_learning_rate: float = flag(5e-6, "Peak learning rate of the critic.", above=0)
+    actor_learning_rate: float = flag(
+        9.65e-6, "Peak learning rate of the actor.", above=0, unit="rate", topic="optimizer"
+    )
+    critic_learning_rate: float = flag(
+        5e-6, "Peak learning rate of the critic.", above=0, unit="rate", topic="optimizer"
+    )
     actor_lora_learning_rate: float | None = flag(
-        None, "Peak learning rate of the actor's adapters; default: the actor's.", above=0
+        None, "Peak learning rate of the actor's adapters; default: the actor's.", above=0, unit="rate", topic="lora"
     )
     critic_lora_learning_rate: float | None = flag(
-        None, "Peak learning rate of the critic's adapters; default: the critic's.", above=0
+        None, "Peak learning rate of the critic's adapters; default: the critic's.", above=0, unit="rate", topic="lora"
     )
-    actor_weight_decay: float = flag(0.0, "AdamW's decay on the actor's matrices.")
-    critic_weight_decay: float = flag(0.0, "AdamW's decay on the critic's matrices.")
-    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1)
-    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1)
-    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0)
-    actor_zero_stage: int = flag(0, "ZeRO stage of the actor; 3 shards the reference too.", least=0, most=3)
-    critic_zero_stage: int = flag(0, "ZeRO stage of the critic; 3 shards the reward model too.", least=0, most=3)
-    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0)
-    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0)
-    actor_gradient_checkpointing: bool = flag(False, "Recompute the actor's activations.")
-    critic_gradient_checkpointing: bool = flag(False, "Recompute the critic's activations.")
+    actor_weight_decay: float = flag(
+        0.0, "AdamW's weight decay of the actor, on matrices only.", unit="rate", topic="optimizer"
+    )
+    critic_weight_decay: float = flag(
+        0.0, "AdamW's weight decay of the critic, on matrices only.", unit="rate", topic="optimizer"
+    )
+    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1, unit="rate", topic="optimizer")
+    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1, unit="rate", topic="optimizer")
+    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0, unit="number", topic="optimizer")
+    actor_zero_stage: int = flag(
+        0,
+        "ZeRO stage of the actor, 0 to 3; 3 also shards the reference.",
+        least=0,
+        most=3,
+        unit="stage",
+        topic="memory",
+    )
+    critic_zero_stage: int = flag(
+        0,
+        "ZeRO stage of the critic, 0 to 3; 3 also shards the reward model.",
+        least=0,
+        most=3,
+        unit="stage",
+        topic="memory",
+    )
+    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0, unit="weights", topic="memory")
+    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0, unit="weights", topic="memory")
+    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0, unit="mib", topic="memory")
+    actor_gradient_checkpointing: bool = flag(
+        False, "Recompute the actor's activations in the backward pass: less memory, more time.", topic="memory"
+    )
+    critic_gradient_checkpointing: bool = flag(
+        False, "Recompute the critic's activations in the backward pass: less memory, more time.", topic="memory"
+    )
     actor_dropout: float | None = flag(
-        0.0, "Dropout of the actor; if not 0, the first ratio of an update is not 1.", least=0, below=1
+        0.0,
+        "Dropout of the actor; unless it is 0, the first probability ratio of an update is not 1.",
+        least=0,
+        below=1,
+        unit="probability",
     )
-    critic_dropout: float | None = flag(0.0, "Dropout of the critic.", least=0, below=1)
-    actor_lora_dim: int = flag(0, "LoRA rank of the actor; without its adapter it is the reference.", least=0)
-    critic_lora_dim: int = flag(0, "LoRA rank of the critic.", least=0)
-    actor_lora_module_name: str = flag("all-linear", "As step 1's --lora_module_name.")
-    critic_lora_module_name: str = flag("all-linear", "As step 1's --lora_module_name.")
+    critic_dropout: float | None = flag(0.0, "Dropout of the critic.", least=0, below=1, unit="probability")
+    actor_lora_dim: int = flag(
+        0,
+        "Rank of the actor's LoRA adapters; the actor without them is the reference. 0 trains without adapters.",
+        least=0,
+        unit="rank",
+        topic="lora",
+    )
+    critic_lora_dim: int = flag(
+        0, "Rank of the critic's LoRA adapters; 0 trains without adapters.", least=0, unit="rank", topic="lora"
+    )
+    actor_lora_module_name: str = flag(
+        "all-linear",
+        "Linear layers of the actor that get adapters, as step 1's --lora_module_name.",
+        unit="names",
+        topic="lora",
+    )
+    critic_lora_module_name: str = flag(
+        "all-linear",
+        "Linear layers of the critic that get adapters, as step 1's --lora_module_name.",
+        unit="names",
+        topic="lora",
+    )
     share_trunk: bool = flag(
         False,
         "With LoRA of both: the critic is adapters and a new scalar head on the actor's frozen trunk, so "
         "that actor, reference and critic take one model's memory.",
+        topic="lora",
     )
-    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.")
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1)
-    only_optimize_lora: bool = flag(True, "With LoRA: freeze every other weight.")
-    dtype: str = flag("bf16", "fp32, bf16 or fp16 (GPU only).", choices=DTYPE_NAMES)
-    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP)
-    offload: bool = flag(False, "Keep actor's and critic's optimizer state in CPU memory.")
-    offload_reference_model: bool = flag(False, "ZeRO-3: keep the reference's weights in CPU memory.")
-    offload_reward_model: bool = flag(False, "ZeRO-3: keep the reward model's weights in CPU memory.")
-    enable_ema: bool = flag(False, "Also keep a moving average of the actor's weights, saved as OUTPUT_DIR/model_ema.")
-    ema_decay: float = flag(0.992, "Decay of the moving average per step (DeepSpeed-Chat's value).", above=0, below=1)
+    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", unit="number", topic="lora")
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1, unit="probability", topic="lora")
+    only_optimize_lora: bool = flag(True, "With LoRA: freeze all other weights.", topic="lora")
+    dtype: str = flag("bf16", "Precision of training; fp16 needs a GPU.", choices=DTYPE_NAMES, topic="memory")
+    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP, topic="memory")
+    offload: bool = flag(False, "Keep the optimizer states of actor and critic in CPU memory.", topic="memory")
+    offload_reference_model: bool = flag(False, "ZeRO-3: keep the reference's weights in CPU memory.", topic="memory")
+    offload_reward_model: bool = flag(False, "ZeRO-3: keep the reward model's weights in CPU memory.", topic="memory")
+    enable_ema: bool = flag(
+        False, "Also keep a moving average of the actor's weights; it is saved as OUTPUT_DIR/model_ema.", topic="policy"
+    )
+    ema_decay: float = flag(
+        0.992,
+        "Decay of the moving average per step (DeepSpeed-Chat's value).",
+        above=0,
+        below=1,
+        unit="rate",
+        topic="policy",
+    )
     router_aux_loss_coef: float | None = flag(
         None,
         "Mixtures of experts: weight of the balancing loss of actor's and critic's routers; default: each model's "
         "own; 0 adds none.",
         least=0,
+        unit="factor",
     )
-    lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
-    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.")
-    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1)
-    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1)
-    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1)
-    num_cycles: float = flag(0.5, CYCLES_HELP, above=0)
-    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1)
-    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.")
+    lr_scheduler_type: str = flag(
+        "cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES, unit="name", topic="optimizer"
+    )
+    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", unit="steps", topic="optimizer")
+    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1, unit="share", topic="optimizer")
+    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1, unit="share", topic="optimizer")
+    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1, unit="share", topic="optimizer")
+    num_cycles: float = flag(0.5, CYCLES_HELP, above=0, unit="waves", topic="optimizer")
+    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1, unit="share", topic="optimizer")
+    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", unit="norm", topic="optimizer")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

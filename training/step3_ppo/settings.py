@@ -87,10 +87,14 @@ class ExperienceSettings:
         return self.estimator.needs_policy or self.reports_variance
 
     def share(
-        self, sequences: Sequence[TokenSequence], device: torch.device, sharing: bool = True
+        self,
+        sequences: Sequence[TokenSequence],
+        device: torch.device,
+        sharing: bool = True,
+        with_before: bool = False,
     ) -> list[SequenceRows]:
         """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing)
+        return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing, with_before)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.records import Rollout
 from training.utils.layout.order import completes_epochs
-from training.utils.run.console import ShownFigure, log, progress_bar, show
+from training.utils.run.console import log
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
+from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.seeds import derived_seed
 from training.utils.run.traces import traced
 
@@ -68,7 +69,7 @@ class PpoTrainer:
             before, after = (saved[name] and PpoEvaluation(**saved[name]) for name in ("before", "after"))
             self.load_state_dict(saved["trainer"])
         elif settings.evaluates_first:
-            after = self.evaluator.evaluate(step=0)
+            after = self.evaluate(0)
             before = after if settings.total_rollouts else None  # without training it is the only one
         end = done if self.kl_is_over(saved) else settings.total_rollouts
         self.clock.read()
@@ -92,13 +93,22 @@ class PpoTrainer:
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
                 if last or self.evaluates_after(iteration):
-                    with self.clock.phase("evaluation"):
-                        after = self.evaluator.evaluate(iteration)
+                    after = self.evaluate(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after)
                 give_back_freed_memory(iteration)
+                done = iteration
                 if last:
                     break
+        best = self.checkpoints.load_best(done)
+        after = PpoEvaluation(**best["after"]) if best else after
         return PpoResult(before, after, self.metrics.seconds)
+
+    @timed("evaluation")
+    def evaluate(self, step: int) -> PpoEvaluation | None:
+        """Return the evaluation of the held-out prompts after `step`; None without such prompts."""
+        found = self.evaluator.evaluate(step)
+        self.checkpoints.evaluated(step)
+        return found
 
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from training.step2_reward.arguments import RewardModelArguments, check_margins
+from training.step2_reward.main import main
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
@@ -45,3 +46,8 @@ def test_margins_that_are_asked_for_must_be_there():
     check_margins([without, ResponsesRow(1, ids, (ids, ids), np.zeros(1))], RewardModelArguments(margin_scale=0.5))
     with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins and no training row.*--margin_col"):
         check_margins([without, without_too], RewardModelArguments(margin_scale=0.5))
+
+
+def test_a_reward_model_has_no_chunks_of_logits():
+    with pytest.raises(ThreestepError, match="--head_chunk_mb is of a language model's output layer, got 4 for a rew"):
+        main(["--model_name_or_path", "m", "--data_path", "embedded", "--head_chunk_mb", "4"])

@@ -53,6 +53,7 @@ def test_a_scale_without_the_reward_model():
         ({"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
         ({"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
         ({"roles": {"critic_zero_stage": 3}}, "whose weights ZeRO-3 has released, and --critic_zero_stage is 3; give"),
+        ({"mtp_num_layers": 1}, "keep no states, and --mtp_num_layers 1 reads them; leave one of the two out"),
         ({"kl": {"kl_in": "loss", "kl_estimator": "full"}}, "would keep all logits of a rollout for --kl_estimator"),
     ],
 )

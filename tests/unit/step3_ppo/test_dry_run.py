@@ -34,6 +34,7 @@ def test_four_roles_and_a_rollout(said):
         assert role in text
     # 16 sequences of 64 tokens: 2 layers x 2 x 64 numbers x 2 bytes x 16 x 64
     assert "rollout: key-value cache, 16 x 64" in text and "the actor's weights, whole" not in text
+    assert "+ rollout: the layer of the cache that is copied" in text
     assert "most at once, rolling out" in text and "most at once, in a backward of the critic" in text
 
 

@@ -24,6 +24,7 @@ from training.utils.engine.router_loss import RouterLoss
 from training.utils.generation.records import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.run.errors import Mistakes
 
 CPU = torch.device("cpu")
@@ -55,6 +56,7 @@ class Engine:
 def made_roles(with_critic: bool) -> SimpleNamespace:
     return SimpleNamespace(
         actor_routers=RouterLoss(),
+        mtp=MultiTokenPrediction(),
         critic_routers=RouterLoss(),
         actor=Engine(PolicyModel(tiny_causal_lm("llama", seed=1, dtype=torch.float64))),
         critic=Engine(ScalarModel(tiny_scalar_model("llama", seed=3, dtype=torch.float64))) if with_critic else None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from training.utils.run.errors import Mistakes
-from training.utils.run.flags import AUTO, flag
+from training.utils.run.flags import AUTO, UNIT, flag
 
 LATEST = "latest"
 # Settings that may differ in a resumed run: they do not affect an optimizer step, except for the run's two lengths,
@@ -15,6 +16,7 @@ MAY_CHANGE = frozenset(
     {
         "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
         "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name",
+        "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
         "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
         "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
@@ -24,7 +26,7 @@ MAY_CHANGE = frozenset(
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.
 PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
 # A resumed run that is given this value of a flag keeps what the run began with.
-KEPT_AS_BEGUN = {"prompt_style": AUTO}
+KEPT_AS_BEGUN = {"prompt_style": AUTO, "head_chunk_mb": 0}
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {
     "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -38,37 +40,63 @@ _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 class CheckpointArguments:
     """Saving and resuming. Steps are optimizer steps; in step 3, rollouts with their updates."""
 
-    save_every: int = flag(0, "Steps between two checkpoints; 0: only if the run is interrupted.", least=0)
+    topic: ClassVar[str] = "checkpoints"
+
+    save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", least=0, unit="steps")
     save_epochs: float = flag(
-        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", least=0
+        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", least=0, unit="epochs"
     )
-    save_at_end: bool = flag(False, "Write a checkpoint after the last step too, so that the run can be extended.")
+    save_at_end: bool = flag(
+        False, "Also write a checkpoint after the last step, so that the run can be extended later."
+    )
     keep_last: int = flag(
-        2, "Number of checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", least=0
+        2,
+        "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.",
+        least=0,
+        unit="checkpoints",
     )
+    load_best_model_at_end: bool = flag(
+        False,
+        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with "
+        "its weights: OUTPUT_DIR/model is the best, not the last.",
+    )
+    metric_for_best_model: str | None = flag(
+        None,
+        "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss.",
+    )
+    greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
     resume: str | None = field(
         default=None,
         metadata={
             "nargs": "?",
             "const": LATEST,
-            "help": "Resume from OUTPUT_DIR's latest checkpoint (or start from the beginning if it has none), or from "
-            "the one at this path in OUTPUT_DIR/checkpoints.",
+            UNIT: "checkpoint",
+            "help": "Resume from the run's latest checkpoint, or from the named one. A run without checkpoints starts "
+            "from the beginning; a named one is a path in OUTPUT_DIR/checkpoints.",
         },
     )
     stop_before: str | None = flag(
         None,
-        "Write a checkpoint and stop before the program has run this long, e.g. before a job's time limit: "
-        "seconds, or 90m, 1h30m, 2d.",
+        "Write a checkpoint and stop before the program has run this long, for example before a job's time limit:"
+        " seconds, or 90m, 1h30m, 2d.",
+        unit="duration",
     )
     stop_at: str | None = flag(
         None,
-        "The same before a reservation ends, with room for the longest step so far and a checkpoint: auto (what the "
-        "scheduler set in the environment), a variable's name, a file that holds the time, or the time (seconds since "
-        "1970, or 2026-05-01T17:30:00+02:00).",
+        "Write a checkpoint and stop before a reservation ends, with room for the longest step so far and a "
+        "checkpoint: auto (what the scheduler set in the environment), a variable's name, a file that holds the "
+        "time, or the time (seconds since 1970, or 2026-05-01T17:30:00+02:00).",
+        unit="when",
     )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
+        for name in ("metric_for_best_model", "greater_is_better"):
+            mistakes.require(
+                self.load_best_model_at_end or getattr(self, name) is None,
+                f"--{name} {getattr(self, name)} is of --load_best_model_at_end, which is off; give it too, or leave "
+                f"--{name} out",
+            )
         if self.stop_before is not None:
             mistakes.require(
                 seconds_of(self.stop_before) is not None,

@@ -113,12 +113,12 @@ class CheckpointFolder:
             problems.append(f"{path.name}: {problem}")
         return None, problems
 
-    def prune(self, newest: int, keep_last: int) -> None:
-        """Keep the last `keep_last` (0: all) up to step `newest`, and none after it: those were abandoned."""
+    def prune(self, newest: int, keep_last: int, best: int | None = None) -> None:
+        """Keep the last `keep_last` (0: all) up to step `newest`, and `best`; none after them: those were abandoned."""
         steps = self.steps()
         kept = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
         for step in steps:
-            if step not in kept or step > newest:
+            if (step not in kept and step != best) or step > newest:
                 shutil.rmtree(self.of(step))
 
 

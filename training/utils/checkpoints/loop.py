@@ -11,12 +11,13 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
 from training.utils.checkpoints.expiry import Deadline, expiry_of
-from training.utils.checkpoints.folder import read_manifest
+from training.utils.checkpoints.folder import damage, read_manifest
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
@@ -51,11 +52,20 @@ class Checkpoints:
         """Write a checkpoint after `step`; if the run was asked to stop, end the program with code 0. `state` is the
         loop's own, as JSON holds it, the same on every rank. A collective."""
 
+    def evaluated(self, step: int) -> None:
+        """Note that the run was evaluated after `step` (0: before training), and its figures are written. If they are
+        the best so far, and that is asked for, `due` says so. A collective."""
+
+    def load_best(self, step: int) -> dict[str, Any] | None:
+        """At the end of the run, after `step`: load the best evaluation's checkpoint if it is asked for and an earlier
+        one, and return the state that the loop gave to `save` then. A collective."""
+        return None
+
 
 @dataclass(frozen=True)
 class ResumePoint:
     """Where a run resumes; by default, its beginning. path: of the checkpoint; settings, step, seconds and log_sizes:
-    of the run that wrote it; state: what its loop gave to `save`."""
+    of the run that wrote it; state: what its loop gave to `save`; best: the fields of its best evaluation."""
 
     path: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +73,7 @@ class ResumePoint:
     seconds: float = 0.0
     log_sizes: dict[str, int] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
 
 
 @contextlib.contextmanager
@@ -116,6 +127,9 @@ class RunCheckpoints(Checkpoints):
         self._step_began = time.monotonic()
         self._longest_step_seconds = 0.0
         self._save_seconds: float | None = None
+        self._best = Best(**self.point.best) if self.point.best else None  # whose checkpoint is kept
+        self._better: Best | None = None  # one that has none yet
+        self._evaluations = 0
         stop_at = self.plan.flags.stop_at
         # The first rank alone reads it: hosts may disagree.
         self._deadline = Deadline(expiry_of(stop_at)) if stop_at is not None and self._ranks.is_main else None
@@ -124,21 +138,60 @@ class RunCheckpoints(Checkpoints):
         point = self.point
         if point.path is None:
             return 0, {}
-        if placement(point.settings) == placement(self.settings):
-            self.parts.load(point.path)
-        else:
-            self._load_converted(point.path)
+        self._load(point.path, point.settings, point.step)
         log(f"resuming after step {point.step}, from {point.path}", self._ranks.is_main)
         self._step_began = time.monotonic()
         return point.step, point.state
 
-    def _load_converted(self, path: Path) -> None:
-        before, now = (describe_placement(settings) for settings in (self.point.settings, self.settings))
+    def _load(self, path: Path, saved: Mapping[str, Any], step: int) -> None:
+        """Load the checkpoint of `step`, written with the settings `saved`."""
+        if placement(saved) == placement(self.settings):
+            return self.parts.load(path)
+        before, now = (describe_placement(settings) for settings in (saved, self.settings))
         log(f"{path} was written on {before}, and is converted for {now}", self._ranks.is_main)
         # With another number of ranks the generators start anew: not as at the run's beginning, but always the same.
-        step = self.point.step
         seed = derived_seed(self.settings.get("seed", 0), "resumed", step, self._ranks.world_size)
-        self.parts.load_converted(path, self.plan.folder.universal(step), self.point.settings["ranks"], seed)
+        self.parts.load_converted(path, self.plan.folder.universal(step), saved["ranks"], seed)
+
+    def evaluated(self, step: int) -> None:
+        flags = self.plan.flags
+        if flags.load_best_model_at_end:
+            self._evaluations += step > 0
+            self._better = on_main(lambda: self._judged(step), self._ranks.is_main)
+
+    def _judged(self, step: int) -> Best | None:
+        """This evaluation, if it is the best so far; before training, the metric is looked for alone."""
+        flags, figures = self.plan.flags, self.metrics.evaluation
+        metric = metric_in(figures, flags.metric_for_best_model)
+        found = Best(step, metric, figures[metric])
+        wins = is_better(found.value, self._best, greater_wins(metric, flags.greater_is_better))
+        return found if step and wins else None
+
+    def load_best(self, step: int) -> dict[str, Any] | None:
+        if not self.plan.flags.load_best_model_at_end or step == 0:
+            return None
+        best = self._better or self._best
+        if self._evaluations == 1 and self.point.path is None:
+            log(
+                "warning: --load_best_model_at_end had one evaluation to choose from, at the end; --eval_interval or "
+                "--eval_epochs makes more",
+                self._ranks.is_main,
+            )
+        if best is None or best.step == step:
+            return None
+        path = self.plan.folder.of(best.step)
+        problem = on_main(lambda: damage(path), self._ranks.is_main, patient=True)
+        if problem is not None:
+            log(
+                f"warning: the model is that after step {step:,}: {path}, of the best {best}: {problem}",
+                self._ranks.is_main,
+            )
+            return None
+        self._load(path, read_manifest(path)["settings"], best.step)
+        log(
+            f"the model is the best by its evaluations, {best}: its weights are loaded from {path}", self._ranks.is_main
+        )
+        return json.loads((path / _TRAINER_FILE).read_text(encoding="utf-8"))["state"]
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self.plan.flags
@@ -146,6 +199,8 @@ class RunCheckpoints(Checkpoints):
         if step >= total_steps:
             self._stop = 0  # the run ends now anyway, with its model
             return flags.save_at_end
+        if self._better is not None and self._better.step == step:
+            return True
         by_steps = flags.save_every > 0 and step % flags.save_every == 0
         return self._stop > 0 or by_steps or completes_epochs(step, flags.save_epochs, self.steps_per_epoch)
 
@@ -157,6 +212,7 @@ class RunCheckpoints(Checkpoints):
         self._step_began = time.monotonic()
         self._save_seconds = self._step_began - started
         if error is None:
+            self._best, self._better = self._best_at(step), None
             where = self.plan.folder.of(step)
             log(f"checkpoint after step {step:,} in {self._save_seconds:.1f} s: {where}", self._ranks.is_main)
         if self._stop:
@@ -175,18 +231,24 @@ class RunCheckpoints(Checkpoints):
             folder.give_up(step)
         return error
 
+    def _best_at(self, step: int) -> Best | None:
+        """The best whose checkpoint there is once that of `step` is written."""
+        return self._better if self._better is not None and self._better.step == step else self._best
+
     def _publish(self, step: int, state: Mapping[str, Any]) -> None:
         self.metrics.flush()
         sizes = self.run.log_sizes()
         for name in sizes:
             flush_to_disk(self.run.path / name)
         saved = {"step": step, "seconds": self.metrics.seconds, "log_sizes": sizes, "state": dict(state)}
+        best = self._best_at(step)
+        saved["best"] = best and asdict(best)
         folder = self.plan.folder
         self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
         folder.publish(step, {"settings": self.settings})
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
-            folder.prune(step, self.plan.flags.keep_last)
+            folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
 
     def _stop_reason(self) -> int:
         """Why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if it need

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention import SDPA
-from training.utils.models.target_head import CHUNK_BYTES
+from training.utils.models.target_head import CHUNK_MB
 
 _COUNTED = "counted_attention"
 _WITHOUT_A_SQUARE_MASK = ("bloom",)  # ALiBi, made from a mask of two dimensions
@@ -96,7 +96,9 @@ def saved_activations(
     )
 
 
-def head_bytes(model: PreTrainedModel, targets: int, positions: int, with_entropy: bool = False) -> int:
+def head_bytes(
+    model: PreTrainedModel, targets: int, positions: int, with_entropy: bool = False, chunk_mb: int = CHUNK_MB
+) -> int:
     """Peak bytes of reading `targets` log-probabilities of `positions` tokens, forward or backward.
 
     A chunk of logits and its gradient, in float32 and in the model's precision (`target_head`), and the gradient of the
@@ -110,28 +112,29 @@ def head_bytes(model: PreTrainedModel, targets: int, positions: int, with_entrop
     own = 0 if size >= 4 else size  # float32 logits are not converted
     if PolicyModel(model)._target_head is None:
         return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + own)
-    chunk = max(1, CHUNK_BYTES // (4 * vocabulary))
+    chunk = max(1, chunk_mb * 2**20 // (4 * vocabulary))
     logits = min(targets, chunk) * vocabulary * (4 + own + (8 if with_entropy else 0))
     wide = 4 if targets > chunk else size
     return logits + (vocabulary * width * wide if head.weight.requires_grad else 0)
 
 
-def cache_bytes(config: Any, sequences: int, tokens: int, element_bytes: int) -> int:
+def cache_bytes(config: Any, sequences: int, tokens: int, element_bytes: int, largest_layer: bool = False) -> int:
     """Bytes of the key-value cache of `sequences` of `tokens` tokens: 2 x K x D numbers a token and layer (Pope et al.
     2022, "Efficiently Scaling Transformer Inference", section 3.3), and of a sliding window no more than its width.
-    Layers without attention are not counted."""
+    Layers without attention are not counted. largest_layer: of the layer that holds most, alone."""
     config = config.get_text_config()
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     window = getattr(config, "sliding_window", None) or tokens
-    held = sum(
+    held = [
         min(tokens, window) if kind == "sliding_attention" else tokens
         for kind in kinds
         if kind.endswith("attention") and kind != "linear_attention"
-    )
-    return 2 * key_value_heads * size * held * sequences * element_bytes
+    ]
+    counted = max(held, default=0) if largest_layer else sum(held)
+    return 2 * key_value_heads * size * counted * sequences * element_bytes
 
 
 class _Counting:

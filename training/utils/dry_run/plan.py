@@ -18,6 +18,7 @@ from training.utils.engine.zero3_limits import ModelSizes, host_share, model_siz
 from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.settings import ModelSettings
+from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def plan_training(
         )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens
-        lines.append(MemoryLine("logits", head_bytes(model, forward.targets, positions, forward.with_entropy)))
+        chunk_mb = loading.head_chunk_mb or planned_chunk_mb(model, settings.dtype, device)
+        logits = head_bytes(model, forward.targets, positions, forward.with_entropy, chunk_mb)
+        lines.append(MemoryLine("logits", logits))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     sentences = (
         f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
@@ -94,6 +97,13 @@ def plan_training(
         f"DeepSpeed: {json.dumps(config)}",
     )
     return PlannedModel(sentences, engine, tuple(lines), max(saved.layers, default=saved.widest))
+
+
+def planned_chunk_mb(model: Any, dtype: str, device: PlannedDevice) -> int:
+    """--head_chunk_mb as a run decides it, on a GPU of which nothing is taken yet."""
+    if not device.is_cuda or device.memory_bytes is None:
+        return CHUNK_MB
+    return chunk_mb_for(device.memory_bytes, model.config.get_text_config().vocab_size, DTYPES[dtype])
 
 
 def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, device: PlannedDevice) -> dict[str, int]:

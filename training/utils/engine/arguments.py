@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from training.utils.engine.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.run.errors import Mistakes
@@ -75,55 +75,94 @@ class EngineSettings:
 class EngineArguments:
     """Batches, epochs, precision, ZeRO and the learning-rate schedule."""
 
+    topic: ClassVar[str] = "optimizer"
+
     per_device_train_batch_size: int = flag(
-        16, "Sequences (step 2: prompts) in one forward of one rank; packed: as many tokens.", least=1
+        16,
+        "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit.",
+        least=1,
+        unit="sequences",
+        topic="batch",
     )
-    per_device_eval_batch_size: int = flag(16, "The same, in evaluation.", least=1)
+    per_device_eval_batch_size: int = flag(
+        16,
+        "Sequences (step 2: prompts) in one forward of a rank in evaluation.",
+        least=1,
+        unit="sequences",
+        topic="evaluation",
+    )
     gradient_accumulation_steps: int = flag(
-        1, "An optimizer step takes train batch size x ranks x this many sequences, exactly.", least=1
+        1,
+        "Forwards per optimizer step. The step takes batch size x ranks x this many sequences, exactly.",
+        least=1,
+        unit="steps",
+        topic="batch",
     )
     max_tokens_per_micro_batch: int | None = flag(
-        None, "Most tokens in one forward, padding included; default: no limit.", least=1
+        None,
+        "Maximum tokens in one forward, padding included; default: no limit.",
+        least=1,
+        unit="tokens",
+        topic="batch",
     )
-    padded: bool = flag(False, "One sequence per row, padded: the reference that packing is tested against.")
-    num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0)
-    max_train_steps: int | None = flag(None, "Stop after this many optimizer steps.", least=1)
+    padded: bool = flag(
+        False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
+    )
+    num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0, unit="epochs", topic="batch")
+    max_train_steps: int | None = flag(
+        None, "Stop after this many optimizer steps; default: no limit.", least=1, unit="steps", topic="batch"
+    )
     eval_interval: int = flag(
-        0, "Evaluate every this many optimizer steps, and always before and after training.", least=0
+        0,
+        "Optimizer steps between evaluations; 0: only before and after training.",
+        least=0,
+        unit="steps",
+        topic="evaluation",
     )
-    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0)
+    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
     report_mfu: bool = flag(
         True,
-        "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the "
-        "rate takes less than a second at the start.",
+        "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the rate "
+        "takes less than a second at the start.",
+        topic="log",
     )
-    weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0)
-    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1)
-    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1)
-    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0)
+    weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0, unit="rate")
+    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1, unit="rate")
+    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1, unit="rate")
+    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0, unit="number")
     lora_learning_rate: float | None = flag(
-        None, "Peak learning rate of LoRA's adapters; default: learning_rate.", above=0
+        None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", above=0, unit="rate", topic="lora"
     )
-    lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES)
-    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0)
-    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1)
-    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1)
-    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1)
-    num_cycles: float = flag(0.5, CYCLES_HELP, above=0)
-    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1)
-    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", least=0)
+    lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES, unit="name")
+    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0, unit="steps")
+    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1, unit="share")
+    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1, unit="share")
+    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1, unit="share")
+    num_cycles: float = flag(0.5, CYCLES_HELP, above=0, unit="waves")
+    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1, unit="share")
+    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", least=0, unit="norm")
     dtype: str = flag(
         "bf16",
-        "fp32, bf16 or fp16 (GPU only). bf16 keeps float32 master weights; DeepSpeed accumulates "
-        "gradients in bf16 at ZeRO stage 0, in fp32 from stage 1 on.",
+        "Precision of training; fp16 needs a GPU. bf16 keeps float32 master weights; DeepSpeed accumulates "
+        "gradients in bf16 at ZeRO stage 0, in float32 from stage 1 on.",
         choices=DTYPE_NAMES,
+        topic="memory",
     )
-    zero_stage: int = flag(0, "ZeRO: 0 none, 1 optimizer, 2 and gradients, 3 and weights.", least=0, most=3)
-    offload: bool = flag(False, "Keep optimizer state (ZeRO-3: weights too) in CPU memory.")
-    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0)
-    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0)
-    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP)
-    deepspeed_config: str | None = flag(None, "Your own DeepSpeed JSON; missing keys are filled in and named.")
+    zero_stage: int = flag(
+        0,
+        "What ZeRO shards over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+        least=0,
+        most=3,
+        unit="stage",
+        topic="memory",
+    )
+    offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
+    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0, unit="weights", topic="memory")
+    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0, unit="weights", topic="memory")
+    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP, topic="memory")
+    deepspeed_config: str | None = flag(
+        None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", unit="file", topic="memory"
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""

@@ -121,8 +121,9 @@ class FixedSteps:
         columns = {window: _Columns(seen_AT, window, extent, dtype) for window in {*windows.values()}}
         self._of_kind = {name: columns[window] for name, window in windows.items()}
         self._columns = list(columns.values())
-        cache.layers = [FixedLayer(layer, columns[window_of(layer)]) for layer in layers]
-        self._layers: list[Any] = cache.layers
+        for place, layer in enumerate(layers):  # one at a time: two whole caches would be the height of a rollout
+            layers[place] = FixedLayer(layer, columns[window_of(layer)])
+        self._layers = layers
         self._position_A1, self._token_A1 = position_A1.clone(), torch.zeros_like(position_A1)
         self._step: CapturedStep | None = None
         self._is_captured = False

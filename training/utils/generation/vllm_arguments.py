@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
@@ -14,16 +15,20 @@ CPU_CACHE_GIB = 2.0
 class VllmArguments:
     """Used only by --rollout_engine vllm."""
 
-    vllm_memory_share: float = flag(0.3, "GPU: share of the memory for vLLM's weights and cache.", above=0, below=1)
-    vllm_cache_gib: float | None = flag(
-        None, "GiB of key-value cache; default: on a GPU the rest of the share, on a CPU 2.", above=0
+    topic: ClassVar[str] = "vllm"
+
+    vllm_memory_share: float = flag(
+        0.3, "GPU: share of its memory for vLLM's weights and cache.", above=0, below=1, unit="share"
     )
-    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", least=1)
-    vllm_prefix_caching: bool = flag(True, "Compute the common prompt of samples once, in whole cache blocks.")
-    vllm_chunked_prefill: bool = flag(True, "GPU: batch parts of long prompts with tokens being drawn.")
-    vllm_sleep: bool = flag(True, "GPU: free weights and cache for training between rollouts.")
-    vllm_eager: bool = flag(False, "No CUDA graphs and no compilation; always on a CPU.")
-    vllm_check_weights: bool = flag(False, "Compare checksums of all weights at every update, not only the first.")
+    vllm_cache_gib: float | None = flag(
+        None, "Size of the key-value cache; default: on a GPU the rest of the share, on a CPU 2.", above=0, unit="gib"
+    )
+    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", least=1, unit="ranks")
+    vllm_prefix_caching: bool = flag(True, "Compute the prompt that samples share only once, in whole cache blocks.")
+    vllm_chunked_prefill: bool = flag(True, "GPU: process parts of long prompts together with tokens being drawn.")
+    vllm_sleep: bool = flag(True, "GPU: free vLLM's weights and cache for training between rollouts.")
+    vllm_eager: bool = flag(False, "Use neither CUDA graphs nor compilation; always so on a CPU.")
+    vllm_check_weights: bool = flag(False, "Compare checksums of all weights at every update, not only at the first.")
 
     def validate(self, mistakes: Mistakes) -> None:
         parallel = self.vllm_tensor_parallel_size

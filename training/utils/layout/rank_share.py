@@ -27,14 +27,16 @@ def rank_share(
     rank: int,
     device: torch.device,
     sharing: bool = True,
+    with_before: bool = False,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the responses to one prompt
-    share it, if documents may share rows."""
+    share it, if documents may share rows. with_before: the rows have `before_NT`."""
     groups = _groups(sequences, plan, sharing)
     mine = plan_step([_tokens([sequences[index] for index in group]) for group in groups], plan)[rank]
     micro_batches = [[[groups[place] for place in row] for row in rows] for rows in mine]
-    return [_laid_out(sequences, rows, pad_token_id, device) for rows in micro_batches]
+    shares = [_laid_out(sequences, rows, pad_token_id, with_before) for rows in micro_batches]
+    return [share._replace(rows=pinned(share.rows, device)) for share in shares]
 
 
 def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
@@ -50,12 +52,12 @@ def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: boo
 
 
 def _laid_out(
-    sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Sequence[int]]], pad_token_id: int, device: torch.device
+    sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Sequence[int]]], pad_token_id: int, with_before: bool
 ) -> SequenceRows:
     """Return a micro-batch of rows of documents, each of which is the indices of its sequences."""
     documents = [[_document([sequences[index] for index in group]) for group in row] for row in rows]
     indices = [index for row in rows for group in row for index in group]
-    return SequenceRows(indices, pinned(packed_rows(documents, pad_token_id), device))
+    return SequenceRows(indices, packed_rows(documents, pad_token_id, with_before=with_before))
 
 
 def shared_groups(sequences: Sequence[TokenSequence], most_tokens: int) -> list[list[int]]:

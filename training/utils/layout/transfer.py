@@ -14,23 +14,27 @@ Batch = TypeVar("Batch")
 
 
 def pinned(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch, a dataclass or a tensor on the CPU, with its tensors in pinned memory if `device` is a GPU."""
-    return _each(batch, lambda part: part.pin_memory(), leaves=True) if device.type == "cuda" else batch
+    """Return the batch, a dataclass, a tensor on the CPU or a tuple of these, with its tensors in pinned memory if
+    `device` is a GPU."""
+    return _all(batch, lambda part: part.pin_memory(), leaves=True) if device.type == "cuda" else batch
 
 
 def moved(batch: Batch, device: torch.device | str) -> Batch:
-    """Return the batch, a dataclass or a tensor, with its tensors on `device`."""
+    """Return the batch, a dataclass, a tensor or a tuple of these, with its tensors on `device`."""
     # Without waiting where they are pinned; torch keeps pinned memory until its copies are done.
-    return _each(batch, lambda part: part.to(device, non_blocking=True))
+    return _all(batch, lambda part: part.to(device, non_blocking=True))
+
+
+def _all(batch: Any, act: Any, leaves: bool = False) -> Any:
+    is_tuple = type(batch) is tuple  # not a named one
+    return tuple(_each(part, act, leaves) for part in batch) if is_tuple else _each(batch, act, leaves)
 
 
 def _each(batch: Any, act: Any, leaves: bool = False) -> Any:
-    """The same batch with each of its tensors, also of the records and tuples inside it, after `act`. leaves: records
-    that keep more for a device (`leaving_host`) get it first."""
+    """The same batch with each of its tensors, also of the records inside it, after `act`. Tuples inside it stay: they
+    are documents, which the host reads. leaves: records that keep more for a device (`leaving_host`) get it first."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
-    if type(batch) is tuple:  # not a named one
-        return tuple(_each(part, act, leaves) for part in batch)
     if not is_dataclass(batch) or isinstance(batch, type):
         return batch
     if leaves and hasattr(batch, "leaving_host"):

@@ -3,55 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.models.attention import CHOICES
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
 
+HEAD_CHUNK_HELP = (
+    "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more memory. "
+    "0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run keeps it."
+)
+
 
 @dataclass
 class ModelArguments:
     """Which model is trained, and which of its weights."""
 
-    model_name_or_path: str = flag("", "Folder or hub name of the model to start from.")
-    pad_token: str | None = flag(None, "The token of the tokenizer to pad with, if it has no pad token.")
+    topic: ClassVar[str] = "model"
+
+    model_name_or_path: str = flag("", "Model to start from: a folder or a hub name (required).", unit="model")
+    pad_token: str | None = flag(None, "Token to pad with, for a tokenizer that has no pad token.", unit="token")
     trust_remote_code: bool = flag(
-        ModelSettings.trust_remote_code, "Run Python code that comes with the model or its tokenizer. Read it first."
+        ModelSettings.trust_remote_code, "Run Python code that comes with the model or its tokenizer; read it first."
     )
     attn_implementation: str = flag(
         ModelSettings.attn_implementation,
-        "'auto' takes, on CUDA, the first that computes the model's own numbers: 'varlen' (torch's kernel for runs, in "
-        "bf16 and fp16), 'flex_attention', 'sdpa' (runs everywhere; on CUDA with a dense mask). 'flash_attention_2' or "
-        "'_3', if installed, packs but shares no prompts.",
+        "Attention: 'auto' takes, on CUDA, the first of these that gives the model's own numbers: 'varlen' "
+        "(torch's kernel for packed sequences, bf16 and fp16), 'flex_attention', 'sdpa' (runs everywhere; on CUDA"
+        " with a dense mask). 'flash_attention_2' and '_3', if installed, pack but cannot share prompts.",
         choices=CHOICES,
+        unit="name",
+        topic="memory",
     )
     dropout: float | None = flag(
         None,
-        "Every dropout rate; 0 also switches off layer drop and routers' jitter; default: the model's own.",
+        "Every dropout rate; 0 also turns off layer drop and the jitter of routers; default: the model's own.",
         least=0,
         below=1,
+        unit="probability",
     )
     router_aux_loss_coef: float | None = flag(
         None,
         "Mixtures of experts: weight of the routers' balancing loss (Fedus et al. 2021); default: the model's own; "
         "0 adds none.",
         least=0,
+        unit="factor",
     )
-    gradient_checkpointing: bool = flag(False, "Recompute activations: less memory.")
+    gradient_checkpointing: bool = flag(
+        False, "Recompute activations in the backward pass: less memory, more time.", topic="memory"
+    )
     torch_compile: bool = flag(
         False,
-        "Compile the model's blocks with torch.compile (needs a C++ compiler on a CPU). Seen to give the "
-        "same losses under ZeRO 0, 2 and 3, with LoRA and gradient checkpointing; ZeRO 3 leaves little to fuse. "
-        "The first steps compile for half a minute to minutes: for long runs.",
+        "Compile the model's blocks with torch.compile (needs a C++ compiler on a CPU). The first steps then take"
+        " half a minute to minutes longer: for long runs.",
+        topic="memory",
     )
-    lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains without them.", least=0)
-    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.")
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1)
+    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0, unit="mib", topic="memory")
+    lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", least=0, unit="rank", topic="lora")
+    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", unit="number", topic="lora")
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1, unit="probability", topic="lora")
     lora_module_name: str = flag(
-        "all-linear", "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas."
+        "all-linear",
+        "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas.",
+        unit="names",
+        topic="lora",
     )
-    only_optimize_lora: bool = flag(True, "With LoRA: freeze every other weight (a scalar head still trains).")
+    only_optimize_lora: bool = flag(
+        True, "With LoRA: freeze all other weights (a new scalar head still trains).", topic="lora"
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""

@@ -14,6 +14,7 @@ class ModelSettings:
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
     trust_remote_code: run Python code that comes with the model.
+    head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
         other adapters are merged into their base.
     """
@@ -29,8 +30,11 @@ class ModelSettings:
     lora_module_name: str = "all-linear"
     only_optimize_lora: bool = True
     trust_remote_code: bool = False
+    head_chunk_mb: int = 0
     trains_adapter_on: bool = False
 
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""
-        return ModelSettings(self.name_or_path, trust_remote_code=self.trust_remote_code)
+        return ModelSettings(
+            self.name_or_path, trust_remote_code=self.trust_remote_code, head_chunk_mb=self.head_chunk_mb
+        )

@@ -19,9 +19,14 @@ from torch.nn import functional
 
 from training.utils.models.sharding import whole_shape
 
-# Logits and their gradient of one chunk: 512 rows at a vocabulary of 128,000. Smaller chunks are slower on a GPU: each
-# reads and writes the whole gradient of the head's weight.
-CHUNK_BYTES = 256 * 2**20
+# Float32 logits of one chunk on a CPU: 512 rows at a vocabulary of 128,000.
+CHUNK_MB = 256
+CHUNK_BYTES = CHUNK_MB * 2**20
+# On a GPU a chunk takes at most this share of what is free as a run starts, and no more rows than these. Each reads and
+# writes the whole gradient of the head's weight, about 10 bytes a weight beside 6 FLOPs a weight and row: at 512 rows
+# half as long as the products, by the rates of an H100 (3e12 byte/s, 5e14 FLOP/s); at 4,096 a fifteenth.
+_FREE_SHARE, _ENOUGH_ROWS = 1 / 64, 4096
+_LEAST_MB, _MOST_MB = 32, 1024
 
 
 class TokenLogprobs(NamedTuple):
@@ -96,6 +101,22 @@ class TargetHead(nn.Module):
         given = (hidden_MH, self.weight.detach(), bias, target_ids_M, 1.0, (False, False), chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, *_ = _TargetLogprobs.apply(*given)
         return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, None)
+
+
+def chunk_mb_for(free_bytes: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """Return the MiB of float32 logits in one chunk, a power of two, on a GPU with `free_bytes` free as a run starts.
+
+    dtype: the model's. A logit takes 4 bytes in float32, and as many as `dtype` has if that is narrower. Powers of two:
+    GPUs of one kind choose alike, though some of their memory may be taken.
+
+    80e9 bytes, 128,256 tokens, bfloat16: 1/64 of it, of 6 bytes a logit 4 for float32, is 794 MiB: 512 of them, 1,046
+    rows.
+    """
+    own = dtype.itemsize if dtype.itemsize < 4 else 0
+    affordable = int(free_bytes * _FREE_SHARE) * 4 // (4 + own)
+    useful = _ENOUGH_ROWS * 4 * vocabulary
+    chosen = 1 << max(0, (min(affordable, useful) // 2**20).bit_length() - 1)
+    return min(max(chosen, _LEAST_MB), _MOST_MB)
 
 
 def read_logits(

@@ -19,19 +19,22 @@ from transformers import PreTrainedModel
 from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs
 from training.utils.models.own_forward import head_is_linear
-from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates, read_logits
+from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
 
 
 class PolicyModel(nn.Module):
     """A causal language model that returns log-probabilities of the target tokens.
 
     Where its logits are one linear layer on its last hidden state, only those of predicting positions are computed.
+
+    chunk_mb: MiB of float32 logits that are computed at a time (`target_head`); 0 for the default of a CPU
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, chunk_mb: int = CHUNK_MB) -> None:
         super().__init__()
         self.model = model
-        self._target_head = TargetHead(model.get_output_embeddings()) if head_is_linear(model) else None
+        head: Any = model.get_output_embeddings()
+        self._target_head = TargetHead(head, (chunk_mb or CHUNK_MB) * 2**20) if head_is_linear(model) else None
 
     @property
     def embedding_width(self) -> int:

@@ -47,3 +47,20 @@ class OneModelFlags:
 
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.
 ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-1]
+
+# What a first run of such a step needs, in the order of `--help`.
+FIRST_FLAGS = (
+    "model_name_or_path",
+    "data_path",
+    "output_dir",
+    "data_split",
+    "max_seq_len",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "num_train_epochs",
+    "lora_dim",
+    "eval_interval",
+    "num_ranks",
+    "config",
+)

@@ -14,12 +14,11 @@ from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.run.arguments import parse_arguments
+from training.utils.run.errors import ThreestepError
 from training.utils.run.program import run_program
 from training.utils.run.step import Step
 
 __all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
-
-_LAUNCHERS = "One process needs no launcher; several ranks start by `deepspeed`, torchrun or `accelerate launch`."
 
 
 def one_model_program(
@@ -44,13 +43,18 @@ def one_model_program(
     check: raises ThreestepError for flags of several groups that contradict each other
     check_rows: the same for the training rows and the step's own flags, before the model loads
     """
-    description = f"{sys.modules[module].__doc__}\n{_LAUNCHERS}"
+    description = sys.modules[module].__doc__ or ""
 
     def main(argv: Sequence[str]) -> None:
-        groups = parse_arguments(step.groups, argv, description, step.old_flags)
+        groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         if check is not None:
             check(flags)
+        if scores and flags.model.head_chunk_mb:
+            raise ThreestepError(
+                f"--head_chunk_mb is of a language model's output layer, got {flags.model.head_chunk_mb} for a reward "
+                "model, which has a score for each sequence instead; leave it out"
+            )
         check_model_folder(flags.model.model_name_or_path)
         if flags.run.dry_run:
             from training.utils.opening.dry_run import dry_run

@@ -36,7 +36,7 @@ from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
-from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps
+from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import report_at_end
 from training.utils.run.console import log, started_as_main_rank
@@ -57,7 +57,8 @@ def run_one_model(
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
         check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
         tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
-        plan = plan.decided({"prompt_style": style.chat.prompt_style})
+        styled = plan.decided({"prompt_style": style.chat.prompt_style})
+        plan = with_head_chunk(styled, flags.model.settings(), flags.engine.dtype, ranks, predicts_tokens=not scores)
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
         rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
@@ -65,7 +66,8 @@ def run_one_model(
             check_rows(rows.train, flags.own)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
-        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start)
+        chunk_mb = plan.settings["head_chunk_mb"]
+        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start, head_chunk_mb=chunk_mb)
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks)
         if not scores:
             ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
@@ -157,7 +159,8 @@ def _engine(
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
-    return model, TrainingEngine((ScalarModel if scores else PolicyModel)(model), settings, ranks, total_steps)
+    module = ScalarModel(model) if scores else PolicyModel(model, start.head_chunk_mb)
+    return model, TrainingEngine(module, settings, ranks, total_steps)
 
 
 def loop_settings(

@@ -8,17 +8,22 @@ from typing import Any
 
 import torch
 
+from training.utils.checkpoints.plan import CheckpointPlan
 from training.utils.engine.arguments import EngineArguments, EngineSettings
+from training.utils.engine.collectives import largest
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.devices import device_sentence, make_deterministic
 from training.utils.engine.matmul_rate import peak_of_all_ranks
-from training.utils.engine.startup import Ranks, born_sharded, check_dtype
+from training.utils.engine.startup import DTYPES, Ranks, born_sharded, check_dtype
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
 from training.utils.layout.rows import TokenRows
+from training.utils.loading.configurations import load_config
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.one_precision import to_one_precision
+from training.utils.models.settings import ModelSettings
+from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.run.console import log
 from training.utils.run.environment import environment_of
 from training.utils.run.errors import ThreestepError
@@ -39,6 +44,31 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunF
     log(device, ranks.is_main)
     folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
     return folder
+
+
+def with_head_chunk(
+    plan: CheckpointPlan, model: ModelSettings, dtype: str, ranks: Ranks, predicts_tokens: bool = True
+) -> CheckpointPlan:
+    """Return the plan with --head_chunk_mb decided: as given, as the resumed run has it, or by the rank with the least
+    free memory. model: the one that is trained. A collective.
+
+    predicts_tokens: False leaves the plan: a reward model has no such layer
+    """
+    if not predicts_tokens:
+        return plan
+    chunk_mb = model.head_chunk_mb or plan.began_with("head_chunk_mb")
+    if not chunk_mb and ranks.device.type != "cuda":
+        chunk_mb = CHUNK_MB
+    elif not chunk_mb:
+        free_bytes, _ = torch.cuda.mem_get_info(ranks.device)
+        vocabulary = load_config(model.name_or_path, model.trust_remote_code).get_text_config().vocab_size
+        chunk_mb = chunk_mb_for(-largest(-free_bytes, ranks.device), vocabulary, DTYPES[dtype])
+        log(
+            f"the output layer computes {chunk_mb} MiB of logits at a time, {chunk_mb * 2**18 // vocabulary:,} tokens: "
+            f"chosen by the memory that is free; --head_chunk_mb {chunk_mb} gives the same bits elsewhere",
+            ranks.is_main,
+        )
+    return plan.decided({"head_chunk_mb": chunk_mb})
 
 
 def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, int]:

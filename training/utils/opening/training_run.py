@@ -19,8 +19,9 @@ from training.utils.models.flops import ComputeMeter
 from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.run.ahead import Ahead
-from training.utils.run.console import LogPace, ShownFigure, log, progress_bar, show
+from training.utils.run.console import LogPace, log
 from training.utils.run.metrics import MetricsWriter
+from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
 
 
@@ -123,7 +124,7 @@ class TrainingLoop:
     """
 
     def __init__(self, run: TrainingRun, evaluate: Callable[[int], Any], evaluation_from: Callable[..., Any]) -> None:
-        self._run, self._evaluate = run, evaluate
+        self._run, self._evaluate, self._evaluation_from = run, evaluate, evaluation_from
         self._done, saved = run.checkpoints.restore()
         if saved:
             self.before, self.after = (saved[name] and evaluation_from(saved[name]) for name in ("before", "after"))
@@ -173,6 +174,9 @@ class TrainingLoop:
                 if run.checkpoints.due(step, total):
                     states = {"before": self.before, "after": self.after}
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
+        best = run.checkpoints.load_best(total)
+        if best is not None:
+            self.after = self._evaluation_from(best["after"])
 
     def _evaluates_after(self, step: int) -> bool:
         settings = self._run.settings
@@ -193,6 +197,7 @@ class TrainingLoop:
 
     def _evaluated(self, step: int) -> Any:
         found = self._evaluate(step)
+        self._run.checkpoints.evaluated(step)
         if found is not None and found.in_words:
             when = f"after step {step:,}" if step else "before training"
             log(f"{self._run.name}: evaluation {when}: {found.in_words}", self._run.ranks.is_main)

@@ -28,8 +28,9 @@ from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
-from training.utils.run.console import log, progress_bar
+from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
+from training.utils.run.progress import progress_bar
 
 # PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences; in eval mode, without gradients.
 Reference = Callable[[PreferenceBatch], torch.Tensor]

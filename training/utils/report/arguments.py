@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from training.utils.run.console import LogPace
 from training.utils.run.errors import Mistakes, nearest_names
@@ -20,10 +20,13 @@ PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")
 class ReportArguments:
     """Where a run's metrics go besides metrics.jsonl, which is always written, and how often its log has a line."""
 
+    topic: ClassVar[str] = "log"
+
     report_to: str = flag(
         "tensorboard",
         f"Trackers that receive the metrics, separated by commas: {', '.join(PACKAGES)}; or {NO_TRACKERS}. "
         "wandb, trackio and mlflow read their own environment variables.",
+        unit="names",
     )
     report_samples: int = flag(
         8, "Step 3: samples of each evaluation that trackers get as a table, those of the first prompts.", least=0
@@ -34,12 +37,14 @@ class ReportArguments:
         "Where the output is not a terminal: the fewest steps (step 3: rollouts) between two lines of progress. A line "
         "also waits for --logging_seconds; metrics.jsonl has every step.",
         least=1,
+        unit="steps",
     )
     logging_seconds: float = flag(
         60.0,
         "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every "
         "--logging_steps.",
         least=0,
+        unit="seconds",
     )
 
     def pace(self) -> LogPace:

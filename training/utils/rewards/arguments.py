@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.rewards.rules import RULES
 from training.utils.run.errors import Mistakes
@@ -14,15 +15,20 @@ from training.utils.run.flags import flag
 class ScoringArguments:
     """What scores a response."""
 
+    topic: ClassVar[str] = "reward"
+
     reward: str = flag(
         "model:1.0",
-        f"NAME:WEIGHT,... whose weighted sum scores a response: model (the reward model), "
-        f"{', '.join(RULES)}, or your own function as FILE.py:NAME. The default weight is 1.",
+        f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
+        f"{', '.join(RULES)}, or your own function as FILE.py:NAME; the default weight is 1.",
+        unit="names",
     )
-    reward_timeout: float = flag(300.0, "Seconds that a reward function may take per rollout.", above=0)
-    reward_regex: str | None = flag(None, "Reward regex: the pattern to search for in the response.")
+    reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", above=0, unit="seconds")
+    reward_regex: str | None = flag(
+        None, "With --reward regex: the pattern to search for in the response.", unit="pattern"
+    )
     reward_length_characters: int | None = flag(
-        None, "Reward length: the target length of a response in characters.", least=1
+        None, "With --reward length: the target length of a response.", least=1, unit="characters"
     )
 
     def validate(self, mistakes: Mistakes) -> None:

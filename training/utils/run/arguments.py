@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flag_names import nearest_flags
-from training.utils.run.flags import VALUES, note_mistakes
+from training.utils.run.flags import OWN_KEYS, note_mistakes
+from training.utils.run.help_page import HELP_FLAGS, asked_topic, help_page
 from training.utils.run.launcher_flags import LAUNCHER_FLAGS
 from training.utils.run.old_flags import OldFlag, flags_with_values, old_defaults, translated
 from training.utils.run.typed import typed_command
@@ -48,40 +47,48 @@ class ProgramParser(argparse.ArgumentParser):
         return options
 
 
-def _program() -> str | None:
-    """How this program was started, as one types it; None: by a file's name, which argparse shows by itself."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # argparse reads it too, from Python 3.14 on
-    return typed_command() or (None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}")
+def _program() -> str:
+    """How this program was started, as one types it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    started = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return typed_command() or started
 
 
 def parse_arguments(
-    groups: Sequence[type], argv: Sequence[str], description: str, old_flags: Mapping[str, OldFlag] | None = None
+    groups: Sequence[type],
+    argv: Sequence[str],
+    description: str,
+    old_flags: Mapping[str, OldFlag] | None = None,
+    first_flags: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
     old_flags: names of other programs, on the command line and in the file; each that is read is a line of the log.
+    description, first_flags: of the page for `--help` (`help_page`).
     Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
     `validate(mistakes)` method. Exits for `--help`.
     """
+
+    parts = [part for group in groups for part in _parts(group)]
+    wanted = asked_topic(argv)
+    if wanted is not None:
+        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags))
+        sys.exit(0)
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
             raise ThreestepError(f"in the command line or the configuration: {message}")
 
         def add_argument(self, *names: str, **keywords: Any) -> Any:
-            keywords.pop(VALUES, None)  # fields' metadata arrive here; argparse knows only its own
+            for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
+                keywords.pop(key, None)
             return super().add_argument(*names, **keywords)
 
-    parser = StrictParser(
-        [part for group in groups for part in _parts(group)],
-        prog=_program(),
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--config", default=None, metavar="FILE", help="YAML file of settings; flags override it")
+    parser = StrictParser(parts, prog=_program(), add_help=False, allow_abbrev=False)
+    parser.add_argument(*HELP_FLAGS, action="store_true")  # for the names that are suggested
+    parser.add_argument("--config", default=None)
     # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
-    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--local_rank", type=int, default=-1)
 
     config_path = _config_path(argv)
     config_flags: list[str] = []
@@ -106,6 +113,8 @@ def parse_arguments(
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in the YAML file at `path`; ThreestepError if it is missing or not a mapping."""
+    import yaml
+
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as problem:

@@ -1,14 +1,10 @@
-"""What a run prints: log lines and progress bars, from rank 0 alone."""
+"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from dataclasses import dataclass, replace
-from typing import Any
-
-from tqdm import tqdm
+from dataclasses import dataclass
 
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
@@ -16,6 +12,8 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
     if not is_main_rank:
         return
     if sys.stderr.isatty():
+        from tqdm import tqdm
+
         tqdm.write(sentence, file=sys.stdout)  # clears an open bar and draws it again
     else:
         sys.stdout.write(sentence + "\n")
@@ -40,102 +38,3 @@ class LogPace:
 
     steps: int = 1
     seconds: float = 60.0
-
-
-@dataclass(frozen=True)
-class ShownFigure:
-    """A number to show with the progress. name: unique in a step. form: as `format` takes it. is_mean: a log line has
-    its mean over the steps since the last line, otherwise its latest value."""
-
-    name: str
-    value: float
-    form: str = ".3f"
-    unit: str = ""
-    is_mean: bool = True
-
-    def __str__(self) -> str:
-        return " ".join(word for word in (self.name, format(self.value, self.form), self.unit) if word)
-
-
-def progress_bar(
-    total: int,
-    name: str,
-    is_main_rank: bool,
-    unit: str = "step",
-    on_terminal_only: bool = False,
-    done: int = 0,
-    pace: LogPace = LogPace(),
-) -> tqdm:
-    """A bar on rank 0's stderr: steps, the figures given to `show`, time left.
-
-    If stderr is not a terminal, it prints lines at the given pace instead, or nothing (`on_terminal_only`).
-    done: the steps that a resumed run starts with.
-    """
-    common: dict[str, Any] = {
-        "total": total,
-        "initial": done,
-        "desc": name,
-        "unit": unit,
-        "disable": not is_main_rank or (on_terminal_only and not sys.stderr.isatty()),
-    }
-    if sys.stderr.isatty():
-        return tqdm(**common, dynamic_ncols=True, mininterval=0.2)
-    return _Lines(**common, miniters=1, mininterval=0.0, pace=pace)
-
-
-def show(bar: tqdm, *figures: ShownFigure) -> None:
-    """Count one step as done and show `figures` with it."""
-    if isinstance(bar, _Lines):
-        bar.add(figures)
-    else:
-        bar.set_postfix_str(", ".join(map(str, figures)), refresh=False)
-    bar.update()
-
-
-class _Lines(tqdm):
-    """The same for a log that is a file: lines at the given pace."""
-
-    def __init__(self, *, pace: LogPace, **common: Any) -> None:
-        self._pace = pace
-        self._last: tuple[int, float] | None = None  # the step and the time of the last line
-        self._figures: list[tuple[ShownFigure, ...]] = []
-        super().__init__(**common)
-
-    def add(self, figures: tuple[ShownFigure, ...]) -> None:
-        """Keep the figures of a step for the next line."""
-        if not self.disable:
-            self._figures.append(figures)
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        done, now = self.n - self.initial, time.monotonic()
-        if done == 0 or not (self._last is None or self.n == self.total or self._is_due(now)):
-            return True
-        self._last = self.n, now
-        parts = [f"{self.desc}: {self.unit} {self.n:,} of {self.total:,}", *self._summed_up()]
-        if self.n < self.total:
-            left = (self.total - self.n) * self.format_dict["elapsed"] / done
-            parts.append(f"{tqdm.format_interval(left)} left")
-        self.fp.write(", ".join(parts) + "\n")
-        self.fp.flush()
-        return True
-
-    def _is_due(self, now: float) -> bool:
-        assert self._last is not None  # the first line needs no pace
-        step, then = self._last
-        return self.n - step >= self._pace.steps and now - then >= self._pace.seconds
-
-    def _summed_up(self) -> list[str]:
-        """The figures of the last step, each as its mean since the last line or its latest value, in words."""
-        kept, self._figures = self._figures, []
-        words = []
-        for last in kept[-1] if kept else ():
-            steps = [figure.value for step in kept for figure in step if figure.name == last.name]
-            value = sum(steps) / len(steps) if last.is_mean else last.value
-            words.append(str(replace(last, value=value)))
-        return words
-
-    def clear(self, nolock: bool = False) -> None:
-        """Do nothing: a printed line stays."""
-
-    def close(self) -> None:
-        self.disable = True  # tqdm's own would add an empty line

@@ -11,7 +11,8 @@ from training.utils.run.errors import Mistakes
 _Settings = TypeVar("_Settings")
 
 AUTO = "auto"  # a flag's value that leaves the choice to the program
-VALUES = "values"  # key of a field's metadata; argparse must not see it (`arguments.StrictParser`)
+# Keys of a field's metadata that argparse must not see (`arguments.StrictParser`).
+VALUES, UNIT, TOPIC = OWN_KEYS = ("values", "unit", "topic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +47,22 @@ def flag(
     default: Any,
     help: str,
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
     choices: Collection[str] = (),
     aliases: Sequence[str] = (),
+    unit: str = "",
+    topic: str = "",
+    **bounds: float | None,
 ) -> Any:
     """Return a dataclass field. choices: names, one of which is expected; otherwise bounds as in `Range`. None is not
-    checked, and each item of a list is."""
+    checked, and each item of a list is.
+
+    unit: what a number counts, one of `topics.UNITS`; of a text, what it names
+    topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
+    """
     values: Collection[str] | Range | None = choices or None
-    if (least, above) != (None, None):
-        values = Range(least, above, most, below)
-    metadata: dict[str, Any] = {"help": help, VALUES: values}
+    if bounds:
+        values = Range(**bounds)
+    metadata: dict[str, Any] = {"help": help, VALUES: values, UNIT: unit, TOPIC: topic}
     if aliases:
         metadata["aliases"] = list(aliases)
     if isinstance(default, list):

@@ -93,6 +93,8 @@ def _strategy(kind: str, steps_flag: str, epochs_flag: str) -> Words:
             return [steps_flag, "0"]
         if value == "epoch":
             return [epochs_flag, "1"]
+        if value == "best" and kind == "save":
+            return ["--load_best_model_at_end", "true"]
         if value != "steps":
             choices = "no, steps, epoch" + (" or best" if kind == "save" else "")
             raise ThreestepError(f"--{kind}_strategy expects {choices}, got '{value}'")
@@ -282,7 +284,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--do_eval": needless("a run is evaluated before and after training", takes_value=False),
     "--save_strategy": renamed(
         "--save_every or --save_epochs",
-        "no: 0; steps: --save_steps, 500 by default; epoch: --save_epochs 1",
+        "no: 0; steps: --save_steps, 500 by default; epoch: --save_epochs 1; best: --load_best_model_at_end",
         words=_strategy("save", "--save_every", "--save_epochs"),
     ),
     "--save_steps": renamed(
@@ -291,6 +293,9 @@ HF_FLAGS: dict[str, OldFlag] = {
         words=_interval_steps("save", "--save_every", "--save_epochs"),
     ),
     "--save_total_limit": renamed("--keep_last", "0 keeps all; default: 2"),
+    "--load_best_model_at_end": Same("the best is written when it is evaluated, whatever --save_steps says"),
+    "--metric_for_best_model": Same("default: loss, in step 3 reward; eval_loss is eval/loss"),
+    "--greater_is_better": Same("default: unless the metric is a loss"),
     "--save_only_model": refused(
         "is not how checkpoints are written here: they hold what --resume needs; the finished model is in "
         "OUTPUT_DIR/model, and `python -m training.export` makes a model of a checkpoint",

@@ -44,6 +44,7 @@ class MetricsWriter:
         trackers: Sequence[Tracker] = (),
     ) -> None:
         self._file = None
+        self.evaluation: dict[str, float] = {}  # the figures of the last evaluation, on the main rank
         self._trackers = list(trackers)
         self._started = time.monotonic() - done_seconds
         if is_main_rank:
@@ -65,6 +66,7 @@ class MetricsWriter:
         if self._file is None:
             return
         plain = {name: float(value) for name, value in metrics.items()}
+        self.evaluation = {name: value for name, value in plain.items() if name.startswith("eval")} or self.evaluation
         line: dict[str, Any] = {"step": step, "seconds": round(self.seconds, 3)}
         # JSON has no NaN or infinity: they are written as null, so that every line can be read.
         line.update({name: value if math.isfinite(value) else None for name, value in plain.items()})

@@ -186,7 +186,8 @@ def _read(
     new = mistakes.note(old.words, value, given) if old.words else [old.now, *values]
     if isinstance(new, str):
         return [], unneeded + new
-    notes = "; ".join(note for note in (old.note, old.differs) if note)
+    note = old.note if DEEPSPEED_CHAT in old.whose else ""  # Hugging Face's are for the page alone
+    notes = "; ".join(part for part in (note, old.differs) if part)
     return new or [], f"{flag} is read as {' '.join(new or [])}" + (f": {notes}" if notes else "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
@@ -19,37 +20,50 @@ RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 1
 class RunArguments:
     """The run's folder and seed."""
 
-    output_dir: str = flag(DEFAULT_OUTPUT_DIR, "The run's folder: settings, metrics, model.")
+    topic: ClassVar[str] = "run"
+
+    output_dir: str = flag(
+        DEFAULT_OUTPUT_DIR,
+        "Folder of the run, its checkpoints and its trained model.",
+        unit="folder",
+    )
     run_name: str | None = flag(
-        None, "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME."
+        None, "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME.", unit="name"
     )
     seed: int = flag(
-        1234, "Seed of the split, the order, dropout and sampling; the same default in all steps.", least=0
+        1234,
+        "Seed of the split, the order of rows, dropout and sampling; use the same in all steps.",
+        least=0,
+        unit="seed",
     )
     deterministic: bool = flag(
         False,
-        "CUDA: the same bits from the same numbers, by slower operations (docs/resume.md); a CPU needs it not.",
+        "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag.",
     )
     profile_steps: list[int] = flag(
-        [], "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.", least=1
+        [], "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.", least=1, unit="steps"
     )
     dry_run: bool = flag(
         False,
-        "Resolve every setting, build the models without weights, print the plan and the memory of a rank, "
-        "and end. Nothing is loaded, trained or written.",
+        "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
+        " Nothing is loaded, trained or written.",
     )
     num_ranks: int | None = flag(
         None,
-        "Ranks to start, behind `threestep` and scripts/*.sh; default: one for each visible GPU, or one. "
+        "Ranks to train on; default: one for each visible GPU, or one. `threestep` and scripts/*.sh start them. "
         "With --dry_run, ranks to plan for; default: the launcher's, or one.",
         aliases=["--ranks"],
         least=1,
+        unit="ranks",
     )
     device: str | None = flag(
-        None, "--dry_run: the device to plan for, cpu or cuda; default: this machine's.", choices=DEVICES
+        None, "With --dry_run: the device to plan for, cpu or cuda; default: this machine's.", choices=DEVICES
     )
     device_memory_gb: float | None = flag(
-        None, "--dry_run: gigabytes (1e9 bytes) of a GPU; default: this machine's, if it has one.", above=0
+        None,
+        "With --dry_run: memory of a GPU (1e9 bytes each); default: this machine's, if it has one.",
+        above=0,
+        unit="gigabytes",
     )
 
     def __post_init__(self) -> None:
@@ -92,17 +106,21 @@ def _is_plain(name: str) -> bool:
 class FaultArguments:
     """Steps with NaN or infinity, and ranks that hang."""
 
+    topic: ClassVar[str] = "run"
+
     max_bad_steps: int = flag(
         10,
-        "Number of skipped optimizer steps that ends the run. A step is skipped if its loss or gradient is "
-        "not finite (its row ids: OUTPUT_DIR/bad_steps.jsonl). A sound run in fp32 or bf16 has none; overflows by "
-        "which fp16 finds its loss scale do not count.",
+        "Skipped optimizer steps that end the run. A step is skipped if its loss or gradient is not finite (its "
+        "row ids: OUTPUT_DIR/bad_steps.jsonl). A healthy run in fp32 or bf16 has none; overflows by which fp16 "
+        "finds its loss scale do not count.",
         least=1,
+        unit="steps",
     )
     rank_timeout: float = flag(
         RANK_TIMEOUT_SECONDS,
-        "Seconds that a rank waits for the others before the run ends with an error. It catches ranks that "
-        "hang; a rank that dies is noticed at once.",
+        "Time that a rank waits for the others before the run ends with an error. This catches ranks that hang; a"
+        " rank that dies is noticed at once.",
         above=0,
         below=1e8,
+        unit="seconds",
     )

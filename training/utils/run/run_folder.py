@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from training.utils.run.storage import replace_file
 
 BAD_STEPS = "bad_steps.jsonl"
@@ -30,6 +28,8 @@ class RunFolder:
 
     def write_config(self, settings: dict[str, Any], comment: str) -> None:
         """Write every resolved setting to config.yaml, below a comment line."""
+        import yaml  # which --help does without
+
         self._write("config.yaml", f"# {comment}\n" + yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ class Step:
     groups: the dataclasses that hold its flags
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
     old_flags: names of other programs (DeepSpeed-Chat's, TRL's) that it reads too
+    first_flags: those that a first run needs, in the order of --help
     variant_flag: the flag whose value takes the title's place unless it is the default
     closing: its rows of all_steps' closing table
     sample_labels: the models whose responses samples.jsonl holds, before and after training
@@ -87,6 +88,7 @@ class Step:
     curves: tuple[Curve, ...] = (LOSS, NORM, SPEED, RATE)
     headlines: tuple[Headline, ...] = (Headline("Loss", "eval/loss"),)
     closing: tuple[ClosingRow, ...] = ()
+    first_flags: tuple[str, ...] = ()
     variant_flag: str | None = None
     sample_labels: tuple[str, str] = ("before", "after")
 

@@ -4,6 +4,7 @@ tests/end_to_end/test_resume.py."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,3 +242,60 @@ def test_a_reservation_whose_end_nobody_tells(tmp_path, monkeypatch):
     with pytest.raises(ThreestepError, match="--stop_at auto expects a scheduler's SLURM_JOB_END_TIME"):
         plan(tmp_path, stop_at="auto")
     assert not list(tmp_path.iterdir())
+
+
+def judged(place: Path, losses: dict[int, float], last: int, resume: str | None = None, **flags: Any) -> Any:
+    """A run that is evaluated after the steps of `losses`, and ends after `last`. Returns the loaded state."""
+    made = plan(place, resume=resume, load_best_model_at_end=True, **flags)
+    with opened(made, place) as (metrics, kept):
+        done, _ = kept.restore()
+        for step in range(done, last + 1):
+            if step in losses:
+                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
+                kept.evaluated(step)
+            if step and kept.due(step, total_steps=10):
+                kept.save(step, {"at": step})
+        return kept.load_best(last)
+
+
+def checkpoints_in(place: Path) -> list[int]:
+    return CheckpointFolder(place).steps()
+
+
+def test_the_best_evaluation_is_kept_and_loaded_at_the_end(tmp_path, capsys):
+    """Before training counts for nothing, and what is best at the end needs no checkpoint."""
+    losses = {0: 0.1, 2: 3.0, 4: 1.0, 6: 2.0, 8: float("nan"), 10: 1.5}
+    assert judged(tmp_path / "a", losses, 10, save_every=3, keep_last=1) == {"at": 4}
+    assert checkpoints_in(tmp_path / "a") == [4, 9]
+    said = capsys.readouterr().out
+    assert "the model is the best by its evaluations, eval/loss 1 after step 4: its weights are loaded from" in said
+    assert judged(tmp_path / "b", {**losses, 10: 0.5}, 10, keep_last=1) is None
+    assert judged(tmp_path / "c", losses, 10, metric_for_best_model="accuracy") == {"at": 4}
+    assert judged(tmp_path / "d", losses, 10, metric_for_best_model="eval_loss", greater_is_better=True) == {"at": 2}
+    assert judged(tmp_path / "e", {10: 1.0}, 10) is None
+    assert "had one evaluation to choose from" in capsys.readouterr().out
+
+
+def test_a_resumed_run_remembers_the_best(tmp_path):
+    losses = {2: 1.0, 6: 2.0, 10: 3.0}
+    judged(tmp_path, losses, 7, save_every=5)
+    assert judged(tmp_path, losses, 10, resume="latest", save_every=5) == {"at": 2}
+
+
+def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys):
+    made = plan(tmp_path, resume=None, load_best_model_at_end=True)
+    with opened(made, tmp_path) as (metrics, kept):
+        metrics.write(1, {"eval/loss": 1.0})
+        kept.evaluated(1)
+        kept.save(1, {})
+        shutil.rmtree(made.folder.of(1))
+        assert kept.load_best(2) is None
+    assert "warning: the model is that after step 2" in capsys.readouterr().out
+
+
+def test_a_metric_that_no_evaluation_has(tmp_path):
+    with pytest.raises(ThreestepError, match="expects one of accuracy, loss, got 'acuracy'; did you mean 'accuracy'"):
+        judged(tmp_path / "a", {0: 1.0}, 0, metric_for_best_model="acuracy")
+    with opened(plan(tmp_path / "b", resume=None, load_best_model_at_end=True), tmp_path / "b") as (_, kept):
+        with pytest.raises(ThreestepError, match="chooses by an evaluation, and there are no evaluation rows"):
+            kept.evaluated(0)

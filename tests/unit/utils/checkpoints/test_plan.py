@@ -62,6 +62,9 @@ def test_a_style_that_is_left_open_stays_what_the_run_began_with():
     begun = {**SFT, "prompt_style": "human_assistant"}
     check_settings(Path("c"), begun, {**begun, "prompt_style": "auto"})
     assert "--prompt_style was human_assistant and is chat_template" in told(begun, prompt_style="chat_template")
+    begun = {**SFT, "head_chunk_mb": 512}
+    check_settings(Path("c"), begun, {**begun, "head_chunk_mb": 0})
+    assert "--head_chunk_mb was 512 and is 256" in told(begun, head_chunk_mb=256)
 
 
 def test_what_the_flags_left_open_is_written_as_decided():

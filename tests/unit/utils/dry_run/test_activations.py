@@ -123,6 +123,7 @@ def test_the_output_layer_by_hand(tmp_path):
     assert head_bytes(model, 10, 32, with_entropy=True) == 10 * 64 * 12 + 64 * 32 * 4
     # 2^28 bytes are 2^20 rows of 64 float32 logits: more targets take no more.
     assert head_bytes(model, 2**22, 2**22) == 2**20 * 64 * 4 + 64 * 32 * 4
+    assert head_bytes(model, 2**22, 2**22, chunk_mb=1) == 2**12 * 64 * 4 + 64 * 32 * 4
     # Gemma 2 caps its logits after the head: all of them stand, three copies; 10 are read, twice in float32.
     assert head_bytes(built(tmp_path, "gemma2"), 10, 32) == 32 * 64 * 3 * 4 + 10 * 64 * 8
 
@@ -136,3 +137,4 @@ def test_the_cache_by_hand():
     # Two layers of five see the whole of 16 tokens, three a window of 8: (2 x 16 + 3 x 8) x 2 x 4 heads x 8 x 4 bytes.
     gemma = AutoConfig.for_model("gemma2", **SHAPE, **FAMILIES["gemma2"])
     assert cache_bytes(gemma, 1, 16, 4) == (2 * 16 + 3 * 8) * 2 * 4 * 8 * 4
+    assert cache_bytes(gemma, 1, 16, 4, largest_layer=True) == 16 * 2 * 4 * 8 * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.utils.generation.test_hf import PLAIN, frequent_token, prompts, 
 from training.utils.generation import cache, fixed_steps
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.decode_check import why_not_decoded
-from training.utils.generation.decoding import FIXED
+from training.utils.generation.decoding import FIXED, Decoding
 from training.utils.generation.fixed_steps import leave_now
 from training.utils.generation.hf import TransformersRollout
 
@@ -81,3 +82,25 @@ def test_what_a_graph_cannot_hold_is_found(taped, monkeypatch):
 def test_rows_leave_together():
     assert not leave_now([True, False, False, False])
     assert leave_now([True, True, False, False]) and leave_now([True])
+
+
+def test_the_prompts_cache_is_given_up_layer_by_layer(monkeypatch):
+    """Never two whole caches: the height of a rollout would be the prompts' keys and values twice."""
+    alive, standing = [], []
+
+    class Layer(fixed_steps.FixedLayer):
+        def __init__(self, held, columns):
+            if not alive:
+                alive.extend(weakref.ref(layer.keys) for layer in decoding.cache.layers)
+            super().__init__(held, columns)
+            del held
+            standing.append(sum(keys() is not None for keys in alive))
+
+    monkeypatch.setattr(fixed_steps, "FixedLayer", Layer)
+    model = tiny_causal_lm("llama")
+    ids_BP, mask_BP = prompts()
+    decoding = Decoding(model, RolloutRequest(ids_BP, mask_BP, PLAIN, list(range(16)), 2), FIXED)
+    with torch.no_grad():
+        decoding.prefill(2)
+    layers = len(model.model.layers)
+    assert layers > 1 and standing == list(range(layers, 0, -1))

@@ -46,7 +46,7 @@ def test_every_setting_is_passed_on():
     given = {
         "attn_implementation": "flex_attention", "dropout": 0.1, "gradient_checkpointing": True, "torch_compile": True,
         "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2, "lora_module_name": "x", "only_optimize_lora": False,
-        "trust_remote_code": True,
+        "trust_remote_code": True, "head_chunk_mb": 64,
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     assert dataclasses.asdict(settings) == {"name_or_path": "m", "trains_adapter_on": False, **given}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.utils.models.target_head import TargetHead
+from training.utils.models.target_head import TargetHead, chunk_mb_for
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 40
 ALL_ROWS, SEVEN_ROWS, ONE_ROW = 10**9, 7 * 4 * VOCABULARY, 1
@@ -134,3 +134,27 @@ def test_with_logits_the_same_numbers_and_the_logits():
         torch.testing.assert_close(one, two)
     assert plain.logits_MV is None
     torch.testing.assert_close(whole.logits_MV, head(hidden_MH) / 0.7)
+
+
+def test_a_gpus_chunk_by_hand():
+    # 80e9 / 64 bytes, 4 of each 6 for float32: 794 MiB. In float32 nothing else is made: 1,192 MiB.
+    assert chunk_mb_for(80 * 10**9, 128_256, torch.bfloat16) == 512
+    assert chunk_mb_for(80 * 10**9, 128_256, torch.float32) == 1024
+    # 4,096 rows of 32,000 logits are 500 MiB; of 300 they are 5, and less than 32 is never worth a launch.
+    assert chunk_mb_for(80 * 10**9, 32_000, torch.float32) == 256
+    assert chunk_mb_for(80 * 10**9, 300, torch.float32) == 32
+    # A GPU that is nearly full, and one of which a little is taken.
+    assert chunk_mb_for(10**9, 128_256, torch.bfloat16) == 32
+    assert chunk_mb_for(78 * 10**9, 128_256, torch.bfloat16) == 512
+    assert chunk_mb_for(10**13, 256_000, torch.bfloat16) == 1024
+
+
+def test_sums_are_rounded_by_the_chunk():
+    """Why a resumed run keeps its chunks: the gradient of the weight is added up chunk by chunk."""
+    gradients = []
+    for chunk_bytes in (SEVEN_ROWS, SEVEN_ROWS, ONE_ROW):
+        head, hidden_MH, targets_M = made(torch.float32)
+        weighed([TargetHead(head, chunk_bytes)(hidden_MH, targets_M, 1.0, False).logprobs_M], (True,)).backward()
+        gradients.append(head.weight.grad)
+    assert torch.equal(gradients[0], gradients[1]) and not torch.equal(gradients[0], gradients[2])
+    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-5)

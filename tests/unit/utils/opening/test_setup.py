@@ -9,11 +9,16 @@ import torch
 import yaml
 
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.plan import CheckpointPlan
 from training.utils.engine.arguments import EngineArguments, EngineSettings
 from training.utils.engine.startup import Ranks
 from training.utils.layout.rows import TokenRows
+from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.setup import load_under, may_pack, start_run, whole_steps
+from training.utils.opening import setup
+from training.utils.opening.setup import load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
@@ -163,3 +168,28 @@ def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
     )
     start_run(parsed[0], resolved_settings(parsed), ranks())
     assert parse_arguments(groups, ["--config", str(tmp_path / "config.yaml")], "") == parsed
+
+
+def test_chunks_of_the_output_layer_are_given_kept_or_chosen(tmp_path, capsys, monkeypatch):
+    """On a GPU by the rank with the least free memory; a resumed run keeps what it began with, wherever it runs."""
+    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), {"head_chunk_mb": 0}, None)
+    folder = tmp_path / "model"
+    tiny_causal_lm("llama").config.save_pretrained(folder)
+
+    def decided(device: str = "cpu", given: int = 0, begun: int | None = None) -> int:
+        monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: begun)
+        here = Ranks(0, 0, 2, torch.device(device))
+        return with_head_chunk(plan, ModelSettings(str(folder), head_chunk_mb=given), "fp32", here).settings[
+            "head_chunk_mb"
+        ]
+
+    assert (decided(), decided(given=3), decided(begun=7)) == (256, 3, 7) and capsys.readouterr().out == ""
+    vocabulary = 128_256
+    config = tiny_causal_lm("llama").config
+    config.vocab_size = vocabulary
+    config.save_pretrained(folder)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(setup, "largest", lambda number, device: max(number, -40 * 10**9))  # the other rank's
+    assert decided("cuda") == 512
+    assert "computes 512 MiB of logits at a time, 1,046 tokens: chosen by the memory" in capsys.readouterr().out
+    assert (decided("cuda", given=3), decided("cuda", begun=7)) == (3, 7) and capsys.readouterr().out == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.chat.arguments import ChatArguments
@@ -20,25 +21,31 @@ WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
 class SplitArguments:
     """Which rows each phase gets, and which are held out."""
 
+    topic: ClassVar[str] = "split"
+
     data_split: str = flag(
         "2,4,4",
-        "Three weights: how each dataset's training rows are shared between phases 1 (SFT), 2 (reward "
-        "model or DPO) and 3 (PPO). Use the same value and the same seed in all three steps.",
+        "Shares of the rows for steps 1, 2 and 3; 1,0,0 gives step 1 everything. Each dataset's training rows are"
+        " shared by these three weights between SFT, the reward model (or DPO) and PPO. Use the same value and "
+        "the same seed in all steps.",
+        unit="a,b,c",
     )
     eval_fraction: float = flag(
         0.1,
-        "Share of a dataset held out from all phases for evaluation, where it has no evaluation rows of its own.",
+        "Share of a dataset held out for evaluation, where it has no evaluation rows of its own.",
         least=0,
         below=1,
+        unit="share",
     )
     max_train_rows: int | None = flag(
         None,
-        "Maximum training rows of a phase, picked before any is dropped for its length.",
+        "Maximum training rows, picked before rows are dropped for their length; default: all.",
         aliases=["--max_samples", "--train_max_samples"],
         least=1,
+        unit="rows",
     )
     max_eval_rows: int | None = flag(
-        None, "Maximum evaluation rows of a phase.", aliases=["--val_max_samples"], least=1
+        None, "Maximum evaluation rows; default: all.", aliases=["--val_max_samples"], least=1, unit="rows"
     )
     pick_rows: str = flag(
         "random",

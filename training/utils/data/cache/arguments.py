@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.run.flags import flag
 
@@ -12,17 +13,21 @@ from training.utils.run.flags import flag
 class CacheArguments:
     """Where tokenized data is cached, and how it is built."""
 
+    topic: ClassVar[str] = "cache"
+
     data_output_path: str = flag(
         os.path.join("~", ".cache", "threestep"),
-        "Folder of the cache of tokenized data; runs, ranks and nodes may share it.",
+        "Folder of the cache of tokenized data; runs, ranks and nodes can share it.",
+        unit="folder",
     )
     num_workers: int | None = flag(
         None,
-        "Processes that tokenize; default: one per core that this process may use, and at most one per "
-        "1,000 rows. The result is the same for any number.",
+        "Processes that tokenize; default: one per core, and at most one per 1,000 rows. The result does not "
+        "depend on it.",
         least=1,
+        unit="processes",
     )
-    rebuild_cache: bool = flag(False, "Build the tokenized data even where the cache has it.")
+    rebuild_cache: bool = flag(False, "Tokenize the data again even if the cache has it.")
 
     @property
     def cache_dir(self) -> str:

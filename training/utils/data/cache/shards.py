@@ -24,7 +24,7 @@ from training.utils.data.cache.shard_files import (
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, write_rows
 from training.utils.data.rows.phases import Row
-from training.utils.run.console import progress_bar
+from training.utils.run.progress import progress_bar
 
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256

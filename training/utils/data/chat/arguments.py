@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import AUTO, flag
@@ -21,15 +21,18 @@ MALFORMED_PARALLEL = ("error", "drop", "causal")
 class ChatArguments:
     """How prompts and responses become text, and where a response ends."""
 
+    topic: ClassVar[str] = "chat"
+
     end_of_conversation_token: str | None = flag(
         None,
-        "One token that ends every response in all phases; default: the tokenizer's eos, or the token "
-        "with which the chat template ends a turn.",
+        "Token that ends every response, in all steps; default: the tokenizer's eos, or the token with which the "
+        "chat template ends a turn.",
+        unit="token",
     )
     add_end_of_conversation_token: bool = flag(
         False,
-        "Steps 1 and 2: add end_of_conversation_token to the tokenizer and the model where they lack it. "
-        "Step 3 expects it in the tokenizers that those steps saved.",
+        "Steps 1 and 2: add --end_of_conversation_token to the tokenizer and the model if they lack it. Step 3 "
+        "expects it in the tokenizers that those steps saved.",
     )
     prompt_style: str = flag(
         AUTO,
@@ -37,12 +40,17 @@ class ChatArguments:
         "Assistant:\", as the datasets give it), 'chat_template', or 'auto': the style saved with the model, "
         "otherwise the chat template where the tokenizer has one.",
         choices=(AUTO, *PROMPT_STYLES),
+        unit="style",
     )
-    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.")
-    chat_template_kwargs: str | None = flag(None, "Further variables for the chat template, as a JSON object.")
-    enable_thinking: bool | None = flag(None, "Passed to the chat template as enable_thinking, where set.")
+    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", unit="file")
+    chat_template_kwargs: str | None = flag(
+        None, "More variables for the chat template, as a JSON object.", unit="json"
+    )
+    enable_thinking: bool | None = flag(None, "Passed to the chat template as enable_thinking, if set.")
     train_turns: str = flag(
-        "all", "Phase 1 with a chat template: loss on 'all' assistant turns or on the 'last'.", choices=TRAIN_TURNS
+        "all",
+        "Step 1 with a chat template: the loss is on 'all' assistant turns or on the 'last'.",
+        choices=TRAIN_TURNS,
     )
     bad_conversations: str = flag(
         "error",
@@ -52,18 +60,19 @@ class ChatArguments:
     )
     parallel_thinking: bool = flag(
         False,
-        "Phases 1 and 2: lay out blocks of parallel paths in responses so that the paths of a block do "
-        "not see each other (docs/layout.md).",
+        "Steps 1 and 2: lay out blocks of parallel paths in responses so that the paths of a block do not see "
+        "each other (docs/layout.md).",
     )
     parallel_tags: list[str] = flag(
         ["<Parallel>", "<Path>", "</Path>", "</Parallel>"],
         "The four tags that open a block, open a path, close a path and close the block, each one token; "
         "added to the tokenizer and the model where absent. The default is Parallel-R1's.",
+        unit="tag",
     )
     malformed_parallel: str = flag(
         "error",
-        "A response whose tags do not match: 'error' stops and names the row, 'drop' drops it, 'causal' "
-        "keeps it in one piece, as without parallel thinking.",
+        "A response whose tags do not match: 'error' stops and names the row, 'drop' drops it, 'causal' keeps it "
+        "as ordinary text.",
         choices=MALFORMED_PARALLEL,
     )
 

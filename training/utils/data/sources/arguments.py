@@ -20,69 +20,98 @@ NO_DATA = (
 class SourceArguments:
     """Which data: datasets by name, files and their columns."""
 
+    topic: ClassVar[str] = "columns"
+
     needs_data: ClassVar[bool] = True  # a command line without any is a mistake
 
     data_path: list[str] = flag(
         [],
-        "Required: datasets, separated by spaces: a registered name (embedded is the built-in task), a path that ends "
-        "in one, or files as "
-        "jsonl:PATH (one JSON object a line), json:PATH (one JSON list of objects), csv:PATH, parquet:PATH or "
-        "arrow:PATH (a file such as pairs.csv needs no prefix), where PATH is a file, a folder, a pattern such as "
-        "'part-*.csv' or an address such as s3://..., "
-        "or any dataset on the hub as hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...]",
+        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, the "
+        "built-in task (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where "
+        "PATH is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose "
+        "name says its format needs no prefix. Datasets of the hub are "
+        "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "
+        "Dahoas/rm-static.",
+        unit="data",
+        topic="data",
     )
-    sft_only_data_path: list[str] = flag([], "Datasets of which all rows go to phase 1 and to no other phase.")
-    dataset_module: list[str] = flag([], "Python files that register datasets of your own with @register_dataset.")
-    dataset_dir: str | None = flag(None, "Folder for dataset classes that read local files, as self.dataset_dir.")
+    sft_only_data_path: list[str] = flag(
+        [], "Datasets whose rows all go to step 1 and to no other step.", unit="data", topic="data"
+    )
+    dataset_module: list[str] = flag(
+        [], "Python files that register datasets of your own with @register_dataset.", unit="file.py", topic="data"
+    )
+    dataset_dir: str | None = flag(
+        None, "Folder for dataset classes that read local files, as self.dataset_dir.", unit="folder", topic="data"
+    )
     data_format: str | None = flag(
         None,
         "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, "
         "sharegpt, alpaca, question_answer, ranked or text (see docs/data.md); default: recognised by their "
         "columns.",
+        unit="name",
     )
     prompt_column: str | None = flag(
         None,
         "Files: column of the prompt, text or messages; default: the format's own, mostly 'prompt'. In "
         "the name of any column a dot reaches into an object, as in extra_info.question.",
+        unit="column",
     )
     chosen_column: str | None = flag(
         None,
-        "Files: column of the response (phase 2: the better one), text or messages; default: the format's "
-        "own, such as 'chosen' or 'completion'.",
+        "Files: column of the response (in pairs: the better one), text or messages; default: the format's own, "
+        "such as 'chosen' or 'completion'.",
+        unit="column",
     )
     rejected_column: str | None = flag(
-        None, "Files: column of the worse response, text or messages; default: 'rejected'."
+        None, "Files: column of the worse response, text or messages; default: 'rejected'.", unit="column"
     )
-    responses_column: str | None = flag(None, "Files: column of a list of two or more responses as text, best first.")
+    responses_column: str | None = flag(
+        None, "Files: column of a list of two or more responses as text, best first.", unit="column"
+    )
     messages_column: str | None = flag(
         None,
         "Files: column of conversations, OpenAI's (role, content) or ShareGPT's (from, value); default: "
         "'messages' or 'conversations'.",
+        unit="column",
     )
-    text_column: str | None = flag(None, "Files: column of plain text, for phase 1 without a prompt; default: 'text'.")
-    tools_column: str | None = flag(None, "Files: column of the tools of a conversation; default: 'tools'.")
+    text_column: str | None = flag(
+        None, "Files: column of plain text, for step 1 without a prompt; default: 'text'.", unit="column"
+    )
+    tools_column: str | None = flag(
+        None, "Files: column of the tools of a conversation; default: 'tools'.", unit="column"
+    )
     reference_column: str | None = flag(
         None,
-        "Files: column of the reference for rule-based rewards; default: reward_model.ground_truth, where "
-        "a file has it.",
+        "Files: column of the reference answer, for rule-based rewards; default: reward_model.ground_truth, if a "
+        "file has it.",
+        unit="column",
     )
     margin_column: str | None = flag(
         None,
-        "Files: column of a number: by how much chosen should beat rejected in step 2 (see --margin_scale "
-        "there); default: rows have no margin.",
+        "Files: column of a number: the margin by which chosen should beat rejected in step 2 (see --margin_scale"
+        " there); default: no margins.",
+        unit="column",
     )
     label_column: str | None = flag(
         None,
-        "Files: column that marks each single response as good or bad: true or false, 1 or 0, desirable or "
-        "undesirable; default: 'kto_tag' or 'label', where a file has one; none: no column is one.",
+        "Files: column that marks each single response as good or bad (true or false, 1 or 0, desirable or "
+        "undesirable); default: 'kto_tag' or 'label', if a file has one; none: ignore both.",
+        unit="column",
     )
     unsupervised_dataset_name: str | None = flag(
         None,
-        "Text for the pretraining loss of step 3: a hub name, a saved folder, or files as jsonl:PATH, "
-        "csv:PATH, parquet:PATH, ... (see data_path).",
+        "Text for step 3's pretraining loss: a hub name, a saved folder, or files as jsonl:PATH, csv:PATH, "
+        "parquet:PATH, ... (see --data_path).",
+        unit="data",
+        topic="data",
     )
-    unsupervised_dataset_config_name: str | None = flag(None, "Configuration of unsupervised_dataset_name on the hub.")
-    unsupervised_text_column: str = flag("text", "Column of unsupervised_dataset_name that holds the text.")
+    unsupervised_dataset_config_name: str | None = flag(
+        None, "Configuration of --unsupervised_dataset_name on the hub.", unit="name", topic="data"
+    )
+    unsupervised_text_column: str = flag(
+        "text", "Column of --unsupervised_dataset_name that holds the text.", unit="column", topic="data"
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that can be found without loading data; loads the dataset modules for their names."""

@@ -1,0 +1,101 @@
+"""Progress bars and lines: rank 0 speaks, the others are silent."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from training.utils.run import progress
+from training.utils.run.console import LogPace, log
+from training.utils.run.progress import ShownFigure, progress_bar, show
+
+EVERY_STEP = LogPace(1, 0.0)
+
+
+def loss(value: float) -> ShownFigure:
+    return ShownFigure("loss", value, ".1f")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds by which a test's clock is ahead."""
+    ahead = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: ahead[0])
+    return ahead
+
+
+def test_the_bar_is_silent_on_other_ranks(capsys):
+    for is_main in (True, False):
+        with progress_bar(2, "SFT", is_main) as bar:
+            show(bar, loss(1.0))
+            show(bar, loss(0.5))
+        said = capsys.readouterr().err
+        assert ("loss 0.5" in said and "step 2 of 2" in said) == is_main
+        assert bool(said) == is_main
+
+
+@pytest.mark.parametrize(
+    ("pace", "seconds_of_a_step", "expected"),
+    [
+        (LogPace(1, 60.0), 1.0, [1, 61, 121, 181, 200]),  # a line a minute
+        (LogPace(1, 60.0), 100.0, list(range(1, 201))),  # a step takes longer than a minute: every step
+        (LogPace(90, 60.0), 1.0, [1, 91, 181, 200]),  # the later of the two
+        (LogPace(50, 0.0), 1.0, [1, 51, 101, 151, 200]),
+        (LogPace(), 0.001, [1, 200]),  # a short run: its first and its last step
+    ],
+)
+def test_a_log_has_a_line_at_its_pace(capsys, clock, pace, seconds_of_a_step, expected):
+    with progress_bar(200, "SFT", True, pace=pace) as bar:
+        for step in range(1, 201):
+            clock[0] += seconds_of_a_step
+            show(bar, loss(step))
+            log("between")
+    lines = capsys.readouterr().err.splitlines()
+    assert [int(re.match(r"SFT: step (\d+) of 200, ", line)[1]) for line in lines] == expected
+
+
+def test_a_line_has_means_since_the_last_one(capsys, clock):
+    with progress_bar(5000, "SFT", True) as bar:
+        for step in (1, 2, 3, 4):
+            clock[0] += 30.0
+            show(
+                bar,
+                loss(step),
+                ShownFigure("learning rate", step * 1e-5, ".2e", is_mean=False),
+                ShownFigure("", 5e3, ",.0f", "tok/s"),
+            )
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"SFT: step 1 of 5,000, loss 1.0, learning rate 1.00e-05, 5,000 tok/s, [\d:]+ left", first)
+    assert re.fullmatch(r"SFT: step 3 of 5,000, loss 2.5, learning rate 3.00e-05, 5,000 tok/s, [\d:]+ left", second)
+
+
+def test_a_figure_that_not_every_step_has(capsys, clock):
+    with progress_bar(3, "PPO", True, unit="rollout", pace=EVERY_STEP) as bar:
+        show(bar, loss(1.0))
+        show(bar, ShownFigure("cut", 0.25, ".0%"), loss(2.0))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("PPO: rollout 2 of 3, cut 25%, loss 2.0, ")
+
+
+def test_a_resumed_run_counts_on(capsys):
+    with progress_bar(10, "SFT", True, done=7, pace=EVERY_STEP) as bar:
+        show(bar, loss(1.0))
+    assert capsys.readouterr().err.startswith("SFT: step 8 of 10, loss 1.0, ")
+
+
+def test_bars_without_figures(capsys):
+    with progress_bar(1, "reference", True) as bar:
+        bar.update(1)
+    assert capsys.readouterr().err == "reference: step 1 of 1\n"
+    with progress_bar(10, "data", True, on_terminal_only=True) as bar:
+        bar.update(10)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_a_bar_with_the_time_left(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress_bar(4, "SFT", True) as bar:
+        bar.mininterval = 0.0
+        show(bar, loss(1.0), ShownFigure("", 5.0, ",.0f", "tok/s"))
+    said = capsys.readouterr().err
+    assert re.search(r"SFT: +25%.*1/4 \[\d\d:\d\d<\d\d:\d\d, .*loss 1.0, 5 tok/s", said)

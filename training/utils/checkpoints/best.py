@@ -1,0 +1,56 @@
+"""Which evaluation is the best one, by a metric of metrics.jsonl (--load_best_model_at_end)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from training.utils.run.errors import ThreestepError, nearest_names
+
+# Of a run whose --metric_for_best_model is left out, the first that it has: step 3's, then that of the others.
+_DEFAULTS = ("eval/reward", "eval/loss")
+_LESS_IS_BETTER = ("loss", "perplexity")
+
+
+@dataclass(frozen=True)
+class Best:
+    """An evaluation after `step`: the metric's name and value."""
+
+    step: int
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.value:.4g} after step {self.step:,}"
+
+
+def metric_in(figures: Mapping[str, float], asked: str | None) -> str:
+    """The metric's name in `figures`, those of an evaluation; `asked` may be written as transformers does (eval_loss).
+    ThreestepError if there is none."""
+    if not figures:
+        raise ThreestepError(
+            "--load_best_model_at_end chooses by an evaluation, and there are no evaluation rows; raise "
+            "--eval_fraction, name data with evaluation rows, or leave it out"
+        )
+    if asked is None:
+        return next((name for name in _DEFAULTS if name in figures), sorted(figures)[0])
+    for name in (asked, f"eval/{asked}", f"eval/{asked.removeprefix('eval_')}"):
+        if name in figures:
+            return name
+    plain = [name.removeprefix("eval/") for name in figures]
+    raise ThreestepError(
+        f"--metric_for_best_model expects one of {', '.join(sorted(plain))}, got '{asked}'{nearest_names(asked, plain)}"
+    )
+
+
+def is_better(found: float, best: Best | None, greater: bool) -> bool:
+    """Whether `found` is finite and better than `best`. greater: a greater value is better"""
+    if not math.isfinite(found):
+        return False
+    return best is None or (found > best.value if greater else found < best.value)
+
+
+def greater_wins(metric: str, asked: bool | None) -> bool:
+    """Whether a greater value of `metric` is the better one: as asked, else unless it is a loss."""
+    return not metric.endswith(_LESS_IS_BETTER) if asked is None else asked

@@ -1,0 +1,24 @@
+"""The flags of a head for multi-token prediction, of steps that have them as a group. Cheap to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, MtpSettings, check_mtp
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import flag
+
+
+@dataclass
+class MtpArguments:
+    """Multi-token prediction: a head that is trained beside the actor."""
+
+    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0)
+    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0)
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        check_mtp(mistakes, self.mtp_num_layers, self.mtp_loss_coef)
+
+    def settings(self) -> MtpSettings:
+        return MtpSettings(self.mtp_num_layers, self.mtp_loss_coef)
