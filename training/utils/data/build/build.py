@@ -55,11 +55,6 @@ def build_phase(
     parse_data_split(data.split.data_split)
     if phase in (2, 3):
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})")
-    if phase == 3 and data.chat.parallel_thinking:
-        raise ThreestepError(
-            "--parallel_thinking expects phase 1 or 2, got 3, which samples token by token: every path sees those "
-            "before it; use it in steps 1 and 2"
-        )
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
