@@ -50,7 +50,11 @@ def model_card(
         f"Trained from `{base or _plain(start)}` on {', '.join(f'`{_plain(name)}`' for name in names)} by Threestep."
     ]
     lines += ["", "## Figures", "", "| figure | value |", "| --- | ---: |"]
-    lines += [f"| {name} | {value:.4g} |" for name, value in summary.items() if isinstance(value, (int, float))]
+    lines += [
+        f"| {name} | {value:.4g} |"
+        for name, value in summary.items()
+        if isinstance(value, (int, float)) and name != "seconds"
+    ]
     lines += ["", "## Settings that are not defaults", "", "| setting | value |", "| --- | --- |"]
     lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items()]
     lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.", ""]
