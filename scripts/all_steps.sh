@@ -4,4 +4,5 @@
 # It works in the checkout's folder: relative paths inside the YAML file start there. --help lists the flags.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+export THREESTEP_COMMAND="${THREESTEP_COMMAND:-bash $0}"
 exec "$PYTHON" -m training.all_steps --work_dir "$THREESTEP_ROOT" "$@"

@@ -4,4 +4,5 @@
 # One rank for each GPU; one in all on a CPU; THREESTEP_RANKS=N sets another number.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+export THREESTEP_COMMAND="${THREESTEP_COMMAND:-bash $0}"
 exec "$PYTHON" -m training.utils.run.launch training.step3_ppo.main "$@"

@@ -1,5 +1,7 @@
 """Threestep as one calls it: the console command `threestep`, and what Python imports. The work is done in `training`.
 
+    result = threestep.sft("Qwen/Qwen3-0.6B-Base", [{"prompt": "2 + 2 =", "completion": " 4"}, ...])
+
 Importing this package imports nothing, not even `training`: `__main__` first sees to the path on which that is found.
 """
 
@@ -9,14 +11,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from threestep.training_calls import Result, ThreestepError, dpo, ppo, reward, sft
     from training import __version__
 
-__all__ = ["__version__"]
-
-_HOMES = {"__version__": "training"}
+__all__ = ["Result", "ThreestepError", "__version__", "dpo", "ppo", "reward", "sft"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'threestep' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module("training" if name == "__version__" else "threestep.training_calls")
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

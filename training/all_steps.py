@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
 from training.utils.run.step import known_steps
-from training.utils.run.typed import COMMAND_VARIABLE
+from training.utils.run.typed import COMMAND_VARIABLE, typed_command
 
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
@@ -42,6 +43,7 @@ TOP_LEVEL = {
     "new_model": "flags of python -m training.new_model",
     "shared": "settings of every step",
 }
+_SECONDS = "seconds.json"  # in the run's folder: by step, of all parts of a run that was resumed
 # What this program sets in a step's settings, and where the user sets it instead.
 _WIRED = {"output_dir": "output_dir at the top of the file", "seed": "seed at the top of the file, or --seed"}
 
@@ -64,9 +66,15 @@ def main(argv: Sequence[str]) -> None:
     if options.work_dir is not None:
         os.chdir(options.work_dir)
     plan = read_plan(read_yaml(config), str(config), options.output_dir, options.seed)
+    finished = finished_steps(plan) if options.resume else ()
+    if options.resume:
+        resumed = {name: {**own, "resume": "latest"} for name, own in plan.settings.items()}
+        plan = dataclasses.replace(plan, settings=resumed)
     config_files = write_settings(plan)
     check_settings(config_files)
-    seconds = run_plan(plan, config_files)
+    words = [*argv, *([] if options.resume else ["--resume"])]
+    again = f"{typed_command() or 'python -m training.all_steps'} {shlex.join(words)}"
+    seconds = run_plan(plan, config_files, finished, again)
     summary = summarize(plan.output_dir, seconds)
     path = plan.output_dir / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -172,24 +180,55 @@ def check_settings(config_files: Mapping[str, Path]) -> None:
     mistakes.raise_if_any()
 
 
-def run_plan(plan: Plan, config_files: Mapping[str, Path]) -> dict[str, float]:
-    """Run the programs in order; return each step's seconds. The first that fails ends this program."""
-    for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings)):
+def finished_steps(plan: Plan) -> tuple[str, ...]:
+    """The first steps that an earlier run with the same settings finished, in their order."""
+    found: list[str] = []
+    for step, settings in plan.settings.items():
+        written = plan.output_dir / "configs" / f"{step}.yaml"
+        same = written.exists() and {**read_yaml(written), "resume": None} == {**settings, "resume": None}
+        if not (same and (plan.output_dir / step / "summary.json").exists()):
+            break
+        found.append(step)
+    return tuple(found)
+
+
+def run_plan(
+    plan: Plan, config_files: Mapping[str, Path], finished: Sequence[str] = (), again: str = ""
+) -> dict[str, float]:
+    """Run the programs in order; return each step's seconds, those of earlier parts of a resumed run included. The
+    first that fails ends this program. finished: steps to leave out. again: the command that resumes the run."""
+    seconds = _earlier_seconds(plan)
+    for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings if step not in finished)):
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
             (earlier / "summary.json").unlink()
-    if plan.new_model is not None:
+    if plan.new_model is not None and not finished:
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
         _run("a new model with random weights", "training.new_model", flags, 1)
-    seconds = {}
     environment = {**os.environ, WHOLE_RUN_VARIABLE: "1"}  # the steps' alone
     environment.pop(COMMAND_VARIABLE, None)  # of this program
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
         title = f"step {place} of {len(plan.settings)}, {step.title}"
+        if step.name in finished:
+            print(f"\n== {title}: finished before", flush=True)
+            continue
         flags = ["--config", str(config_files[step.name])]
-        seconds[step.name] = _run(title, step.program, flags, plan.ranks, environment)
-        _end_where_stopped(title, plan.output_dir / step.name)
-    return seconds
+        started = time.monotonic()
+        try:
+            _run(title, step.program, flags, plan.ranks, environment)
+        finally:
+            seconds[step.name] = seconds.get(step.name, 0.0) + time.monotonic() - started
+            (plan.output_dir / _SECONDS).write_text(json.dumps(seconds), encoding="utf-8")
+        _end_where_stopped(title, plan.output_dir / step.name, again)
+    return {name: seconds.get(name, 0.0) for name in plan.settings}
+
+
+def _earlier_seconds(plan: Plan) -> dict[str, float]:
+    """What the parts before this one took by step, if the run is resumed."""
+    path = plan.output_dir / _SECONDS
+    if not path.exists() or not any(settings.get("resume") for settings in plan.settings.values()):
+        return {}
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float | None]:
@@ -243,6 +282,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--config", required=True, metavar="FILE", help="a section for each step, in YAML")
     parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out finished steps, resume the one that was stopped"
+    )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
     return parser.parse(argv)
 
@@ -280,8 +322,8 @@ def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], fold
 
 def _run(
     title: str, module: str, flags: Sequence[str], ranks: int | None, environment: Mapping[str, str] | None = None
-) -> float:
-    """Run one program; return its seconds, or end this program with its exit code."""
+) -> None:
+    """Run one program, or end this program with its exit code."""
     print(f"\n== {title}", flush=True)
     started = time.monotonic()
     code = launch(module, flags, ranks, environment)
@@ -294,13 +336,16 @@ def _run(
             flush=True,
         )
         sys.exit(code)
-    return seconds
 
 
-def _end_where_stopped(title: str, folder: Path) -> None:
+def _end_where_stopped(title: str, folder: Path, again: str) -> None:
     """A step that a signal stopped also exits with 0, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
-        print(f"{title} was stopped and wrote a checkpoint; nothing after it was started", flush=True)
+        print(
+            f"{title} was stopped and wrote a checkpoint; nothing after it was started\n"
+            f"to resume the whole run: {again}",
+            flush=True,
+        )
         sys.exit(0)
 
 

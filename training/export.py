@@ -11,6 +11,7 @@ checkpoint's manifest first. LoRA is merged; with --keep_lora, OUT is the model 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,14 @@ PARTS = ("model", "critic", "average")
 def main(argv: Sequence[str]) -> None:
     """Parse, find the checkpoint, check it, write the folder."""
     arguments = _parse(argv)
-    checkpoint = find_checkpoint(Path(arguments.checkpoint))
-    out = Path(arguments.out)
+    run, out = Path(arguments.checkpoint), Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ThreestepError(f"OUT expects a new or empty folder, got '{out}'; remove it, or name another")
+    if arguments.part == "model" and not arguments.keep_lora and is_finished_without_checkpoints(run):
+        shutil.copytree(run / "model", out, dirs_exist_ok=True)
+        print(f"{run} has no checkpoints (--save_every, --save_at_end); its finished model is copied to {out}")
+        return
+    checkpoint = find_checkpoint(run)
 
     from training.utils.checkpoints.export import described_engines, export_model
 
@@ -37,6 +42,11 @@ def main(argv: Sequence[str]) -> None:
     export_model(checkpoint, name, out, of_average=arguments.part == "average", keep_lora=arguments.keep_lora)
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")
+
+
+def is_finished_without_checkpoints(run: Path) -> bool:
+    """Whether a run left its model and no checkpoint, as one with the default flags does."""
+    return (run / "summary.json").is_file() and (run / "model").is_dir() and not (run / "checkpoints").exists()
 
 
 def find_checkpoint(path: Path) -> Path:

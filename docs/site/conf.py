@@ -33,6 +33,8 @@ autodoc_mock_imports = ["vllm", "gradio", "wandb", "trackio", "mlflow"]
 python_maximum_signature_line_length = 100
 add_module_names = False
 
+smartquotes = False  # "--flag" stays as it is
+
 html_theme = "furo"
 html_title = f"Threestep {release}"
 html_static_path = [str(HERE / "static")]

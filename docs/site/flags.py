@@ -68,7 +68,7 @@ def _page_of(command: str, module: str, does: str) -> str:
     groups = groups_of(module)
     if not groups:
         return "\n".join([*lines, "```text", _help_of(module).rstrip(), "```", ""])
-    lines += ["| | |", "| --- | --- |", "| `--config FILE` | A YAML file of settings; flags override it. |", ""]
+    lines += ["`--config FILE` reads a YAML file of settings; flags override it.", ""]
     for group in groups:
         lines += _group(group)
     return "\n".join(lines)

@@ -106,7 +106,7 @@ def test_two_sharded_ranks_read_no_reference_again(trained, start: Path, place: 
         "--zero_stage 3 --learning_rate 2e-3 --per_device_train_batch_size 16 --max_train_steps 2",
         ranks=2,
     )
-    assert [line.split(";")[0] for line in said_of_reference(ran)] == ["reference: resumed 1,700 rows"]
+    assert [line.split(";")[0] for line in said_of_reference(ran)] == ["reference: 1,700 rows read from the cache"]
     one, two = (
         next(line for line in lines(which) if line["step"] == 1 and "train/loss" in line)
         for which in (trained[0], folder)

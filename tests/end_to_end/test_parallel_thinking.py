@@ -1,4 +1,4 @@
-"""Steps 1 and 2 on responses with parallel paths, from a model that has never seen the tags."""
+"""All steps on responses with parallel paths, from a model that has never seen the tags."""
 
 from __future__ import annotations
 
@@ -107,3 +107,58 @@ def test_preferences_of_a_model_without_the_tags(place: Path, trained, flags):
     before, after = numbers(folder, "eval/loss")
     assert before == pytest.approx(math.log(2), abs=1e-6) and after < before
     assert "reference: " not in ran.stdout and numbers(folder, "reference/pairs_per_second")
+
+
+REWARD = """
+def length(prompts, responses, **columns):
+    return [float(len(text)) for text in responses], {"paths": [text.count("<Path>") for text in responses]}
+"""
+
+
+def fond_of_tags(folder: Path, to: Path) -> Path:
+    """The model, with a feature that is positive at every token and by which its head likes the first three tags."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    head = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] = 1.0
+        head[:, 0] = 0.0
+        head[tokenizer.convert_tokens_to_ids(TAGS[:3]), 0] = 12.0
+    model.get_output_embeddings().weight = head
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    return to
+
+
+def test_step_3_draws_them_side_by_side(place: Path, trained, flags):
+    """GRPO by a function of the text: the same weights from the run's own rollouts again, and from a run that went on
+    after its first step."""
+    from safetensors.torch import load_file
+
+    actor = fond_of_tags(trained["padded"] / "model", place / "fond_of_tags")
+    (place / "reward.py").write_text(REWARD)
+    shared = [word for word in flags if word not in ("--learning_rate", "1e-3")]
+    shared += ["--actor_model_name_or_path", actor, "--reward", f"{place / 'reward.py'}:length", "--parallel_paths", 3]
+    shared += "--advantage grpo --num_samples_per_prompt 4 --per_device_generation_batch_size 4 --kl_coef 0.1".split()
+    shared += "--per_device_training_batch_size 16 --max_answer_seq_len 12 --actor_learning_rate 1e-3".split()
+    rollouts, drawn, weights = place / "path_rollouts", place / "paths_drawn", {}
+    saves = ["--rollout_dump", rollouts, "--save_every", 1, "--keep_last", 2]
+    for name, folder, more in (
+        ("drawn", drawn, saves),
+        ("again", place / "paths_again", ["--rollout_replay", rollouts]),
+        ("resumed", drawn, [*saves, "--resume", drawn / "checkpoints" / "step_000001"]),
+    ):
+        ran = run_step(3, [*shared, *more, "--output_dir", folder])
+        assert ran.code == 0, ran.words
+        weights[name] = load_file(folder / "model" / "model.safetensors")
+    started = load_file(actor / "model.safetensors")
+    for name, weight in weights["drawn"].items():
+        assert weight.equal(weights["again"][name]) and weight.equal(weights["resumed"][name])
+    assert any(float((weight - started[name]).abs().max()) > 5e-4 for name, weight in weights["drawn"].items())
+    shares, paths = (numbers(drawn, name) for name in ("rollout/with_paths", "reward/length/paths"))
+    assert min(shares) > 0.3 and min(paths) > 1.0
+    positions, tokens = (numbers(drawn, f"rollout/response_{name}_max") for name in ("positions", "tokens"))
+    assert max(positions) <= 12 < max(tokens)

@@ -80,10 +80,10 @@ def some_ids(least: int, most: int = 4) -> Any:
 
 
 @st.composite
-def texts(draw: Any, most_blocks: int = 3) -> Text:
-    """A beginning, then blocks with text behind each."""
+def texts(draw: Any, most_blocks: int = 3, text_behind: bool = True) -> Text:
+    """A beginning, then blocks with text behind each. text_behind: paths may have some too."""
     text = Text().trunk(*draw(some_ids(1)))
     for _ in range(draw(st.integers(0, most_blocks))):
-        paths = [Path(draw(some_ids(1)), draw(some_ids(0, 2))) for _ in range(draw(st.integers(1, 3)))]
+        paths = [Path(draw(some_ids(1)), draw(some_ids(0, 2 * text_behind))) for _ in range(draw(st.integers(1, 3)))]
         text.block(*paths, opening=draw(some_ids(0, 2))).trunk(*draw(some_ids(0)))
     return text

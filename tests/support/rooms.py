@@ -30,7 +30,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
     "mtp": ("engine", "models", "layout", "run"),
-    "checkpoints": ("engine", "models", "layout", "report", "run"),
+    "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
     "dry_run": ("engine", "loading", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),

@@ -46,6 +46,7 @@ class Flags:
     max_seq_len: int = 512
     ppo_epochs: int = 1
     report: bool = True
+    resume: str = ""
     model_name_or_path: str = ""
     actor_model_name_or_path: str = ""
     critic_model_name_or_path: str = ""
@@ -228,6 +229,39 @@ def test_nothing_is_started_after_a_step_that_was_stopped(steps, tmp_path, monke
         all_steps.main(["--config", "run.yaml"])
     assert end.value.code == 0 and calls == ["training.new_model", "training.step1_sft.main"]
     assert "was stopped and wrote a checkpoint; nothing after it was started" in capsys.readouterr().out
+
+
+def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypatch, capsys):
+    calls, _ = steps
+    ending_well, clock = all_steps.launch, [0.0]
+    monkeypatch.setattr(all_steps.time, "monotonic", lambda: clock[0])
+
+    def launch(module, *others):
+        clock[0] += 10.0
+        if module != "training.step2_reward.main" or "--resume" in argv:
+            return ending_well(module, *others)
+        folder = tmp_path / "runs/x/step2_reward/checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "latest").write_text("step_000001")
+        return 0
+
+    monkeypatch.setattr(all_steps, "launch", launch)
+    argv = ["--config", "run.yaml"]
+    with pytest.raises(SystemExit):
+        all_steps.main(argv)
+    assert (
+        "to resume the whole run: python -m training.all_steps --config run.yaml --resume\n" in capsys.readouterr().out
+    )
+    calls.clear()
+    argv.append("--resume")
+    all_steps.main(argv)
+    assert [call[0] for call in calls] == ["training.step2_reward.main", "training.step3_ppo.main"]
+    assert yaml.safe_load((tmp_path / "runs/x/configs/step2_reward.yaml").read_text())["resume"] == "latest"
+    summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
+    assert [summary[f"seconds_{kind}"] for kind in ("sft", "reward", "ppo")] == [10.0, 20.0, 10.0]
+    calls.clear()
+    all_steps.main(argv[:2])  # from the beginning
+    assert len(calls) == 4 and json.loads((tmp_path / "runs/x/seconds.json").read_text())["step2_reward"] == 10.0
 
 
 def test_the_file_is_looked_for_here_and_in_the_work_dir(steps, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from training import export
 from training.export import engine_of, find_checkpoint, main
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.run.errors import ThreestepError
@@ -42,6 +43,20 @@ def test_no_checkpoint_there(tmp_path):
         find_checkpoint(tmp_path / "step_000009")
     with pytest.raises(ThreestepError, match="with no checkpoints in .*; --save_every writes them"):
         find_checkpoint(tmp_path)
+
+
+def test_a_finished_run_without_checkpoints_gives_its_model(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "model").mkdir(parents=True)
+    (run / "model/config.json").write_text("{}")
+    with pytest.raises(ThreestepError, match="with no checkpoints in"):
+        export.main([str(run), str(tmp_path / "out")])  # it was killed before its end
+    (run / "summary.json").write_text("{}")
+    export.main([str(run), str(tmp_path / "out")])
+    assert (tmp_path / "out/config.json").read_text() == "{}"
+    assert "has no checkpoints (--save_every, --save_at_end); its finished model is copied" in capsys.readouterr().out
+    with pytest.raises(ThreestepError, match="with no checkpoints in"):
+        export.main([str(run), str(tmp_path / "other"), "--part", "critic"])
 
 
 def test_parts_are_engines(tmp_path):

@@ -30,6 +30,7 @@ class AskedArguments:
         1,
         "Answers to each prompt; above 1 also the deviation, best, worst, majority and pass@k of them.",
         least=1,
+        unit="responses",
     )
 
     def validate(self, mistakes: Mistakes) -> None:

@@ -97,6 +97,20 @@ class PpoArguments:
         most=1,
         unit="share",
     )
+    parallel_paths: int | None = flag(
+        None,
+        "With --parallel_thinking: paths of each block that a response opens; default: 2.",
+        least=1,
+        unit="paths",
+    )
+    max_path_tokens: int | None = flag(
+        None,
+        "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
+        "--max_answer_seq_len, which counts only the longest path of each block.",
+        least=2,
+        unit="tokens",
+        topic="length",
+    )
     min_p: float = flag(
         0.0,
         "Draw from tokens with at least this share of the top token's probability; 0 draws from all.",
@@ -215,6 +229,11 @@ class PpoArguments:
         for name in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, name) is not None:
                 mistakes.note(check_address, getattr(self, name), f"--{name}")
+
+    @property
+    def paths_of_a_block(self) -> int:
+        """With --parallel_thinking; by default as in Parallel-R1."""
+        return 2 if self.parallel_paths is None else self.parallel_paths
 
     @property
     def sequences_per_rollout(self) -> int:

@@ -19,12 +19,14 @@ from training.step3_ppo.replay import make_engine
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.step3_ppo.settings import PpoSettings
+from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.router_loss import RouterLoss, router_loss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.bad_words import tokens_of_words
-from training.utils.generation.base import RolloutEngine, Sampling
+from training.utils.generation.base import PathSampling, RolloutEngine, Sampling
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
@@ -58,6 +60,8 @@ def make_parts(
     before a checkpoint changes the weights: the engine is checked against the actor's own forward."""
     ppo, ranks = flags.ppo, roles.actor.ranks
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
+    paths = _path_sampling(ppo, flags.data.chat, tokenizer)
+    plan = replace(plan, tags=None if paths is None else paths.tags)
     sampling = settings_of(
         Sampling,
         ppo,
@@ -67,6 +71,7 @@ def make_parts(
         pad_token_id=tokenizer.pad_token_id,
         bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
         stop=tuple(ppo.stop),
+        paths=paths,
     )
     rewards = Rewards(
         named=components.rewards,
@@ -107,6 +112,8 @@ def make_parts(
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
     for sentence in engine.check(roles.whole_actor.lent(), own):
         log(sentence, ranks.is_main)
+    if paths is not None:
+        engine.check_paths(roles.whole_actor.lent())
     evaluator = partial(
         Evaluator,
         roles=roles,
@@ -136,7 +143,11 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
     longest = flags.longest_tokens
-    packs = [may_pack(flags.ppo.padded, model, engine, forward, longest, log) for model, engine, forward in read]
+    needs_segments = flags.data.chat.needs_segments
+    packs = [
+        may_pack(flags.ppo.padded, model, engine, forward, longest, log, needs_segments=needs_segments)
+        for model, engine, forward in read
+    ]
     if flags.ppo.reuse_forwards:
         check_reusable(roles)
     roles = balanced_roles(roles, flags.roles.router_aux_loss_coef, flags.ppo.reuse_forwards)
@@ -195,6 +206,14 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
         least_micro_batches=ppo.least_micro_batches,
         micro_batches_multiple_of=ppo.micro_batches_multiple_of,
     )
+
+
+def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> PathSampling | None:
+    """How blocks are drawn; None without --parallel_thinking."""
+    tags = parallel_tags(chat, tokenizer)
+    if tags is None:
+        return None
+    return PathSampling(tags, ppo.paths_of_a_block, ppo.max_path_tokens)
 
 
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:

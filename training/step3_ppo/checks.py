@@ -41,7 +41,9 @@ def checked_components(flags: PpoFlags) -> Components:
     """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
-    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
+    thinks = flags.data.chat.parallel_thinking
+    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
+    _check_paths(ppo, thinks, mistakes)
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
@@ -70,6 +72,24 @@ def checked_components(flags: PpoFlags) -> Components:
             "continue the run that wrote them by --resume"
         )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk)
+
+
+def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
+    """Note flags that drawing paths side by side does not take, or that are of nothing else."""
+    for name in ("parallel_paths", "max_path_tokens"):
+        value = getattr(ppo, name)
+        mistakes.require(
+            thinks or value is None,
+            f"--{name} {value} is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} "
+            "out",
+        )
+    for name in ("stop", "bad_words", "end_check_tokens"):
+        value = getattr(ppo, name)
+        mistakes.require(
+            not (thinks and value),
+            f"--{name} {value} follows a response token by token, and --parallel_thinking draws its paths side by "
+            "side; leave one of them out",
+        )
 
 
 def _check_critic(

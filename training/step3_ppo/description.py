@@ -60,8 +60,8 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
 
 def _measures(experience: Experience, settings: ExperienceSettings) -> list[Measure]:
     """Return what is reported of one experience, the same list for each experience and rank."""
-    rollout, mask_BR = experience.rollout, experience.rollout.response_mask_BR
-    old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.sampled_logprobs_BR
+    rollout, mask_BR = experience.rollout, experience.rollout.drawn.mask_BR
+    old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.drawn.logprobs_BR
     outcomes_B = outcome_scores(rollout, experience.scores_B, settings.length)
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
     measures = [
@@ -76,6 +76,11 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
         Measure(-sampled_BR[mask_BR], {"mean": "rollout/entropy"}),
     ]
+    if rollout.inserted_BR is not None:
+        measures += [
+            Measure(rollout.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
+            Measure(rollout.spans_B, spread("rollout/response_positions", mean="rollout/response_positions")),
+        ]
     if settings.samples_per_prompt > 1:
         equal = equal_groups(outcomes_B, settings.samples_per_prompt)
         measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))

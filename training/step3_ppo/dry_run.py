@@ -164,6 +164,8 @@ def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[M
         return (lines + sent, []) if flags.vllm.vllm_sleep and device.is_cuda else (sent, lines)
     size = ELEMENT_BYTES[roles.dtype]
     sequences = ppo.per_device_generation_batch_size * ppo.num_samples_per_prompt
+    if flags.data.chat.parallel_thinking:  # where all are in a block
+        sequences *= ppo.paths_of_a_block
     config = actor.config.get_text_config()
     cached = partial(cache_bytes, config, sequences, longest, size)
     lines = [  # at its start all rows of a rollout are alive

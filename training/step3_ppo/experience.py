@@ -1,6 +1,6 @@
 """Rollouts and models -> Experience: parts 3 to 6 of the loop.
 
-B sequences of this rank, R response tokens, M response tokens of a micro-batch.
+B sequences of this rank, R response tokens that were drawn, M of a micro-batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_experience(
     during which reward functions may run.
     """
     rollout = samples.rollout
-    mask_BR, lengths_B = rollout.response_mask_BR, rollout.response_lengths_B
+    mask_BR, lengths_B, sampled_BR = rollout.drawn
     counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     with clock.phase("4_read"):
         read, reusable = _per_token(rollout, roles, settings)
@@ -47,7 +47,7 @@ def make_experience(
     policy_BR = old_BR if settings.estimator.needs_policy else None
     bypasses = settings.mismatch is not None and settings.mismatch.bypass
     if bypasses:
-        old_BR = torch.where(mask_BR, rollout.sampled_logprobs_BR.float(), 0.0)
+        old_BR = torch.where(mask_BR, sampled_BR.float(), 0.0)
     with clock.phase("5_rewards"):
         kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
         if "kl" in read:
@@ -64,9 +64,7 @@ def make_experience(
         weights_BR = kept_BR = None
         if settings.mismatch is not None and not bypasses:
             assert old_BR is not None  # reads_old_logprobs is True wherever there is a correction
-            weights_BR, kept_BR = corrected(
-                old_BR, rollout.sampled_logprobs_BR, mask_BR, counts_B, settings.mismatch, over_ranks=summed
-            )
+            weights_BR, kept_BR = corrected(old_BR, sampled_BR, mask_BR, counts_B, settings.mismatch, over_ranks=summed)
         inputs = AdvantageInputs(
             rewards_BR,
             lengths_B,
@@ -104,7 +102,7 @@ def _per_token(
 ) -> tuple[dict[str, torch.Tensor], list[Forward]]:
     """Return float32 [B, R] by name, what is read for this rank's response tokens, 0 elsewhere; and the forwards with
     their graphs, if these are reused."""
-    mask_BR = rollout.response_mask_BR
+    mask_BR = rollout.drawn.mask_BR
     reusable: list[Forward] = []
 
     def read(indices: Sequence[int], rows: TokenRows) -> dict[str, torch.Tensor]:
@@ -125,7 +123,7 @@ def _per_token(
             rollout.sequences(), settings, read, lambda sequence: int(sequence.is_target.sum()), mask_BR.device
         )
     nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-    # Targets come in the order of the sequences, each from its first response token on: row-major in the mask.
+    # Targets come in the order of the sequences, those of each in the order of its text: row-major in the mask.
     return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in found.items()}, reusable
 
 

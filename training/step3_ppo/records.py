@@ -77,7 +77,8 @@ def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: 
 
 @dataclass(frozen=True)
 class Experience:
-    """A rollout with everything that learning needs. All [B, R] are float32 and 0 outside the response.
+    """A rollout with everything that learning needs. All [B, R] are float32, of the tokens that were drawn
+    (`Rollout.drawn`: all of a response, but for inserted tags of parallel thinking), and 0 behind them.
 
     scores_B: before what the response's length and end take off; reward_parts: its summands (Scored).
     counts_B: bool, False where the response is left out of the loss.

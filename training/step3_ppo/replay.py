@@ -27,7 +27,8 @@ from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
-_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name != "seconds")
+_OPTIONAL = ("inserted_BR", "positions_B")  # None where nothing is drawn in parallel
+_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in ("seconds", *_OPTIONAL))
 
 
 def make_engine(
@@ -67,7 +68,8 @@ class DumpingRollout(_NumberedRollouts):
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         rollout = self._engine.roll_out(model, request)
-        tensors = {name: getattr(rollout, name).cpu().contiguous() for name in _TENSORS}
+        fields = {name: getattr(rollout, name) for name in (*_TENSORS, *_OPTIONAL)}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in fields.items() if tensor is not None}
         path = file_of(self._folder, self._count, self._rank)
         unfinished = path.with_suffix(".unfinished")
         save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, _metadata(request))
@@ -77,6 +79,9 @@ class DumpingRollout(_NumberedRollouts):
 
     def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
         return self._engine.check(lent, own)
+
+    def check_paths(self, lent: contextlib.AbstractContextManager[PreTrainedModel]) -> None:
+        self._engine.check_paths(lent)
 
     @contextlib.contextmanager
     def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
@@ -101,7 +106,8 @@ class ReplayRollout(_NumberedRollouts):
         tensors, metadata = _read(path)
         _check_asked_alike(path, tensors, metadata, request)
         self._count += 1
-        fields = {name: tensors[name].to(request.prompt_ids_BP.device) for name in _TENSORS}
+        names = [name for name in (*_TENSORS, *_OPTIONAL) if name in tensors]
+        fields = {name: tensors[name].to(request.prompt_ids_BP.device) for name in names}
         return Rollout(**fields, seconds=time.perf_counter() - started)
 
 
@@ -112,6 +118,8 @@ def _metadata(request: RolloutRequest) -> dict[str, str]:
         "samples_per_prompt": request.samples_per_prompt,
         "format": _FORMAT,
     }
+    if request.sampling.paths is None:  # as dumps had it before there were any
+        settings.pop("paths")
     return {name: json.dumps(value) for name, value in settings.items() if name != "end_check_tokens"}
 
 
@@ -133,8 +141,10 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 def _check_asked_alike(
     path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str], request: RolloutRequest
 ) -> None:
-    for name, value in _metadata(request).items():
-        if (drawn := metadata.get(name)) != value:
+    wanted_settings = _metadata(request)
+    for name in dict.fromkeys((*wanted_settings, *metadata)):
+        drawn, value = metadata.get(name, "null"), wanted_settings.get(name, "null")
+        if drawn != value:
             raise ThreestepError(
                 f"--rollout_replay: {path} was drawn with {name} = {drawn}, and this run asks for {value}; "
                 "replay with the settings of the run that dumped, or dump again"

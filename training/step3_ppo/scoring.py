@@ -57,7 +57,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 
 def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:
     """Return the scores minus what the responses' ends and lengths take off."""
-    punishment_B = overlong_punishment(rollout.response_lengths_B, length.max_tokens, length.overlong_buffer_tokens)
+    punishment_B = overlong_punishment(rollout.spans_B, length.max_tokens, length.overlong_buffer_tokens)
     ending_B = missing_eos_punishment(rollout.ended_B, length.missing_eos_penalty)
     return scores_B + ending_B + length.overlong_penalty * punishment_B
 

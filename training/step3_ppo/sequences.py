@@ -78,7 +78,7 @@ def training_sequences(
     """Cut this rank's experiences into their sequences."""
     found: list[TrainingSequence] = []
     for experience in experiences:
-        lengths, counts = experience.rollout.response_lengths_B.tolist(), experience.counts_B.tolist()
+        lengths, counts = experience.rollout.drawn.lengths_B.tolist(), experience.counts_B.tolist()
         fields_BR = [getattr(experience, f"{name[:-1]}BR") for name in _FIELDS]
         for index, (tokens, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
             number = sequence_number(rank, len(found), samples_per_prompt, world_size)

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from training.step3_ppo.replay import DumpingRollout, ReplayRollout, file_of, make_engine
-from training.utils.generation.base import RolloutRequest
+from training.utils.generation.base import PathSampling, RolloutRequest
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
+from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
 
 
@@ -44,15 +45,21 @@ def folder(tmp_path, model, how):
     return tmp_path
 
 
+def assert_same(got: Rollout, expected: Rollout) -> None:
+    for field in dataclasses.fields(Rollout):
+        left, right = getattr(got, field.name), getattr(expected, field.name)
+        if isinstance(right, torch.Tensor):
+            assert torch.equal(left, right) and left.dtype == right.dtype, field.name
+        elif field.name != "seconds":
+            assert left is right is None
+
+
 def test_what_was_dumped_comes_back_and_no_model_is_asked(folder, model, how):
     engine = ReplayRollout(folder, rank=1)
     for seed in (0, 50):
         expected = asked(TransformersRollout(str), model, how, seed)
         got = asked(engine, None, how, seed)
-        for field in dataclasses.fields(Rollout):
-            if field.name != "seconds":
-                left, right = getattr(got, field.name), getattr(expected, field.name)
-                assert torch.equal(left, right) and left.dtype == right.dtype, field.name
+        assert_same(got, expected)
         assert got.seconds > 0
     assert sorted(path.name for path in folder.iterdir()) == [file_of("", n, 1).name for n in (0, 1)]
 
@@ -162,3 +169,22 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
     with engine.lent(model) as lent:
         assert lent is model
     assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
+
+
+def test_paths_come_back_with_what_was_inserted_and_to_the_same_settings_alone(tmp_path, model):
+    how = replace(PLAIN, paths=PathSampling(ParallelTags(3, 4, 5, 6), 2))
+    asked(DumpingRollout(TransformersRollout(), tmp_path, 0), model, how, samples=20)
+    expected = asked(TransformersRollout(), model, how, samples=20)
+    assert expected.inserted_BR is not None and expected.positions_B is not None
+    assert_same(asked(ReplayRollout(tmp_path, 0), None, how, samples=20), expected)
+    for other in (replace(how, paths=None), replace(how, paths=replace(how.paths, count=3))):
+        with pytest.raises(ThreestepError, match="was drawn with paths = .*; replay with the settings of the run that"):
+            asked(ReplayRollout(tmp_path, 0), None, other, samples=20)
+
+
+def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):
+    """They do not name them."""
+    from safetensors import safe_open
+
+    with safe_open(file_of(folder, 0, 1), framework="pt") as file:
+        assert "paths" not in file.metadata() and not {"inserted_BR", "positions_B"} & set(file.keys())

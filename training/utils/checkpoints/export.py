@@ -15,6 +15,7 @@ from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joine
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.description import DescribedModel, read_description
 from training.utils.models.saving import save_adapter, save_model
+from training.utils.mtp.folder import FOLDER, save_head
 from training.utils.run.errors import ThreestepError
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
@@ -29,6 +30,7 @@ def described_engines(checkpoint: Path) -> list[str]:
 def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = False, keep_lora: bool = False) -> None:
     """Write engine `name` of an undamaged checkpoint to the model folder `out`.
 
+    With the head for multi-token prediction that was trained beside it, if there was one.
     of_average: its weights' moving average instead
     keep_lora: the model without its adapters, and PEFT's folder of them in `out`/adapter; otherwise they are merged
 
@@ -43,19 +45,29 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     _fill(described, weights, checkpoint)
     model = described.model
     save_model(out, model, dict(full_tensors(model, 0, merged=not keep_lora)), described.tokenizer)
+    if (checkpoint / FOLDER).is_dir() and name != "critic":
+        head = {key: tensor.to(described.dtype) for key, tensor in _engine_state(checkpoint / FOLDER).items()}
+        save_head(out, 1 + max(int(key.split(".")[1]) for key in head), head)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
 
 
 def engine_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All weights and buffers in DeepSpeed's checkpoint `folder`, by the model's names; from ZeRO-3 in float32."""
-    if (folder / WHOLE_FILE).is_file():
-        found = torch.load(folder / WHOLE_FILE, map_location="cpu", weights_only=True, mmap=True)["module"]
-    elif (folder / SHARD_FILE).is_file():
-        found = joined_shards(folder)
-    else:
-        raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
+    found = _engine_state(folder)
     return {name.removeprefix(_INSIDE): tensor for name, tensor in found.items() if name.startswith(_INSIDE)}
+
+
+def _engine_state(folder: Path) -> dict[str, torch.Tensor]:
+    """The same by the names of the engine's module."""
+    if (folder / WHOLE_FILE).is_file():
+        found: dict[str, torch.Tensor] = torch.load(
+            folder / WHOLE_FILE, map_location="cpu", weights_only=True, mmap=True
+        )["module"]
+        return found
+    if (folder / SHARD_FILE).is_file():
+        return joined_shards(folder)
+    raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
 
 
 def average_weights(

@@ -30,6 +30,7 @@ from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.seeds import derived_seed
 from training.utils.run.storage import flush_to_disk
+from training.utils.run.typed import resuming_command
 
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1
@@ -285,7 +286,5 @@ class RunCheckpoints(Checkpoints):
         if not was_saved:
             reason += ", without its checkpoint"
         config = shlex.quote(str(self.run.path / "config.yaml"))
-        return (
-            f"stopped after step {step} ({reason}); to resume: THREESTEP_RANKS={self._ranks.world_size} python -m "
-            f"training.utils.run.launch {self.settings['program']} --config {config} --resume"
-        )
+        command = resuming_command(self.settings["program"], self._ranks.world_size)
+        return f"stopped after step {step} ({reason}); to resume: {command} --config {config} --resume"

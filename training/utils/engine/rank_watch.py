@@ -83,11 +83,22 @@ def leave_process_group(failed: bool) -> None:
     if not dist.is_initialized():
         return
     if not failed or dist.get_world_size() == 1:
-        dist.destroy_process_group()
+        _destroy()
         return
     leaving = threading.Thread(target=_abort_and_destroy, name=LEAVING_THREAD, daemon=True)
     leaving.start()
     leaving.join(_LEAVE_SECONDS)
+
+
+def _destroy() -> None:
+    """By DeepSpeed, which then forgets the groups that it made: torch alone would leave them to the next run of this
+    process, which cannot use them (deepspeed 0.19, utils/groups.py)."""
+    import deepspeed
+
+    if deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def _abort_and_destroy() -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,12 +28,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all ranks, and the device it computes on."""
+    """This process among all ranks, and the device it computes on.
+
+    leaving: what engines release when the process leaves the group, so that another run may follow in this process
+    """
 
     rank: int
     local_rank: int
     world_size: int
     device: torch.device
+    leaving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -93,6 +97,8 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     finally:
         if failed:
             watch.tell()
+        if not failed or ranks.world_size == 1:
+            ranks.leaving.close()
         leave_process_group(failed)
         watch.stop()
         for name in alone:

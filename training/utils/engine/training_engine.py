@@ -23,6 +23,7 @@ from training.utils.engine.collectives import wait_for_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
+from training.utils.engine.released import release
 from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.startup import Ranks
 from training.utils.engine.zero3_limits import limits_of
@@ -83,6 +84,7 @@ class TrainingEngine:
                 config=config,
                 dist_init_required=False,
             )
+        ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
         self.train()  # a model that transformers loaded is in eval mode, which turns recomputation off

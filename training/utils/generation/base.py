@@ -18,11 +18,24 @@ from transformers import PreTrainedModel
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.layout.parallel import ParallelTags
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class PathSampling:
+    """Blocks of parallel paths, drawn side by side.
+
+    count: paths of each block. most_tokens: of a path with its tags, 2 or more; None: what is left of the response.
+    """
+
+    tags: ParallelTags
+    count: int
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,7 @@ class Sampling:
     more_end_token_ids: end a response as end_token_id does; such as the tokens at which a served model stops.
     bad_words: token sequences that are never completed.
     stop: texts; a response ends with the token that completes one of them.
+    paths: None draws responses in one piece. Otherwise `max_new_tokens` counts the longest path of each block alone.
     end_check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
         leaves it to them. What is drawn beyond an end is cut off, so that no result depends on it.
     """
@@ -47,6 +61,7 @@ class Sampling:
     min_p: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()
+    paths: PathSampling | None = None
     end_check_tokens: int | None = None
     more_end_token_ids: tuple[int, ...] = ()
 
@@ -86,6 +101,7 @@ class RolloutEngine(ABC):
     """Draws responses from a model's current weights. What an engine can do is stated in its class fields.
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
+    supports_parallel_thinking: whether `paths` of Sampling are.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -96,6 +112,7 @@ class RolloutEngine(ABC):
     supports_min_p: ClassVar[bool] = True
     supports_bad_words: ClassVar[bool] = True
     supports_stop: ClassVar[bool] = True
+    supports_parallel_thinking: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     frees_gpu_memory: ClassVar[bool] = False
@@ -142,6 +159,9 @@ class RolloutEngine(ABC):
         own: what the model computed when it was loaded.
         """
         return []
+
+    def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:  # noqa: B027 (most draw none)
+        """After `check`, where paths are asked for: ThreestepError if they cannot be drawn from a model."""
 
     def keep(self, model: PreTrainedModel) -> None:  # noqa: B027 (most hold no weights)
         """Draw from the weights of `model`, which no longer change, from now on."""

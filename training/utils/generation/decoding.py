@@ -77,7 +77,7 @@ class Decoding:
 
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
-        logits_BV = self._forward(self.input_ids, self.mask[:, : self.length], self.position_ids)
+        logits_BV = self.forward(self.input_ids, self.mask[:, : self.length], self.position_ids)
         self.position_ids = self.position_ids[:, -1:]
         if samples_per_prompt > 1:
             order = self.rows_A.repeat_interleave(samples_per_prompt)
@@ -95,7 +95,7 @@ class Decoding:
         """Once the rows are known: what is made once for all tokens to come."""
         windows, seen_AT = windows_of(self.model.config, self.cache), self.mask.bool()
         if self.way.fixed:
-            forward, limit = self._forward, seen_AT.shape[1]
+            forward, limit = self.forward, seen_AT.shape[1]
             seen_AT = seen_AT[:, : self.length]
             self._steps = FixedSteps(forward, self.cache, windows, seen_AT, self.position_ids, limit)
         else:
@@ -130,9 +130,9 @@ class Decoding:
         self.position_ids = self.position_ids + 1
         mask = self.mask[:, : self.length] if self._masks is None else self._masks.at(self.length)
         # Their state holds the past; they would multiply the whole mask with the single new token.
-        return self._forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
+        return self.forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
 
-    def _forward(self, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor) -> torch.Tensor:
         """Return the logits [A, V] of the last position. mask: as the family's forward takes it."""
         name = "cache_params" if self.is_state_space else "past_key_values"
         inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": self.way.cache != NONE, "logits_to_keep": 1}

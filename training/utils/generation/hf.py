@@ -18,14 +18,17 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.bad_words import BadWords
-from training.utils.generation.base import RolloutEngine, RolloutRequest
+from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
 from training.utils.generation.decode_check import fitting_way
 from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.parallel import drawn_side_by_side
+from training.utils.generation.ragged_rows import RaggedRows
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import StopStrings, stop_strings
 from training.utils.models.document_attention import share_keys_of_one_token
 from training.utils.models.own_forward import OwnForward
+from training.utils.run.errors import ThreestepError
 
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8
@@ -34,6 +37,7 @@ _END_CHECK_TOKENS = 8
 class TransformersRollout(RolloutEngine):
     """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS)."""
 
+    supports_parallel_thinking = True
     _way: DecodeWay = WAYS[0]
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
@@ -42,10 +46,32 @@ class TransformersRollout(RolloutEngine):
             self._way, notes = fitting_way(model, own)
         return notes
 
+    def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:
+        with lent as model:
+            reason = None if self._way.masks_are_ours else "the family makes its masks itself"
+            # Two tokens, which may be any: only the kind of the cache is asked.
+            ids_P = torch.zeros(2, dtype=torch.int64, device=model.device)
+            sampling = Sampling(1, temperature=1.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)
+            with torch.no_grad():
+                decoding = Decoding(model, RolloutRequest.of_prompt(ids_P, sampling, 0))
+                decoding.prefill(1)
+            try:
+                RaggedRows(decoding)
+            except ValueError as problem:
+                reason = str(problem)
+        if reason is not None:
+            raise ThreestepError(
+                f"--parallel_thinking draws paths side by side, which needs a model whose layers hold the keys of all "
+                f"tokens and take a mask, and {type(model).__name__} does not: {reason}; use another model, or leave "
+                "--parallel_thinking out"
+            )
+
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started = time.perf_counter()
-        if self._way.padded:
+        if request.sampling.paths is not None:
+            rollout = drawn_side_by_side(model, request)
+        elif self._way.padded:
             rollout = self._drawn(model, request)
         else:
             parts = [(rows, self._drawn(model, part)) for rows, part in of_one_length(request)]

@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from training.utils.layout.documents import TokenSequence, join
 from training.utils.run.errors import ThreestepError
+
+
+class DrawnTokens(NamedTuple):
+    """Those of each response one after the other, in the order of its text: what is learned from. R of them at most.
+
+    mask_BR: bool, True on them. lengths_B: int64, their number. logprobs_BR: float32, `sampled_logprobs_BR` of them.
+    """
+
+    mask_BR: torch.Tensor
+    lengths_B: torch.Tensor
+    logprobs_BR: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,10 @@ class Rollout:
         and min-p remove tokens; 0 outside the response.
     ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
         False if cut.
+    inserted_BR: bool, True on tokens of the response that the engine put there and no model drew, as tags of parallel
+        thinking: nothing learns them. None where there are none.
+    positions_B: int64, the tokens of a response of which the longest path of each block counts alone; None where no
+        response has blocks.
     seconds: time to draw the responses on this rank, prompts included.
     """
 
@@ -36,6 +51,8 @@ class Rollout:
     response_lengths_B: torch.Tensor
     sampled_logprobs_BR: torch.Tensor
     ended_B: torch.Tensor
+    inserted_BR: torch.Tensor | None = None
+    positions_B: torch.Tensor | None = None
     seconds: float = 0.0
 
     @cached_property
@@ -43,6 +60,23 @@ class Rollout:
         """bool, True on response tokens; from lengths, never from ids."""
         columns_R = torch.arange(self.response_ids_BR.shape[1], device=self.response_lengths_B.device)
         return columns_R < self.response_lengths_B.unsqueeze(1)
+
+    @cached_property
+    def drawn(self) -> DrawnTokens:
+        """The tokens that were drawn."""
+        if self.inserted_BR is None:
+            return DrawnTokens(self.response_mask_BR, self.response_lengths_B, self.sampled_logprobs_BR)
+        is_drawn_BR = self.response_mask_BR & ~self.inserted_BR
+        lengths_B = is_drawn_BR.sum(dim=1)
+        mask_BR = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B.unsqueeze(1)
+        nothing_BR = torch.zeros(mask_BR.shape, dtype=self.sampled_logprobs_BR.dtype, device=mask_BR.device)
+        logprobs_BR = nothing_BR.masked_scatter(mask_BR, self.sampled_logprobs_BR[is_drawn_BR])
+        return DrawnTokens(mask_BR, lengths_B, logprobs_BR)
+
+    @property
+    def spans_B(self) -> torch.Tensor:
+        """int64, of each response what `max_new_tokens` bounds."""
+        return self.response_lengths_B if self.positions_B is None else self.positions_B
 
     @cached_property
     def _ids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
@@ -63,8 +97,12 @@ class Rollout:
         return ids_BR[index, : lengths[index]]
 
     def sequences(self) -> list[TokenSequence]:
-        """Prompt and response of each row, without padding, on the CPU; the response tokens are the targets."""
-        return [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
+        """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets."""
+        found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
+        if self.inserted_BR is not None:
+            for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
+                sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
+        return found
 
     def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
         """int64, the ids that decode to the response's text: without the token that ended it; on the CPU."""

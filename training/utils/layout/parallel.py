@@ -98,6 +98,36 @@ def find_blocks(
     return tuple(blocks)
 
 
+def drawn_blocks(input_ids: torch.Tensor, tags: ParallelTags) -> tuple[Block, ...]:
+    """Return the blocks of a response whose paths were drawn side by side (`generation.parallel`), in order.
+
+    input_ids: int64 [T], of the response alone.
+
+    A model may draw any tag anywhere, so a tag out of place is text: in the trunk all but `<Parallel>`, behind that all
+    but `<Path>`, in a path all but `</Path>`. A path ends with its `</Path>`, and a block where no path follows one:
+    of a well-formed response without text behind its paths the blocks are those of `find_blocks`.
+    """
+    is_tag = torch.isin(input_ids, torch.tensor(astuple(tags)))
+    blocks: list[Block] = []
+    paths: list[int] = []
+    awaited, closed = tags.open_block, -1  # the only tag that is one here; the column of the last `</Path>`
+    for column in torch.nonzero(is_tag).flatten().tolist():
+        tag = int(input_ids[column])
+        if paths and awaited == tags.open_path and not (tag == awaited and column == closed + 1):
+            blocks.append(Block(tuple(paths), closed + 1))
+            paths, awaited = [], tags.open_block
+        if tag != awaited:
+            continue
+        if tag == tags.open_path:
+            paths.append(column)
+        closed = column if tag == tags.close_path else closed
+        awaited = tags.close_path if tag == tags.open_path else tags.open_path
+    if paths:
+        is_over = awaited == tags.open_path and closed + 1 < len(input_ids)
+        blocks.append(Block(tuple(paths), closed + 1 if is_over else None))
+    return tuple(blocks)
+
+
 def _check_written(is_written: torch.Tensor | None, start: int, stop: int) -> None:
     unwritten = [] if is_written is None else torch.nonzero(~is_written[start:stop]).flatten().tolist()
     if unwritten:
@@ -136,14 +166,36 @@ def shared_prompt_in_parallel(
     prompt: TokenSequence, responses: Sequence[TokenSequence], tags: ParallelTags
 ) -> Document:
     """As `shared_prompt`, with the blocks of each response laid out side by side. Raises MalformedBlocks."""
+    return _shared(prompt, responses, [find_blocks(response.input_ids, tags, cut=True) for response in responses])
+
+
+def _shared(
+    prompt: TokenSequence, responses: Sequence[TokenSequence], blocks_of: Sequence[tuple[Block, ...]]
+) -> Document:
     segments, owners, ends = [Segment(prompt)], [0], []
-    for number, response in enumerate(responses):
-        blocks = find_blocks(response.input_ids, tags, cut=True)
+    for number, (response, blocks) in enumerate(zip(responses, blocks_of, strict=True)):
         own = _segments(response, blocks, seen=(0,), position=len(prompt), predecessor=0, segments_before=len(segments))
         segments += own
         owners += [number] * len(own)
         ends.append(len(segments) - 1)
     return Document(tuple(segments), tuple(ends), tuple(owners))
+
+
+def drawn_document(prompt: TokenSequence, responses: Sequence[TokenSequence], tags: ParallelTags) -> Document:
+    """Return a prompt with responses whose paths were drawn side by side (`drawn_blocks`). Several share the prompt; a
+    single one goes on in the prompt's segment, so that without blocks it is `plain`."""
+    if len(responses) > 1:
+        return _shared(prompt, responses, [drawn_blocks(response.input_ids, tags) for response in responses])
+    (response,) = responses
+    ids = torch.cat([prompt.input_ids, response.input_ids])
+    whole = TokenSequence(ids, torch.cat([prompt.is_target, response.is_target]))
+    first = len(prompt)
+    blocks = [
+        Block(tuple(first + path for path in block.paths), None if block.end is None else first + block.end)
+        for block in drawn_blocks(response.input_ids, tags)
+    ]
+    segments = _segments(whole, blocks, seen=(), position=0, predecessor=None, segments_before=0)
+    return Document(tuple(segments), ends=(len(segments) - 1,), owners=(0,) * len(segments))
 
 
 def _segments(

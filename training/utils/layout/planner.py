@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.utils.layout.dealing import dealt
+from training.utils.layout.parallel import ParallelTags
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
@@ -36,6 +37,7 @@ class PlanSettings:
     forward_tokens: the cost of another forward, in tokens. More forwards have less padding.
     least_micro_batches, micro_batches_multiple_of: every rank has at least so many, and a multiple of so many, where
         need be empty ones.
+    tags: of blocks in responses, whose paths were drawn side by side; None lays responses out in one piece.
     """
 
     ranks: int
@@ -47,6 +49,7 @@ class PlanSettings:
     forward_tokens: float = float("inf")
     least_micro_batches: int = 1
     micro_batches_multiple_of: int = 1
+    tags: ParallelTags | None = None
 
 
 def forward_plan(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.layout.parallel import ParallelTags, drawn_document
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.transfer import pinned
@@ -30,18 +31,20 @@ def rank_share(
     with_before: bool = False,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
-    the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the responses to one prompt
-    share it, if documents may share rows. with_before: the rows have `before_NT`."""
+    the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
+    responses; those to one prompt share it, if documents may share rows. with_before: the rows have `before_NT`."""
     groups = _groups(sequences, plan, sharing)
     mine = plan_step([_tokens([sequences[index] for index in group]) for group in groups], plan)[rank]
     micro_batches = [[[groups[place] for place in row] for row in rows] for rows in mine]
-    shares = [_laid_out(sequences, rows, pad_token_id, with_before) for rows in micro_batches]
+    tags = plan.tags if sharing else None  # of drawn responses alone: other texts may quote them
+    shares = [_laid_out(sequences, rows, tags, pad_token_id, with_before) for rows in micro_batches]
     return [share._replace(rows=pinned(share.rows, device)) for share in shares]
 
 
 def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
     """Return the documents that `rank_share` packs, of all ranks."""
-    return [_document([sequences[index] for index in group]) for group in _groups(sequences, plan, sharing=True)]
+    groups = _groups(sequences, plan, sharing=True)
+    return [_document([sequences[index] for index in group], plan.tags) for group in groups]
 
 
 def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool) -> list[list[int]]:
@@ -52,10 +55,14 @@ def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: boo
 
 
 def _laid_out(
-    sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Sequence[int]]], pad_token_id: int, with_before: bool
+    sequences: Sequence[TokenSequence],
+    rows: Sequence[Sequence[Sequence[int]]],
+    tags: ParallelTags | None,
+    pad_token_id: int,
+    with_before: bool,
 ) -> SequenceRows:
     """Return a micro-batch of rows of documents, each of which is the indices of its sequences."""
-    documents = [[_document([sequences[index] for index in group]) for group in row] for row in rows]
+    documents = [[_document([sequences[index] for index in group], tags) for group in row] for row in rows]
     indices = [index for row in rows for group in row for index in group]
     return SequenceRows(indices, packed_rows(documents, pad_token_id, with_before=with_before))
 
@@ -88,9 +95,10 @@ def _tokens(sequences: Sequence[TokenSequence]) -> int:
     return sum(map(len, sequences)) - shared
 
 
-def _document(sequences: Sequence[TokenSequence]) -> Document:
-    if len(sequences) == 1:
+def _document(sequences: Sequence[TokenSequence], tags: ParallelTags | None) -> Document:
+    if len(sequences) == 1 and tags is None:
         return plain(sequences[0])
     cut = _prompt_tokens(sequences[0])
     prompt = TokenSequence(sequences[0].input_ids[:cut], sequences[0].is_target[:cut])
-    return shared_prompt(prompt, [TokenSequence(item.input_ids[cut:], item.is_target[cut:]) for item in sequences])
+    responses = [TokenSequence(item.input_ids[cut:], item.is_target[cut:]) for item in sequences]
+    return shared_prompt(prompt, responses) if tags is None else drawn_document(prompt, responses, tags)

@@ -123,7 +123,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
         why = "these rows were not read before" if stored else reason
         log(f"reference: read {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
     elif file is not None:
-        log(f"reference: resumed {sum(len(known.rows_R) for known in found.values()):,} rows; {file.path}")
+        log(f"reference: {sum(len(known.rows_R) for known in found.values()):,} rows read from the cache; {file.path}")
 
     def known(split: str) -> Reference:
         def read(batch: PreferenceBatch) -> torch.Tensor:

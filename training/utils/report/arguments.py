@@ -29,7 +29,10 @@ class ReportArguments:
         unit="names",
     )
     report_samples: int = flag(
-        8, "Step 3: samples of each evaluation that trackers get as a table, those of the first prompts.", least=0
+        8,
+        "Step 3: samples of each evaluation that trackers get as a table, those of the first prompts.",
+        least=0,
+        unit="samples",
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
     logging_steps: int = flag(

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,8 +33,7 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
     """Call `main` with the command line. A ThreestepError and out of memory end it with code 2 and one sentence; any
     other error keeps its traceback, and of several ranks only the first prints one."""
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
-    for name in _NO_TELEMETRY:
-        os.environ.setdefault(name, "1")
+    no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
@@ -49,6 +48,12 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
+
+
+def no_telemetry(environment: MutableMapping[str, str]) -> None:
+    """Turn off what libraries would report of their use, unless the user set it. Before they are imported."""
+    for name in _NO_TELEMETRY:
+        environment.setdefault(name, "1")
 
 
 def _end_among_ranks(problem: Exception) -> NoReturn:

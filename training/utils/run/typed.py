@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 
-COMMAND_VARIABLE = "THREESTEP_COMMAND"  # set by the console command `threestep`, also for the ranks that it starts
+# Set by the console command `threestep` and by scripts/*.sh, also for the ranks that they start.
+COMMAND_VARIABLE = "THREESTEP_COMMAND"
 
 
 def typed_command() -> str | None:
-    """E.g. `threestep sft`; None if the program was not started by the console command."""
+    """E.g. `threestep sft` or `bash scripts/step1_sft.sh`; None if the program was started by neither."""
     return os.environ.get(COMMAND_VARIABLE) or None
+
+
+def resuming_command(program: str, ranks: int) -> str:
+    """The command that starts `program` again on as many ranks, without its flags: the one that was typed where that
+    is known. program: the module, as `python -m` takes it."""
+    typed = typed_command()
+    if typed is not None:
+        return f"{typed} --num_ranks {ranks}"
+    if "THREESTEP_RANKS" not in os.environ and ranks == 1:
+        return f"python -m {program}"
+    return f"THREESTEP_RANKS={ranks} python -m training.utils.run.launch {program}"

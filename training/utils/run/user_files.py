@@ -1,13 +1,16 @@
-"""A user's Python files, each run once, and what a flag such as `--checker FILE.py:NAME` names in them."""
+"""A user's Python files, each run once, and what a flag such as `--checker FILE.py:NAME` names in them; and functions
+that a Python program gives its run, whose names are flags' values too: `given:NAME`."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import hashlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -16,14 +19,35 @@ from training.utils.run.errors import ThreestepError, nearest_names
 Returned = TypeVar("Returned")
 _loaded: dict[str, ModuleType] = {}
 
+GIVEN = "given:"  # before the name of a function that the caller of the run holds
+_given: contextvars.ContextVar[Mapping[str, Callable[..., Any]] | None] = contextvars.ContextVar("given", default=None)
+
+
+@contextlib.contextmanager
+def functions_given(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, flags may name these functions, by their keys: `given:NAME`."""
+    token = _given.set(functions)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
 
 def is_address(given: str) -> bool:
-    """Whether a flag's value has the form FILE.py:NAME."""
-    return given.rpartition(":")[0].endswith(".py")
+    """Whether a flag's value has the form FILE.py:NAME, or given:NAME."""
+    return given.rpartition(":")[0].endswith(".py") or given.startswith(GIVEN)
 
 
 def check_address(given: str, flag: str) -> None:
-    """Raise ThreestepError if `given` is not FILE.py:NAME or there is no such file. Runs nothing."""
+    """Raise ThreestepError if `given` is not FILE.py:NAME or there is no such file, or if nobody gave given:NAME. Runs
+    nothing."""
+    if given.startswith(GIVEN):
+        if given not in (_given.get() or {}):
+            raise ThreestepError(
+                f"{flag}: '{given}' was a function of the Python program that called the run; call it from there "
+                "again, or give FILE.py:NAME"
+            )
+        return
     path, _, name = given.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
         raise ThreestepError(f"{flag} expects FILE.py:NAME, a Python file and a name in it, got '{given}'")
@@ -34,6 +58,8 @@ def check_address(given: str, flag: str) -> None:
 def load_named(given: str, flag: str) -> Any:
     """Return what NAME is in FILE.py; ThreestepError if the file has no such name or does not load."""
     check_address(given, flag)
+    if given.startswith(GIVEN):
+        return (_given.get() or {})[given]
     path, _, name = given.rpartition(":")
     module = load_module(path, flag)
     if not hasattr(module, name):

@@ -11,6 +11,8 @@ from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.checkpoints import export
 from training.utils.models.description import write_description
+from training.utils.mtp.folder import layers_in, read_head
+from training.utils.mtp.head import new_head
 from training.utils.run.errors import ThreestepError
 
 CASES = [
@@ -71,3 +73,17 @@ def test_a_buffer_that_is_saved_keeps_its_precision(exported, tiny_tokenizer, tm
     stored = load_file(folder / "model.safetensors")
     kept = {str(tensor.dtype) for name, tensor in stored.items() if "correction_bias" in name}
     assert kept == {"torch.float32"} and stored["model.norm.weight"].dtype is torch.bfloat16
+
+
+def test_a_head_beside_the_model_is_exported_too(exported, tiny_tokenizer, tmp_path):
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer), dtype=torch.bfloat16)
+    head = new_head(model, 2, seed=1)
+    (tmp_path / "mtp").mkdir()
+    torch.save({"module": head.float().state_dict()}, tmp_path / "mtp" / "mp_rank_00_model_states.pt")
+    folder = exported(model, dict(model.state_dict()))
+    assert layers_in(folder) == 2
+    stored = load_file(folder / "mtp" / "model.safetensors")
+    assert stored.keys() == head.state_dict().keys()
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    read_head(folder, again := new_head(model, 2, seed=2))
+    assert torch.equal(again.depths[1].eh_proj.weight, head.depths[1].eh_proj.weight.bfloat16())

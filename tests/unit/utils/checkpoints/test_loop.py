@@ -185,8 +185,7 @@ def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path
             kept.save(2, {})
     assert end.value.code == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "stopped after step 2 (SIGUSR1); to resume: THREESTEP_RANKS=1 python -m training.utils.run.launch training.a "
-        f"--config {tmp_path}/config.yaml --resume"
+        f"stopped after step 2 (SIGUSR1); to resume: python -m training.a --config {tmp_path}/config.yaml --resume"
     )
 
 

@@ -124,7 +124,7 @@ def test_a_run_that_was_asked_to_end_says_that_its_checkpoint_is_missing(tmp_pat
     assert end.value.code == 1
     said = capsys.readouterr().out
     assert "training continues, and there is no earlier checkpoint; free disk space" in said
-    assert "stopped after step 1 (SIGUSR1, without its checkpoint); to resume: THREESTEP_RANKS=1 python" in said
+    assert "stopped after step 1 (SIGUSR1, without its checkpoint); to resume: python -m training.a" in said
 
 
 def test_other_failures_go_through():

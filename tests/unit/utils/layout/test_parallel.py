@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from tests.support.parallel_texts import TAGS, Path, Text, some_ids, texts
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.parallel import (
+    Block,
     MalformedBlocks,
+    drawn_blocks,
+    drawn_document,
     find_blocks,
     parallel_document,
     shared_prompt_in_parallel,
@@ -206,3 +209,51 @@ def test_a_block_that_is_never_closed(ids, reason):
     with pytest.raises(MalformedBlocks, match=reason):
         find_blocks(torch.tensor(ids), TAGS)
     assert find_blocks(torch.tensor(ids), TAGS, cut=True)[0].end is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts(text_behind=False), st.data())
+def test_blocks_of_a_drawn_text_are_those_of_a_written_one(text, data):
+    """Of a well-formed text whose paths end with their tag, whole or cut anywhere."""
+    ids = torch.tensor(text.ids)
+    assert drawn_blocks(ids, TAGS) == find_blocks(ids, TAGS)
+    cut = ids[: data.draw(st.integers(1, len(ids)))]
+    written = [block for block in find_blocks(cut, TAGS, cut=True) if block.paths]
+    assert list(drawn_blocks(cut, TAGS)) == written
+
+
+@pytest.mark.parametrize(
+    ("ids", "blocks"),
+    [
+        ([PATH, A, END_PATH, CLOSE, A], ()),  # tags in the trunk
+        ([OPEN, END_PATH, OPEN, CLOSE, PATH, A, END_PATH, CLOSE], (Block((4,), 7),)),  # in an opening
+        ([OPEN, PATH, PATH, OPEN, CLOSE, END_PATH, PATH, END_PATH, CLOSE], (Block((1, 6), 8),)),  # in a path
+        ([OPEN, PATH, A, END_PATH, B, PATH, A, END_PATH], (Block((1,), 4),)),  # text behind a path ends the block
+        ([OPEN, PATH, A, END_PATH], (Block((1,), None),)),  # cut behind a path
+        ([OPEN, PATH, A, END_PATH, PATH], (Block((1, 4), None),)),
+        ([OPEN, PATH], (Block((1,), None),)),
+        ([OPEN, A, A], ()),
+        (
+            [OPEN, PATH, END_PATH, CLOSE, OPEN, PATH, END_PATH, OPEN, PATH, A],
+            (Block((1,), 3), Block((5,), 7), Block((8,), None)),
+        ),
+    ],
+)
+def test_a_tag_out_of_place_is_text_in_a_drawn_text(ids, blocks):
+    assert drawn_blocks(torch.tensor(ids), TAGS) == blocks
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([OPEN, PATH, END_PATH, CLOSE, A, B]), min_size=1, max_size=14), some_ids(1))
+def test_a_drawn_response_lies_behind_its_prompt(ids, prompt_ids):
+    """Whatever it is: its tokens as they stand, alone and beside another response, which changes nothing."""
+    prompt, response = Text().trunk(*prompt_ids).sequence(99), Text().trunk(*ids).sequence(0)
+    rows = packed_rows([[drawn_document(prompt, [response], TAGS)]], 0)
+    assert rows.input_ids_NT[0].tolist() == [*prompt_ids, *ids] and rows.target_ids_M.tolist() == ids
+    first, *others = unshared(drawn_document(prompt, [response, response], TAGS))
+    assert len(others) == 1
+    for alone in (first, *others):
+        shared = packed_rows([[alone]], 0)
+        assert shared.input_ids_NT.tolist() == rows.input_ids_NT.tolist()
+        assert shared.position_ids_NT.tolist() == rows.position_ids_NT.tolist()
+        assert torch.equal(mask_of(shared), mask_of(rows)) and torch.equal(shared.predictor_M, rows.predictor_M)

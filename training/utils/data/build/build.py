@@ -25,6 +25,7 @@ from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
+from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
@@ -55,11 +56,6 @@ def build_phase(
     parse_data_split(data.split.data_split)
     if phase in (2, 3):
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})")
-    if phase == 3 and data.chat.parallel_thinking:
-        raise ThreestepError(
-            "--parallel_thinking expects phase 1 or 2, got 3, which samples token by token: every path sees those "
-            "before it; use it in steps 1 and 2"
-        )
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
@@ -79,7 +75,21 @@ def build_phase(
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
+    for sentence in cut_sentences(phase, data.rows, report):
+        log(f"warning: {sentence}")
     return PhaseData(cached.splits["train"], cached.splits["eval"], report)
+
+
+def cut_sentences(phase: int, flags: RowArguments, report: BuildReport) -> list[str]:
+    """A sentence for each split of which rows were cut at the maximum length, with their share."""
+    limit, how = ("max_prompt_seq_len", "prompt_truncation") if phase == 3 else ("max_seq_len", "truncation")
+    return [
+        f"{split.truncated:,} of {split.rows:,} {name} rows ({split.truncated / split.rows:.1%}) were cut at --{limit} "
+        f"{getattr(flags, limit):,} tokens (--{how} {getattr(flags, how)}); raise the limit to train on whole rows, or "
+        f"take --{how} drop"
+        for name, split in (("training", report.train), ("evaluation", report.eval))
+        if split.truncated
+    ]
 
 
 class _ShareFirst:

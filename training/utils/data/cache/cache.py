@@ -103,8 +103,8 @@ def open_or_build(
     build: writes Arrow files into a folder that is empty or holds the shards of a stopped build, and returns {"splits":
         {split: fields of `dataset.Written`}} and whatever else belongs into the manifest.
     rebuild: build a folder that existed before this process began.
-    One line is logged: `resumed`, or `built` and why. Raises BuildStopped, which names `cache_dir`, where the disk is
-    full or not writable; an existing folder needs no write permission.
+    One line is logged: `read from the cache`, or `built` and why. Raises BuildStopped, which names `cache_dir`, where
+    the disk is full or not writable; an existing folder needs no write permission.
     """
     cache_dir = os.path.abspath(cache_dir)
     parts = {"cache format": str(CACHE_FORMAT), **parts}
@@ -175,7 +175,7 @@ def _try_open(
     _opened_here.add(final)
     with suppress(OSError):  # `prune` reads the time of the last use; a read-only folder is not pruned
         os.utime(os.path.join(final, MANIFEST))
-    log(f"data: {name} resumed in {time.perf_counter() - started:.2f} s: {found.rows_in_words}; {final}")
+    log(f"data: {name} read from the cache in {time.perf_counter() - started:.2f} s: {found.rows_in_words}; {final}")
     return found, None
 
 

@@ -60,8 +60,8 @@ class ChatArguments:
     )
     parallel_thinking: bool = flag(
         False,
-        "Steps 1 and 2: lay out blocks of parallel paths in responses so that the paths of a block do not see "
-        "each other (docs/layout.md).",
+        "Steps 1 and 2 lay out blocks of parallel paths in responses so that the paths of a block do not see each "
+        "other (docs/layout.md); step 3 draws them so.",
     )
     parallel_tags: list[str] = flag(
         ["<Parallel>", "<Path>", "</Path>", "</Parallel>"],

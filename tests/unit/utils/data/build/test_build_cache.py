@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own, many
+from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
 
 
@@ -23,8 +25,24 @@ def test_the_second_run_resumes_in_under_a_second(flags, tiny_tokenizer):
     started = time.perf_counter()
     again = build_phase(1, flags(rows), tiny_tokenizer, 1, True, log.append)
     assert time.perf_counter() - started < 1.0
-    assert again.report.resumed and any("phase1 resumed in" in line for line in log)
+    assert again.report.resumed and any("phase1 read from the cache in" in line for line in log)
     assert not any("built in" in line for line in log)
+
+
+def test_cut_rows_are_said_with_their_share(flags, tiny_tokenizer):
+    log: list[str] = []
+    data = flags(many(PAIR, 40))
+    data = dataclasses.replace(data, rows=dataclasses.replace(data.rows, max_seq_len=8))
+    built = build_phase(1, data, tiny_tokenizer, 1, True, log.append)
+    assert built.report.train.truncated == built.report.train.rows > 0
+    cut = [line for line in log if " were cut at " in line]
+    rows = built.report.train.rows
+    assert cut[0].startswith(
+        f"warning: {rows} of {rows} training rows (100.0%) were cut at --max_seq_len 8 tokens (--tr"
+    )
+    assert cut[1].startswith(f"warning: {built.report.eval.rows} of {built.report.eval.rows} evaluation rows (100.0%)")
+    whole = dataclasses.replace(built.report.train, truncated=0)
+    assert build.cut_sentences(1, data.rows, dataclasses.replace(built.report, train=whole, eval=whole)) == []
 
 
 def test_ranks_other_than_the_main_one_are_silent(flags, tiny_tokenizer):

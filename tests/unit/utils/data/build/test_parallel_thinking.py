@@ -162,12 +162,9 @@ def test_a_response_cut_inside_a_block_is_no_response(flags, tagged):
     assert not any(row.parallel_tags for row in phase.train)
 
 
-def test_phase_3_says_why_not(flags, tagged):
-    sentence = (
-        "--parallel_thinking expects phase 1 or 2, got 3, which samples token by token: .*; use it in steps 1 and"
-    )
-    with pytest.raises(ThreestepError, match=sentence):
-        built(3, flags([GOOD] * 9), tagged)
+def test_phase_3_is_prompts_as_without_them(flags, tagged):
+    on, off = (built(3, flags([GOOD] * 9, parallel_thinking=thinks), tagged) for thinks in (True, False))
+    assert [row.prompt_text for row in on.train] == [row.prompt_text for row in off.train] and len(on.train)
 
 
 def test_a_tokenizer_without_the_tags(flags, tiny_tokenizer):

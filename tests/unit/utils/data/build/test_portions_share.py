@@ -37,7 +37,7 @@ def test_a_fifth_of_the_rows_is_a_warning_of_the_first_line(flags, tiny_tokenize
     # also from the cache, for which the rows are not read again
     monkeypatch.setattr(FileDataset, "get_train_data", lambda self: pytest.fail("the rows were read"))
     build_phase(1, data, tiny_tokenizer, 1, log=lines.append)
-    assert lines[0].startswith("warning: 108 of 600 rows are step 1's share ") and "resumed" in lines[1]
+    assert lines[0].startswith("warning: 108 of 600 rows are step 1's share ") and "from the cache" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_second_run_resumes(ask):
     first, log = ask()
     assert not first.resumed and any("phase1 built in" in line for line in log)
     second, log = ask(build=never)
-    assert second.resumed and len(log) == 1 and "phase1 resumed in" in log[0]
+    assert second.resumed and len(log) == 1 and "phase1 read from the cache in" in log[0]
     assert second.path == first.path and [row.input_ids[0] for row in second.splits["train"]] == [0, 1, 2]
 
 
@@ -280,7 +280,7 @@ def test_processes_at_once_build_once(tmp_path, rebuild):
     outputs = [finish(process) for process in [start(tmp_path, 1.5, rebuild) for _ in range(3)]]
     assert len(builds(tmp_path)) == 1
     assert sum("built in" in output for output in outputs) == 1
-    assert sum("resumed in" in output for output in outputs) == 2
+    assert sum("read from the cache in" in output for output in outputs) == 2
     assert any("waiting for another process" in output for output in outputs)
 
 
@@ -296,9 +296,9 @@ def test_a_build_killed_half_way_leaves_nothing_that_looks_finished(tmp_path):
     folders = [name for name in os.listdir(tmp_path) if (tmp_path / name).is_dir()]
     assert len(folders) == 1 and folders[0].endswith(".building")  # what is left has not the name of a finished one
     output = finish(start(tmp_path, 0))
-    assert "phase1 built in" in output and "resumed" not in output and "damaged" not in output
+    assert "phase1 built in" in output and "from the cache" not in output and "damaged" not in output
     assert not any(".building" in name for name in os.listdir(tmp_path))
-    assert "resumed in" in finish(start(tmp_path, 0))
+    assert "read from the cache in" in finish(start(tmp_path, 0))
 
 
 def test_a_half_built_folder_under_the_finished_name_is_found_out(ask, tmp_path):

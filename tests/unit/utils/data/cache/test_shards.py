@@ -266,7 +266,7 @@ def test_two_that_want_the_same_split_build_it_once(tmp_path, ask, whole):
     processes = [start(tmp_path, 2, 0.02) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert sum("built in" in output for output in outputs) == 1
-    assert sum("resumed in" in output for output in outputs) == 1
+    assert sum("read from the cache in" in output for output in outputs) == 1
     assert content(ask()[0]) == whole
 
 

@@ -1,0 +1,152 @@
+"""What a call is given in memory becomes files and names, or is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.tiny_models import tiny_causal_lm
+from threestep.inputs import address_of_rows, is_in_memory, path_of_model, with_addresses
+from training.utils.run.errors import ThreestepError
+from training.utils.run.user_files import GIVEN, functions_given, load_function
+
+ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "ä", "completion": "d"}]
+
+
+def own_reward(prompts, responses, **columns):
+    return [1.0 for _ in responses]
+
+
+def other_reward(prompts, responses, **columns):
+    return [0.0 for _ in responses]
+
+
+class Saved:
+    """A tokenizer's part."""
+
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.json").write_text("{}")
+
+
+def test_rows_are_written_as_they_are(tmp_path):
+    (address,) = address_of_rows(ROWS, tmp_path / "given")
+    assert address == f"jsonl:{tmp_path}/given/given_rows.jsonl"
+    assert [json.loads(line) for line in open(address.removeprefix("jsonl:"), encoding="utf-8")] == ROWS
+
+
+def test_a_dataset_is_written_with_its_types(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    (address,) = address_of_rows(datasets.Dataset.from_list(ROWS), tmp_path)
+    assert datasets.Dataset.from_parquet(address.removeprefix("parquet:"), cache_dir=str(tmp_path)).to_list() == ROWS
+
+
+def test_paths_and_addresses_stay(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}\n")
+    assert address_of_rows(path, tmp_path) == [f"jsonl:{path}"]
+    assert address_of_rows(["embedded", f"csv:{path}"], tmp_path) == ["embedded", f"csv:{path}"]
+    assert address_of_rows("no/such/rows.jsonl", tmp_path) == ["no/such/rows.jsonl"]  # the run says what is wrong
+    assert not any(map(is_in_memory, (path, "embedded", ["embedded"]))) and is_in_memory(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([], r"^rows expects at least one row, got an empty list$"),
+        (3, r"^rows expects a list of dicts, a datasets.Dataset, a path or an address, got int$"),
+        (iter(ROWS), r", got list_iterator$"),
+        ({"train": ROWS, "test": ROWS}, r", got dict with the splits train, test; give one of them$"),
+        (
+            [{"prompt": "a"}, {"prompt": object()}],
+            r"^rows\[1\]\['prompt'\] expects text, numbers, lists or dicts, got o",
+        ),
+    ],
+)
+def test_other_rows(rows, sentence, tmp_path):
+    with pytest.raises(ThreestepError, match=sentence):
+        address_of_rows(rows, tmp_path / "given")
+    assert not (tmp_path / "given").exists()
+
+
+def test_a_loaded_model_is_saved_with_its_tokenizer(tmp_path):
+    path = path_of_model(tiny_causal_lm("llama"), Saved(), tmp_path, "model_name_or_path")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        file.name for file in (tmp_path / "model_name_or_path").iterdir()
+    }
+    assert path == str(tmp_path / "model_name_or_path")
+    assert path_of_model("owner/name", None, tmp_path, "model") == "owner/name"
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "sentence"),
+    [
+        ({}, None, "^model is a loaded model, and tokenizer expects its tokenizer, got None$"),
+        ({"peft_config": {}}, Saved(), "^model expects a whole model, got one with adapters .*merge them first"),
+        ({"is_quantized": True}, Saved(), "^model expects unquantized weights, got a quantized LlamaForCausalLM"),
+    ],
+)
+def test_models_that_cannot_be_taken(changes, tokenizer, sentence, tmp_path):
+    model = tiny_causal_lm("llama")
+    for name, value in changes.items():
+        setattr(model, name, value)
+    with pytest.raises(ThreestepError, match=sentence):
+        path_of_model(model, tokenizer, tmp_path, "model")
+
+
+def test_what_is_no_model(tmp_path):
+    with pytest.raises(
+        ThreestepError, match="^model expects a path, a hub name or a loaded transformers model, got int$"
+    ):
+        path_of_model(3, None, tmp_path, "model")
+    with pytest.raises(
+        ThreestepError, match="^tokenizer goes with a loaded model, and model is 'a/b', whose own is re"
+    ):
+        path_of_model("a/b", Saved(), tmp_path, "model")
+    with pytest.raises(ThreestepError, match="on the meta device; load it, or give a path$"):
+        path_of_model(tiny_causal_lm("llama").to("meta"), Saved(), tmp_path, "model")
+
+
+def test_functions_are_named(tmp_path):
+    plain, functions = with_addresses({"checker": own_reward, "seed": 3, "reward": [own_reward, "gsm8k:0.5"]}, False)
+    address = f"{GIVEN}own_reward"
+    assert plain == {"checker": address, "seed": 3, "reward": f"{address}:1.0,gsm8k:0.5"}
+    with functions_given(functions):
+        assert load_function(address, "--checker") is own_reward
+    with pytest.raises(ThreestepError, match="^--checker: 'given:own_reward' was a function of the Python program"):
+        load_function(address, "--checker")
+
+
+def test_weights_and_names():
+    assert with_addresses({"reward": "model:0.5"}, False)[0] == {"reward": "model:0.5"}
+    given = {own_reward: 2, "length": 0.25}
+    assert with_addresses({"reward": given}, False)[0] == {"reward": f"{GIVEN}own_reward:2,length:0.25"}
+
+
+def test_on_ranks_a_function_is_one_of_a_file():
+    plain, functions = with_addresses({"reward": own_reward}, True)
+    assert plain["reward"] == f"{__file__}:own_reward:1.0" and functions == {}
+    with pytest.raises(
+        ThreestepError, match="^reward: with num_ranks other processes call 'function', which expects a"
+    ):
+        with_addresses({"reward": lambda prompts, responses: []}, True)
+
+
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        ([], "^reward expects a function, a name, a list of them or a dict of weights, got none$"),
+        ([3], "^reward expects functions and names, got int$"),
+        ({"gsm8k": "much"}, "^reward expects a number as the weight of 'gsm8k', got 'much'$"),
+        ([lambda a: 1, lambda a: 2], "^reward: two functions are called 'function'; rename one of them$"),
+    ],
+)
+def test_other_rewards(reward, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        with_addresses({"reward": reward}, False)
+
+
+def test_an_object_that_is_called_is_a_function():
+    scorer = SimpleNamespace()
+    assert with_addresses({"checker": scorer}, False)[0] == {"checker": scorer}  # not callable: as it is

@@ -1,0 +1,116 @@
+"""Calls that come to no run: one sentence, and nothing left behind. Runs: tests/end_to_end/test_calls.py."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import threestep
+from threestep import running, training_calls
+
+ROWS = [{"prompt": "a", "completion": "b"}]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"lerning_rate": 1}, "^unknown flag --lerning_rate; did you mean 'learning_rate'"),
+        ({"learning_rate": -1}, "^--learning_rate expects more than 0, got -1.0$"),
+        ({"data_path": "x"}, "^data_path is the argument rows of this call; leave one out$"),
+        ({"model_name_or_path": "x"}, "^model_name_or_path is the argument model or reward_model of this call"),
+        ({"num_ranks": 0}, "^num_ranks expects a positive whole number, got 0$"),
+        ({"num_ranks": "2"}, "^num_ranks expects a positive whole number, got '2'$"),
+    ],
+)
+def test_mistakes(settings, sentence, here):
+    with pytest.raises(threestep.ThreestepError, match=sentence):
+        threestep.sft("some/model", ROWS, **settings)
+    assert not list(here.glob("runs/*"))
+
+
+def test_a_launchers_ranks_share_paths_alone(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(threestep.ThreestepError, match="^a call on a launcher's ranks expects paths of model and rows"):
+        threestep.sft("some/model", ROWS, output_dir="out")
+
+
+def test_every_call_has_a_new_folder(here, monkeypatch):
+    words = []
+    monkeypatch.setattr(training_calls, "run_here", lambda program, own, functions: words.append((program, own)))
+    first, second = threestep.reward("m", ROWS), threestep.reward("m", ROWS, data_split="1,1,1")
+    assert [result.folder for result in (first, second)] == [here / "runs/reward", here / "runs/reward_2"]
+    assert repr(first) == f"<reward: no figures; in {first.folder}>"
+    (program, own), (_, other) = words
+    assert program == "training.step2_reward.main"
+    assert "--data_split=0,1,0" in own and "--data_split=1,1,1" in other  # all rows, unless the caller shares them
+    with pytest.raises(threestep.ThreestepError, match="left no model: --dry_run and --val_only train none$"):
+        _ = first.model
+
+
+def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
+    monkeypatch.setattr(training_calls, "run_here", lambda *given: None)
+    (here / "out").mkdir()
+    (here / "out" / "summary.json").write_text('{"seconds": 1.0}')
+    assert threestep.sft("m", "embedded", output_dir="out").figures == {}
+
+
+def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
+    taken = []
+    monkeypatch.setattr(training_calls, "run_here", lambda program, words, functions: taken.append((words, functions)))
+
+    def best(prompts, responses):
+        return [1.0]
+
+    threestep.ppo("a/b", "embedded", reward_model="c/d", reward={best: 2.0, "model": 0.5})
+    ((words, functions),) = taken
+    assert {"--actor_model_name_or_path=a/b", "--critic_model_name_or_path=c/d"} <= set(words)
+    assert "--reward=given:best:2.0,model:0.5" in words and functions == {"given:best": best}
+    assert "--data_split" not in " ".join(words)  # a path's rows are shared as on the command line
+
+
+def test_settings_as_flags():
+    settings = {"seed": 3, "stop": ["a", "b"], "report": False, "lora_dim": None, "bad_words": [], "kwargs": {"x": 1}}
+    assert running.flags_of(settings) == ["--seed=3", "--stop", "a", "b", "--report", "false", '--kwargs={"x": 1}']
+
+
+@pytest.mark.parametrize(
+    ("raised", "sentence"),
+    [
+        (
+            SystemExit(0),
+            "^the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=",
+        ),
+        (SystemExit(1), "^the run ended with code 1; what it printed says why$"),
+        (MemoryError("no more"), "^out of memory"),
+    ],
+)
+def test_no_call_ends_the_process(raised, sentence, monkeypatch):
+    def main(words):
+        raise raised
+
+    monkeypatch.setitem(sys.modules, "a_program", SimpleNamespace(main=main))
+    with pytest.raises(threestep.ThreestepError, match=sentence):
+        running.run_here("a_program", [], {})
+
+
+def test_what_ranks_say_against_a_run():
+    lines = ["+ deepspeed", "error: 2 mistakes in the configuration:", "  - one", "  - two", "more"]
+    assert running._said_against_it(lines, 2) == "2 mistakes in the configuration:\n  - one\n  - two"
+    assert running._said_against_it(["a", "b"], 1).endswith("says why; the last line was: b")
+
+
+def test_what_the_package_exports():
+    assert set(dir(threestep)) == set(threestep.__all__)
+    with pytest.raises(AttributeError, match="^module 'threestep' has no attribute 'sfft'$"):
+        _ = threestep.sfft

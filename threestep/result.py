@@ -1,0 +1,79 @@
+"""What a training call returns: the run's folder and figures, and the model, which is loaded when it is asked for."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    kind: sft, reward, dpo or ppo
+    folder: the run's --output_dir: config.yaml, metrics.jsonl, report.html, model/ and more
+    figures: those of summary.json: evaluations before and after, seconds; None where there were no evaluation rows;
+        empty after a dry run
+    """
+
+    kind: str
+    folder: Path
+    figures: dict[str, float | None]
+
+    @property
+    def model_folder(self) -> Path:
+        """What `from_pretrained`, and the next step's `model`, take."""
+        return self.folder / "model"
+
+    @functools.cached_property
+    def model(self) -> PreTrainedModel:
+        """The trained model in the precision that it was saved in, on the CPU; loaded at the first use. A reward model
+        is an AutoModelForSequenceClassification. ThreestepError if the run left none."""
+        import transformers
+
+        self._check_model()
+        kind: Any = transformers.AutoModelForCausalLM
+        if self.kind == REWARD:
+            kind = transformers.AutoModelForSequenceClassification
+        return kind.from_pretrained(self.model_folder, dtype="auto")
+
+    @functools.cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, with its chat template; loaded at the first use. ThreestepError as of `model`."""
+        import transformers
+
+        self._check_model()
+        return transformers.AutoTokenizer.from_pretrained(self.model_folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: one a step, under TensorBoard's names."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def __repr__(self) -> str:
+        known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)
+        return f"<{self.kind}: {known or 'no figures'}; in {self.folder}>"
+
+    def _check_model(self) -> None:
+        if not (self.model_folder / "config.json").is_file():
+            raise ThreestepError(f"the run in {self.folder} left no model: --dry_run and --val_only train none")
+
+
+def result_of(kind: str, folder: Path) -> Result:
+    """Read what a run left."""
+    path = folder / "summary.json"
+    figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return Result(kind, folder, figures)

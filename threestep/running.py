@@ -1,0 +1,101 @@
+"""Runs a step's program with settings as Python: in this process, or on ranks that are launched. Ends with a
+ThreestepError where a command line would end its process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from training.utils.run.arguments import words_of
+from training.utils.run.errors import ThreestepError
+from training.utils.run.launch import RANKS_VARIABLE
+from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.run.program import no_telemetry
+from training.utils.run.user_files import functions_given
+
+_FRONT = Path(__file__).parent
+_MISTAKE = "error: "
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as a command line's flags. None and an empty list keep a default; a dict becomes JSON."""
+    import json
+
+    words = []
+    for name, value in settings.items():
+        plain = [*value] if isinstance(value, (tuple, set)) else json.dumps(value) if isinstance(value, dict) else value
+        if isinstance(plain, os.PathLike):
+            plain = os.fspath(plain)
+        words += [] if plain == [] else words_of(name, plain)
+    return words
+
+
+def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Run a step in this process; functions: those that its flags name."""
+    no_telemetry(os.environ)
+    main = importlib.import_module(program).main
+    try:
+        with functions_given(functions):
+            main(words)
+    except SystemExit as end:
+        raise ThreestepError(_stopped(end.code)) from end
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise
+        raise ThreestepError(out_of_memory_sentence(problem)) from problem
+
+
+def run_on_ranks(command: str, words: Sequence[str], ranks: int) -> None:
+    """Run `threestep COMMAND WORDS` on so many ranks of this machine. What they print goes to this process's streams,
+    a notebook's too. ThreestepError with what the ranks said against it."""
+    environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
+    process = subprocess.Popen(
+        [sys.executable, str(_FRONT), command, *words, f"--num_ranks={ranks}"],
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process:
+        said = _passed_on(process, process.stdout)
+    if process.returncode:
+        raise ThreestepError(_said_against_it(said, process.returncode))
+
+
+def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
+    """Print what the process says until it ends; return its lines. Ctrl-C goes to it, which ends with a checkpoint."""
+    lines: list[str] = []
+    while True:
+        try:
+            for line in stream:
+                lines.append(line.rstrip("\n"))
+                sys.stdout.write(line)
+            return lines
+        except KeyboardInterrupt:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+
+
+def _said_against_it(lines: Sequence[str], code: int) -> str:
+    for place, line in enumerate(lines):
+        if line.startswith(_MISTAKE):
+            # A list of mistakes has a line for each.
+            more = [later for later in lines[place + 1 :] if later.startswith("  - ")]
+            return "\n".join([line.removeprefix(_MISTAKE), *more])
+    last = "; the last line was: " + lines[-1] if lines else ""
+    return f"the ranks ended with code {code}, and what they printed says why{last}"
+
+
+def _stopped(code: Any) -> str:
+    if code:
+        return f"the run ended with code {code}; what it printed says why"
+    return (
+        "the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=True and its "
+        "output_dir goes on"
+    )

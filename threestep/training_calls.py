@@ -1,0 +1,150 @@
+"""The training steps as Python functions: a model, rows and settings in, a result out.
+
+    result = threestep.sft("Qwen/Qwen3-0.6B-Base", [{"prompt": "2 + 2 =", "completion": " 4"}, ...])
+
+Settings are the flags of `threestep sft --help`, by the same names, with the same defaults and mistakes. A call may be
+repeated in one process, and in a notebook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from threestep.inputs import address_of_rows, is_in_memory, path_of_model, with_addresses
+from threestep.result import Result, result_of
+from threestep.running import flags_of, run_here, run_on_ranks
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.step import Step, known_steps
+
+_GIVEN_FOLDER = "given"
+_RUNS = "runs"
+
+
+def sft(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
+    """Fine-tune on the chosen responses of `rows`.
+
+    model: a folder, a hub name, or a loaded transformers model, of which a copy is trained
+    rows: a list of dicts or a datasets.Dataset, of which all are this step's; or a path or an address as --data_path
+        takes it, which --data_split shares. Their columns: docs/data.md
+    tokenizer: of a loaded model
+    num_ranks: processes to launch on this machine; None and 1 train in this process
+    settings: flags, e.g. learning_rate=1e-5, max_train_steps=100. output_dir is by default a new folder in runs/
+
+    Raises ThreestepError for a mistake in the settings or the data, and if the run is stopped.
+    """
+    return _trained("sft", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings)
+
+
+def reward(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
+    """Train a reward model on pairs of responses. Arguments as of `sft`."""
+    return _trained("reward", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings)
+
+
+def dpo(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
+    """Train the policy itself on pairs of responses. Arguments as of `sft`."""
+    return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings)
+
+
+def ppo(
+    model: Any,
+    rows: Any,
+    *,
+    reward_model: Any = None,
+    tokenizer: Any = None,
+    num_ranks: int | None = None,
+    **settings: Any,
+) -> Result:
+    """Train the policy on prompts, by PPO, GRPO or another estimator (`advantage`).
+
+    reward_model: what `reward` left, as a path or loaded; also the critic's start (--critic_model_name_or_path)
+    settings: as of `sft`; reward: a function fn(prompts, responses, **columns) -> one number a response, a name or text
+        as of --reward, a list of them, or a dict of weights. Other settings that name a function (checker, advantage,
+        policy_loss, ...) take it too.
+
+    Other arguments as of `sft`; the tokenizer is also the one of a loaded reward model.
+    """
+    models = {"actor_model_name_or_path": (model, tokenizer)}
+    if reward_model is not None:
+        is_path = isinstance(reward_model, (str, os.PathLike))
+        models["critic_model_name_or_path"] = (reward_model, None if is_path else tokenizer)
+    return _trained("ppo", models, rows, num_ranks, settings)
+
+
+def _trained(
+    kind: str, models: Mapping[str, tuple[Any, Any]], rows: Any, num_ranks: int | None, settings: Mapping[str, Any]
+) -> Result:
+    step = next(step for step in known_steps().values() if step.kind == kind)
+    on_ranks = _check(num_ranks, models, settings, in_memory=is_in_memory(rows))
+    plain, functions = with_addresses(settings, on_ranks)
+    folder, is_new = _folder_of(kind, plain.pop("output_dir", None))
+    given = folder / _GIVEN_FOLDER
+    try:
+        flags: dict[str, Any] = {name: path_of_model(*own, given, name) for name, own in models.items()}
+        flags["data_path"] = address_of_rows(rows, given)
+        if is_in_memory(rows):
+            flags["data_split"] = _all_rows(step)
+        words = flags_of({**flags, **plain, "output_dir": str(folder)})
+        with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
+            (folder / "summary.json").unlink()
+        if on_ranks:
+            run_on_ranks(kind, words, num_ranks or 1)
+        else:
+            run_here(step.program, words, functions)
+    except BaseException:
+        _clear(folder, is_new)
+        raise
+    return result_of(kind, folder)
+
+
+def _check(
+    num_ranks: int | None, models: Mapping[str, tuple[Any, Any]], settings: Mapping[str, Any], in_memory: bool
+) -> bool:
+    """Raise ThreestepError for what the call itself says; return whether ranks are launched."""
+    mistakes = Mistakes()
+    for name, argument in (("data_path", "rows"), *((flag, "model or reward_model") for flag in models)):
+        mistakes.require(name not in settings, f"{name} is the argument {argument} of this call; leave one out")
+    is_count = num_ranks is None or (isinstance(num_ranks, int) and not isinstance(num_ranks, bool) and num_ranks > 0)
+    mistakes.require(is_count, f"num_ranks expects a positive whole number, got {num_ranks!r}")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, ...: this process is one of its ranks
+        loaded = in_memory or any(not isinstance(model, (str, os.PathLike)) for model, _ in models.values())
+        mistakes.require(
+            num_ranks is None and not loaded and "output_dir" in settings,
+            "a call on a launcher's ranks expects paths of model and rows, an output_dir, and no num_ranks: the ranks "
+            "share nothing else; start one process and give num_ranks, or give those",
+        )
+    mistakes.raise_if_any()
+    return num_ranks is not None and num_ranks > 1
+
+
+def _folder_of(kind: str, asked: Any) -> tuple[Path, bool]:
+    """The run's folder, and whether it was made here: runs/sft, runs/sft_2, ... by default."""
+    if asked is not None:
+        folder = Path(asked).expanduser().absolute()
+        return folder, not folder.exists()
+    number = 1
+    while True:
+        folder = Path(_RUNS, kind if number == 1 else f"{kind}_{number}").absolute()
+        try:
+            folder.mkdir(parents=True)
+            return folder, True
+        except FileExistsError:
+            number += 1
+
+
+def _all_rows(step: Step) -> str:
+    """--data_split that gives the step every row."""
+    return ",".join("1" if phase == step.number else "0" for phase in "123")
+
+
+def _clear(folder: Path, is_new: bool) -> None:
+    """Remove the folder of a call that did not come to a run."""
+    if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {_GIVEN_FOLDER}:
+        shutil.rmtree(folder)
+
+
+__all__ = ["Result", "ThreestepError", "dpo", "ppo", "reward", "sft"]
