@@ -65,7 +65,7 @@ setup(
         "wandb": ["wandb"],
         "trackio": ["trackio"],
         "mlflow": ["mlflow"],
-        "web": ["gradio"],
+        "web": ["gradio>=6"],
     },
     classifiers=[
         "Programming Language :: Python :: 3",

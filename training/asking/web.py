@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from training.asking.talk import Talk
@@ -11,39 +12,139 @@ from training.utils.run.errors import ThreestepError
 ADDRESS = "127.0.0.1"
 
 
+# The conversation takes the room that is left, and what one types stays at the bottom of the screen, a phone's too.
+_STYLE = """
+.gradio-container { padding: 8px 8px 130px !important; }
+#title h1 { font-size: 20px; margin: 4px 2px; overflow-wrap: anywhere; }
+#columns > * { min-width: min(100%, 300px) !important; height: calc(100vh - 290px); min-height: 220px; }
+#asking { position: fixed; left: 0; right: 0; bottom: 0; z-index: 5; padding: 8px; gap: 6px; width: auto;
+  background: var(--body-background-fill); border-top: 1px solid var(--border-color-primary); }
+#asking button { min-width: 0; }
+"""
+_SEED = "seed"
+
+
 def serve(new_talk: Callable[[], Talk], port: int) -> None:
     """Serve the page on the loopback address until the program ends. ThreestepError without Gradio, or if the port is
     in use. new_talk: makes a conversation for each visitor."""
     page = build_page(new_talk)
     try:
-        # No public link, no telemetry.
-        page.launch(server_name=ADDRESS, server_port=port, share=False, quiet=False)
+        # No public link, no telemetry, no fonts or links from elsewhere.
+        page.launch(
+            server_name=ADDRESS, server_port=port, share=False, quiet=False, css=_STYLE, theme=_theme(), footer_links=[]
+        )
     except OSError as problem:
         raise ThreestepError(f"--web_port {port}: {problem}; give another port") from problem
 
 
 def build_page(new_talk: Callable[[], Talk]) -> Any:
-    """One column per model, and one line to type in."""
+    """A title, a column per model, the line to type in with its buttons, and the sampling settings."""
+    gradio = _gradio()
+    first = new_talk()
+    names = " and ".join(asked.name for asked in first.models)
+    with gradio.Blocks(title=f"{names} · Threestep", analytics_enabled=False, fill_height=True) as page:
+        state = gradio.State(None)
+        gradio.Markdown(f"# {names}", elem_id="title")
+        with gradio.Row(elem_id="columns"):
+            columns = [
+                gradio.Chatbot(label=asked.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])
+                for asked in first.models
+            ]
+        with gradio.Accordion("Sampling", open=False):
+            settings = _settings(gradio, first)
+        with gradio.Column(elem_id="asking"):
+            typed = gradio.Textbox(
+                label="you", show_label=False, lines=1, max_lines=6, autofocus=True, container=False,
+                placeholder="type a message or a command (/help), and press Enter",
+            )  # fmt: skip
+            with gradio.Row():
+                send = gradio.Button("Send", variant="primary", size="sm")
+                stop = gradio.Button("Stop", size="sm")
+                retry = gradio.Button("Again", size="sm")
+                reset = gradio.Button("New", size="sm")
+
+        def submit(line: str, talk: Talk | None) -> Iterator[list[Any]]:
+            talk = new_talk() if talk is None else talk
+            for note in respond(talk, line):
+                yield [*_columns(talk, note), "", talk, *values_of(talk)]
+
+        shown = [*columns, typed, state, *settings.values()]
+        running = [send.click(submit, [typed, state], shown), typed.submit(submit, [typed, state], shown)]
+        running += [retry.click(partial(submit, "/retry"), [state], shown)]
+        stop.click(None, cancels=running)
+        for begin in (reset.click, *(column.clear for column in columns)):
+            begin(partial(submit, "/reset"), [state], shown, cancels=running)
+        for name, control in settings.items():
+            # The visitor's own change: a command's, which the page shows too, is made already.
+            begins = control.blur if name == "system" else control.input  # a system prompt ends the conversation
+            begins(partial(_set, new_talk, name), [control, state], [state, control, *columns])
+    return page
+
+
+def values_of(talk: Talk) -> list[Any]:
+    """What the settings are, in the order of the page."""
+    return [talk.system, *(getattr(talk.sampling, name) for name in _SAMPLING), talk.seed]
+
+
+def change(talk: Talk, name: str, value: Any) -> str:
+    """Set what a control stands for by the command of its name; return the mistake, or ""."""
+    if name == "system" and value == talk.system:
+        return ""  # left as it was: the conversation goes on
+    try:
+        talk.enter(f"/{name} {value}")
+    except ThreestepError as mistake:
+        return str(mistake)
+    return ""
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
+
+
+def _settings(gradio: Any, talk: Talk) -> dict[str, Any]:
+    """The controls, by the command that each stands for."""
+    system, temperature, top_p, top_k, most, seed = values_of(talk)
+    controls = {
+        "system": gradio.Textbox(system, label="system prompt (begins a new conversation)", lines=1, max_lines=6)
+    }
+    with gradio.Row():
+        controls |= {
+            "temperature": gradio.Slider(0, 2, temperature, step=0.05, label="temperature (0: most likely token)"),
+            "top_p": gradio.Slider(0.05, 1, top_p, step=0.05, label="top_p (1: all)"),
+            "top_k": gradio.Number(top_k, precision=0, minimum=0, label="top_k (0: all)"),
+            "max_new_tokens": gradio.Number(most, precision=0, minimum=1, label="most tokens of an answer"),
+            _SEED: gradio.Number(seed, precision=0, minimum=0, label="seed"),
+        }
+    return controls
+
+
+def _set(new_talk: Callable[[], Talk], name: str, value: Any, talk: Talk | None) -> list[Any]:
+    gradio = _gradio()
+    talk = new_talk() if talk is None else talk
+    mistake = change(talk, name, value)
+    if mistake:
+        gradio.Warning(mistake)
+    names = ("system", *_SAMPLING, _SEED)
+    return [talk, values_of(talk)[names.index(name)] if mistake else gradio.skip(), *_columns(talk, "")]
+
+
+def _theme() -> Any:
+    """Gradio's own with the fonts of the machine: by default it asks Google for some."""
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    return (
+        _gradio()
+        .themes.Default(primary_hue="blue", **fonts)
+        .set(button_primary_background_fill="*primary_700", button_primary_background_fill_dark="*primary_700")
+    )
+
+
+def _gradio() -> Any:
     try:
         import gradio
     except ImportError as problem:
         raise ThreestepError(
             "--web needs the package gradio, which is not installed; run: pip install gradio, or chat in the terminal"
         ) from problem
-    first = new_talk()
-    with gradio.Blocks(title="Threestep", analytics_enabled=False) as page:
-        state = gradio.State(None)
-        with gradio.Row():
-            columns = [gradio.Chatbot(label=asked.name) for asked in first.models]
-        typed = gradio.Textbox(label="you", placeholder="type a message or a command (/help), and press Enter")
-
-        def submit(line: str, talk: Talk | None) -> Iterator[list[Any]]:
-            talk = new_talk() if talk is None else talk
-            for note in respond(talk, line):
-                yield [*_columns(talk, note), "", talk]
-
-        typed.submit(submit, [typed, state], [*columns, typed, state])
-    return page
+    return gradio
 
 
 def respond(talk: Talk, line: str) -> Iterator[str]:

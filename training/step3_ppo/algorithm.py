@@ -125,6 +125,7 @@ def experience_settings(
         or (algorithm.wants_reference and not kl.in_loss and (kl.estimator.of_logits or not bypasses))
         or (mismatch is not None and not bypasses)
         or estimator.needs_policy
+        or ppo.report_variance
         or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
     )
     return settings_of(
@@ -144,6 +145,7 @@ def experience_settings(
         rewards=rewards,
         rank=rank,
         reuses_forwards=ppo.reuse_forwards,
+        reports_variance=ppo.report_variance,
         with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
     )
 

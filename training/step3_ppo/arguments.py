@@ -175,6 +175,11 @@ class PpoArguments:
         unit="samples",
         topic="evaluation",
     )
+    report_variance: bool = flag(
+        False,
+        "Report proxies of the gradient's variance, from the distributions of the policy that rolled out.",
+        topic="log",
+    )
     report_mfu: bool = flag(
         True,
         "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",

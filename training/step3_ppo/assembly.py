@@ -79,6 +79,10 @@ def make_parts(
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
     )
+    experience = experience_settings(
+        components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
+    )
+    longest_prompt = flags.data.rows.max_prompt_seq_len
     settings = settings_of(
         PpoSettings,
         ppo,
@@ -89,9 +93,7 @@ def make_parts(
         dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
         seed=flags.run.seed,
         sampling=sampling,
-        experience=experience_settings(
-            components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
-        ),
+        experience=replace(experience, length=replace(experience.length, max_prompt_tokens=longest_prompt)),
         learning=learning_settings(components.algorithm, ppo),
         evaluates_first=ppo.val_before_train or ppo.val_only,
         stop_kl=flags.algorithm.stop_kl,

@@ -66,7 +66,14 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
     measures = [
         Measure(lengths_B + prompts_B, {"total": "rollout/tokens"}),
-        Measure(lengths_B, spread("rollout/response_tokens", mean="rollout/response_tokens")),
+        # One number a rank: before its sequences are dealt anew (`learning` has what ranks compute).
+        Measure((lengths_B + prompts_B).sum(dim=0, keepdim=True), spread("rollout/rank_tokens")),
+        Measure(
+            lengths_B,
+            {"total": "rollout/drawn_tokens", **spread("rollout/response_tokens", mean="rollout/response_tokens")},
+        ),
+        Measure(~rollout.ended_B, {"mean": "rollout/clipped_share"}),
+        Measure(rollout.ended_B & (lengths_B == 1), {"mean": "rollout/empty_share"}),
         Measure(prompts_B, spread("rollout/prompt_tokens")),
         Measure(experience.scores_B, spread("rollout/score", mean="rollout/score")),
         Measure(outcomes_B, {"mean": "rollout/outcome"}),
@@ -76,6 +83,12 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
         Measure(-sampled_BR[mask_BR], {"mean": "rollout/entropy"}),
     ]
+    if settings.length.max_prompt_tokens is not None:
+        measures.append(Measure(prompts_B >= settings.length.max_prompt_tokens, {"mean": "rollout/full_prompt_share"}))
+    if experience.score_norms_BR is not None:
+        power_B = (experience.advantages_BR.square() * experience.score_norms_BR).sum(dim=1)
+        measures.append(Measure(power_B, {"mean": "variance/power"}))
+        measures.append(Measure(experience.score_norms_BR.sum(dim=1), {"mean": "variance/energy"}))
     if rollout.inserted_BR is not None:
         measures += [
             Measure(rollout.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),

@@ -44,7 +44,7 @@ def make_experience(
     with clock.phase("4_read"):
         read, reusable = _per_token(rollout, roles, settings)
     old_BR, ref_BR, values_BR = (read.get(name) for name in ("old", "reference", "values"))
-    policy_BR = old_BR if settings.estimator.needs_policy else None
+    policy_BR = old_BR if settings.reads_collisions else None
     bypasses = settings.mismatch is not None and settings.mismatch.bypass
     if bypasses:
         old_BR = torch.where(mask_BR, sampled_BR.float(), 0.0)
@@ -92,9 +92,18 @@ def make_experience(
         returns_BR=returns_BR,
         weights_BR=weights_BR,
         kept_BR=kept_BR,
+        score_norms_BR=_score_norms(policy_BR, read.get("collisions"), mask_BR) if settings.reports_variance else None,
         reward_parts=scored.parts,
         reusable=reusable,
     )
+
+
+def _score_norms(
+    logprobs_BR: torch.Tensor | None, collisions_BR: torch.Tensor | None, mask_BR: torch.Tensor
+) -> torch.Tensor:
+    """Return 1 - 2 p + sum of p^2 on response tokens, 0 elsewhere."""
+    assert logprobs_BR is not None and collisions_BR is not None  # read where the variance is reported
+    return torch.where(mask_BR, 1.0 - 2.0 * logprobs_BR.exp() + collisions_BR, 0.0)
 
 
 def _per_token(
@@ -136,7 +145,7 @@ def _read(
     policy = values_M = None
     with torch.set_grad_enabled(settings.reuses_forwards):
         if settings.reads_old_logprobs:
-            wanted = {"with_logits": of_logits, "with_collisions": settings.estimator.needs_policy}
+            wanted = {"with_logits": of_logits, "with_collisions": settings.reads_collisions}
             policy = roles.actor(rows, settings.temperature, settings.with_entropy, **wanted)
         if roles.critic is not None:
             values_M = roles.critic(rows, at="targets")

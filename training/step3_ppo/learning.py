@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
@@ -20,6 +20,7 @@ from training.step3_ppo.losses.entropy import entropy_loss
 from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.tokens import PolicyTokens
 from training.step3_ppo.losses.value import value_loss
+from training.step3_ppo.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.step3_ppo.records import Experience, Forward
 from training.step3_ppo.roles import Roles
@@ -288,21 +289,23 @@ class Updates:
         learner = Learner(self.roles, settings.experience, settings.learning, kl_coef, train_actor)
         steps: list[dict[str, float]] = []
         most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
-        empty = 0
+        empty = computed = 0
         for seed, places, laid_out in self._minibatches(learner, sequences, size, iteration, bool(reusable)):
             picked = [sequences[index] for index in places]
             texts = self._next_texts(len(picked)) if train_actor else []
             if not any(sequence.counts for sequence in picked):  # there is nothing to learn
                 empty += 1
                 continue
-            figures = learner.learn(picked, texts, seed, reusable or laid_out())
+            forwards = reusable or laid_out()
+            computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
+            figures = learner.learn(picked, texts, seed, forwards)
             self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()
             steps.append(figures)
             if figures.get("actor/update_kl", 0.0) > most_kl:
                 break
-        return self._figures(steps, empty, sequences, train_actor)
+        return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
 
     def _minibatches(
         self, learner: Learner, sequences: Sequence[TrainingSequence], size: int, iteration: int, are_read: bool
@@ -358,6 +361,14 @@ class Updates:
             trained = settings.meters if train_actor else settings.meters[1:]
             means["learn/flops"] = epochs * sum(meter.flops(documents, targets) for meter in trained)
         return means
+
+
+def rank_token_figures(computed: int) -> dict[str, float]:
+    """Return the mean, deviation and extremes over ranks of the tokens that each computed in a rollout's updates,
+    padding included and a shared prompt once. A collective."""
+    measure = Measure(torch.tensor([float(computed)]), spread("train/rank_tokens"))
+    [own] = moments([measure])
+    return figures_of([measure], [reduce(Moments.joined, gathered(own))])
 
 
 def _row_ids_of_all_ranks(rows: Sequence[PromptRow], samples_per_prompt: int) -> list[int]:

@@ -64,7 +64,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run, with_head_chunk
-    from training.utils.report.writing import report_at_end
+    from training.utils.report.writing import close_run
     from training.utils.run.console import log
 
     run, settings = flags.run, resolved_settings(flags)
@@ -115,7 +115,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     if not flags.ppo.val_only:
         save_roles(roles, tokenizers, folder)
     folder.write_json("summary.json", result.summary())
-    report_at_end(folder.path, flags.reporting.report and ranks.is_main)
+    close_run(folder.path, settings, ranks.is_main, not flags.ppo.val_only)
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
 
 

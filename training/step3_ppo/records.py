@@ -91,6 +91,8 @@ class Experience:
     values_BR: of the critic, in the state that chooses the token; returns_BR: advantages before whitening + values;
         both None without a critic.
     weights_BR: correct the rollout's mismatch; None without a correction.
+    score_norms_BR: 1 - 2 p + the sum of p^2 over the vocabulary, the square of the gradient of log p by the logits;
+        None where nobody asks.
     kept_BR: bool, False where a rejected token is in no denominator of the actor's loss; None where all are.
     reusable: this rank's forwards with their graphs, for --reuse_forwards.
     """
@@ -106,5 +108,6 @@ class Experience:
     returns_BR: torch.Tensor | None = None
     weights_BR: torch.Tensor | None = None
     kept_BR: torch.Tensor | None = None
+    score_norms_BR: torch.Tensor | None = None
     reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
     reusable: Sequence[Forward] = ()

@@ -37,13 +37,14 @@ class KlSettings:
 @dataclass(frozen=True)
 class LengthSettings:
     """What the end and the length of a response do to its score; see the flags of the same names. max_tokens: of a
-    response."""
+    response. max_prompt_tokens: of a prompt, None if unknown."""
 
     max_tokens: int
     missing_eos_penalty: float = 0.0
     overlong_buffer_tokens: int = 0
     overlong_penalty: float = 0.0
     mask_truncated_responses: bool = False
+    max_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class ExperienceSettings:
     rank: this one, of plan.ranks.
     reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
     with_entropy: of the forwards that are reused.
+    reports_variance: variance proxies of the gradient, from the policy's distributions.
     """
 
     temperature: float
@@ -77,6 +79,12 @@ class ExperienceSettings:
     rank: int = 0
     reuses_forwards: bool = False
     with_entropy: bool = False
+    reports_variance: bool = False
+
+    @property
+    def reads_collisions(self) -> bool:
+        """Whether the old policy's forward sums the squares of its probabilities."""
+        return self.estimator.needs_policy or self.reports_variance
 
     def share(
         self,

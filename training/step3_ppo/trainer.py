@@ -168,12 +168,15 @@ class PpoTrainer:
     def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
         """Part 8: write the figures, and show some."""
         seconds = self.clock.read()
-        tokens, flops = figures.pop("rollout/tokens"), figures.pop("learn/flops", None)
+        tokens, drawn = figures.pop("rollout/tokens"), figures.pop("rollout/drawn_tokens")
+        flops = figures.pop("learn/flops", None)
         if self.roles.reference is not None:
             figures["rollout/kl_coef"] = self.kl_control.coefficient
         figures |= {f"time/{name}": spent for name, spent in seconds.items()}
         step_seconds = sum(spent for name, spent in seconds.items() if name not in ("evaluation", "checkpoint"))
         figures["train/tokens_per_second"] = tokens / step_seconds
+        figures["train/tokens_per_second_per_rank"] = tokens / step_seconds / self.ranks.world_size
+        figures |= _milliseconds_per_token(seconds, tokens, drawn)
         if flops is not None:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
@@ -263,6 +266,16 @@ class PpoTrainer:
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
             return rolled_out(self.rollout_engine, model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+
+
+def _milliseconds_per_token(seconds: Mapping[str, float], tokens: float, drawn: float) -> dict[str, float]:
+    """Return milliseconds of each numbered part over the tokens of all ranks: drawn ones for the rollout, prompts and
+    responses for the others."""
+    return {
+        f"time_per_token_ms/{name}": 1000.0 * spent / (drawn if name == "2_rollout" else tokens)
+        for name, spent in seconds.items()
+        if name[0].isdigit()
+    }
 
 
 def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:

@@ -29,9 +29,13 @@ def test_it_listens_on_this_machine_alone_and_says_where_it_cannot(asked, monkey
             raise OSError("Cannot find empty port in range: 7860-7860")
 
     monkeypatch.setattr(web, "build_page", lambda new_talk: Page())
+    monkeypatch.setattr(web, "_theme", lambda: None)
     with pytest.raises(ThreestepError, match="--web_port 7860: Cannot find empty port .*; give another port"):
         web.serve(lambda: Talk([asked], SamplingArguments(), 1), 7860)
-    assert (launched["server_name"], launched["share"]) == ("127.0.0.1", False)
+    assert (launched["server_name"], launched["share"], launched["footer_links"]) == ("127.0.0.1", False, [])
+    assert (
+        "#asking { position: fixed; left: 0; right: 0; bottom: 0" in launched["css"]
+    )  # what one types stays on a phone's screen
 
 
 def test_lines_become_answers_and_notes(asked):
@@ -44,3 +48,25 @@ def test_lines_become_answers_and_notes(asked):
     assert list(web.respond(talk, "  ")) == []
     assert list(web.respond(talk, "/save x")) == ["/save is available only in the terminal"]
     assert list(web.respond(talk, "/quit")) == ["to end, close the page and stop the program"]
+
+
+def test_controls_set_what_they_stand_for(asked):
+    talk = Talk([asked], SamplingArguments(max_new_tokens=3), 1)
+    for name, value in (("temperature", 0.5), ("top_p", 0.9), ("top_k", 7), ("max_new_tokens", 5), ("seed", 9)):
+        assert web.change(talk, name, value) == ""
+    assert web.values_of(talk) == ["", 0.5, 0.9, 7, 5, 9]
+    assert web.change(talk, "temperature", -1).startswith("--temperature expects 0 or more, got -1")
+    assert talk.sampling.temperature == 0.5
+    talk.ask("Hi")
+    assert web.change(talk, "system", "") == "" and talk.turns  # left as it was
+    assert web.change(talk, "system", "Be short") == "" and not talk.turns and talk.system == "Be short"
+
+
+def test_the_page_has_a_title_controls_and_a_stop(asked):
+    pytest.importorskip("gradio", reason="needs the package gradio: pip install gradio")
+    page = web.build_page(lambda: Talk([asked], SamplingArguments(), 1))
+    parts = page.config["components"]
+    assert page.title == f"{asked.name} · Threestep"
+    labels = {str(part["props"].get("label") or part["props"].get("value")) for part in parts}
+    assert {"Stop", "Send", "Again", "New", "seed", "most tokens of an answer"} <= labels
+    assert any(function.get("cancels") for function in page.config["dependencies"])

@@ -60,6 +60,13 @@ def test_by_hand():
     assert figures == pytest.approx(
         {
             "rollout/tokens": 2 * (3 + 4),
+            "rollout/drawn_tokens": 2 * (1 + 2),
+            "rollout/rank_tokens_mean": 7.0,
+            "rollout/rank_tokens_std": 0.0,
+            "rollout/rank_tokens_min": 7.0,
+            "rollout/rank_tokens_max": 7.0,
+            "rollout/clipped_share": 0.5,
+            "rollout/empty_share": 0.5,
             "rollout/response_tokens": 1.5,
             "rollout/response_tokens_std": 0.5,
             "rollout/response_tokens_min": 1.0,
@@ -136,3 +143,17 @@ def test_rewards_are_means_over_those_that_have_them(monkeypatch):
     monkeypatch.setattr(description, "gathered", lambda own: [own, other])
     means = {"reward/gsm8k": 3 / 5, "reward/gsm8k/n": 2.0, "reward/gsm8k/m": 5.0}
     assert reward_means([first, second]) == means
+
+
+def test_variance_proxies_by_hand():
+    """w 0.5; 1, 0.25 with A -1; 1, 3: powers 0.5 and 1 + 9 x 0.25 = 3.25, energies 0.5 and 1.25."""
+    own = dataclasses.replace(made(), score_norms_BR=torch.tensor([[0.5, 0.0], [1.0, 0.25]]))
+    figures = described([own], SETTINGS)
+    assert (figures["variance/power"], figures["variance/energy"]) == (1.875, 0.875)
+
+
+def test_prompts_that_fill_their_room():
+    room = dataclasses.replace(SETTINGS, length=dataclasses.replace(SETTINGS.length, max_prompt_tokens=2))
+    assert described([made()], room)["rollout/full_prompt_share"] == 1.0
+    room = dataclasses.replace(SETTINGS, length=dataclasses.replace(SETTINGS.length, max_prompt_tokens=3))
+    assert described([made()], room)["rollout/full_prompt_share"] == 0.0

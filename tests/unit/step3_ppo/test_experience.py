@@ -377,6 +377,14 @@ def test_the_optimal_token_baseline_under_a_bypass_and_a_correction(rollout, rol
     assert not torch.allclose(weighed.advantages_BR, plain.advantages_BR)
 
 
+def test_score_norms_are_read_where_the_variance_is_reported(rollout, roles):
+    made = made_from(rollout, roles, how(reports_variance=True))
+    norms_BR, mask_BR = made.score_norms_BR, rollout.response_mask_BR
+    least_BR = (1.0 - made.old_logprobs_BR.exp()).square()  # as the sum of p^2 is at least this token's
+    assert (norms_BR >= least_BR - 1e-6)[mask_BR].all() and not norms_BR[~mask_BR].any()
+    assert (norms_BR <= 2.0).all() and made_from(rollout, roles, how()).score_norms_BR is None
+
+
 @pytest.fixture(scope="module")
 def with_paths(roles) -> tuple[Rollout, SimpleNamespace]:
     """Four samples of each of two prompts, drawn path by path by an actor that likes tags."""

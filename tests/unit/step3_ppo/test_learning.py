@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.step3_ppo import learning
 from training.step3_ppo.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
@@ -293,3 +294,14 @@ def test_a_step_in_which_no_response_counts_moves_nothing_and_tells_no_means():
     figures = stepped(PLANS[1], made, roles, kl_in="loss", entropy_coef=0.1, policy_loss="kl_cov")
     assert figures.keys() == {"actor/stepped", "critic/stepped"}
     assert not roles.actor.gradient().any() and not roles.critic.gradient().any()
+
+
+def test_tokens_of_ranks_have_a_spread(monkeypatch):
+    """Ranks that computed 30 and 10 tokens."""
+    monkeypatch.setattr(learning, "gathered", lambda own: [own, own._replace(total=10.0, squares=100.0, least=10.0)])
+    assert learning.rank_token_figures(30) == {
+        "train/rank_tokens_mean": 20.0,
+        "train/rank_tokens_std": 10.0,
+        "train/rank_tokens_min": 10.0,
+        "train/rank_tokens_max": 30.0,
+    }

@@ -25,8 +25,8 @@ class AdvantageInputs:
     logprobs_BR, collisions_BR: float, of the policy that rolled out, by the training forward: log p of the token, and
         the sum of p^2 over the vocabulary; None where the estimator does not ask for them.
     weights_BR: float, of the correction of a mismatch (`mismatch.weights`), or None.
-    drawn_BR: bool, False on tokens of a response that were inserted, not drawn; None where all were drawn, as by every
-        rollout engine here.
+    drawn_BR: bool, False on tokens of a response that were inserted, not drawn; None where all columns are drawn
+        tokens, as in this step's loop.
     over_ranks: sums a tensor over all ranks.
     """
 

@@ -15,7 +15,8 @@ LATEST = "latest"
 MAY_CHANGE = frozenset(
     {
         "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
-        "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name",
+        "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name", "push_to_hub",
+        "hub_model_id", "hub_private_repo",
         "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
         "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",

@@ -38,7 +38,7 @@ from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
-from training.utils.report.writing import report_at_end
+from training.utils.report.writing import close_run
 from training.utils.run.console import log, started_as_main_rank
 
 
@@ -105,7 +105,7 @@ def run_one_model(
         if ranks.is_main:
             save_model(folder.model, model, tensors, tokenizer, write_head)
         folder.write_json("summary.json", result.summary)
-        report_at_end(folder.path, flags.report.report and ranks.is_main)
+        close_run(folder.path, flags.settings, ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 

@@ -10,7 +10,7 @@ import torch
 
 from training.utils.checkpoints.plan import CheckpointPlan
 from training.utils.engine.arguments import EngineArguments, EngineSettings
-from training.utils.engine.collectives import largest
+from training.utils.engine.collectives import largest, on_main
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.devices import device_sentence, make_deterministic
@@ -24,6 +24,7 @@ from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.one_precision import to_one_precision
 from training.utils.models.settings import ModelSettings
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
+from training.utils.report.hub import open_repository
 from training.utils.run.console import log
 from training.utils.run.environment import environment_of
 from training.utils.run.errors import ThreestepError
@@ -35,6 +36,7 @@ from training.utils.run.seeds import seed_everything
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
     """Make the run's folder, write every setting to it (`--config` reads the file back) and what it runs on, seed this
     rank, and say on what it runs."""
+    on_main(lambda: open_repository(settings), ranks.is_main)
     folder = RunFolder(run.output_dir, ranks.is_main)
     folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
     seed_everything(run.seed, ranks.rank)

@@ -35,6 +35,11 @@ class ReportArguments:
         unit="samples",
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
+    push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its card to the hub at the end of the run.")
+    hub_model_id: str | None = flag(None, "With --push_to_hub: the repository, OWNER/NAME; made if there is none.")
+    hub_private_repo: bool | None = flag(
+        None, "With --push_to_hub: make the repository private; default: the organization's."
+    )
     logging_steps: int = flag(
         1,
         "Where the output is not a terminal: the fewest steps (step 3: rollouts) between two lines of progress. A line "
@@ -54,7 +59,13 @@ class ReportArguments:
         return LogPace(self.logging_steps, self.logging_seconds)
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Collect unknown names and missing packages."""
+        """Collect unknown names, missing packages, and an upload without a name."""
+        mistakes.require(
+            bool(self.hub_model_id) == self.push_to_hub,
+            "--push_to_hub expects --hub_model_id OWNER/NAME, the repository to upload to, got none; name it"
+            if self.push_to_hub
+            else f"--hub_model_id {self.hub_model_id} is of --push_to_hub, which is off; give it too, or leave it out",
+        )
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:
             if name == NO_TRACKERS and len(names) == 1:

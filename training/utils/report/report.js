@@ -34,15 +34,22 @@ const withRoom = ([low, high]) => {
 };
 const sectionOf = figure => figure.closest("section")?.id ?? "";
 
-function axes(svg, x, y, chart, yTicks) {
+function axes(svg, x, y, chart, log) {
   const whole = chart.kind === "lines";  // there is no step 1.5
   const xs = x.ticks(Math.max(2, Math.floor((x.range()[1] - LEFT) / 80))).filter(v => !whole || Number.isInteger(v));
   svg.append("g").attr("class", "axis").attr("transform", `translate(0,${HEIGHT - BOTTOM})`)
     .call(d3.axisBottom(x).tickValues(xs).tickFormat(tick).tickSize(4));
   const scale = d3.axisLeft(y).ticks(5).tickSize(LEFT - x.range()[1]).tickPadding(6);
   svg.append("g").attr("class", "grid").attr("transform", `translate(${LEFT},0)`)
-    .call(yTicks ? scale.tickFormat(yTicks) : scale.tickFormat(tick));
+    .call(log ? onLog(scale, y) : scale.tickFormat(tick));
   svg.append("text").attr("class", "name").attr("x", x.range()[1]).attr("y", HEIGHT - 3).text(chart.x);
+}
+
+// Powers of ten and parts of them; of less than a decade, round numbers.
+function onLog(scale, y) {
+  const [low, high] = y.domain();
+  if (high / low >= 10) return scale.tickFormat(y.tickFormat(4, tick));
+  return scale.tickValues(d3.scaleLinear().domain([low, high]).ticks(5)).tickFormat(tick);
 }
 
 function lines(svg, chart, figure, width) {
@@ -59,7 +66,7 @@ function lines(svg, chart, figure, width) {
   const x = d3.scaleLinear().domain(domain).range([LEFT, width - RIGHT]);
   const y = log ? d3.scaleLog().domain(range[0] > 0 ? range : [range[1] / 10, range[1]]).range([HEIGHT - BOTTOM, TOP])
     : d3.scaleLinear().domain(withRoom(range)).range([HEIGHT - BOTTOM, TOP]);
-  axes(svg, x, y, chart, log ? y.tickFormat(4, tick) : null);
+  axes(svg, x, y, chart, log);
   svg.append("clipPath").attr("id", `clip-${id}`).append("rect")
     .attr("x", LEFT - 4).attr("y", 0).attr("width", width - RIGHT - LEFT + 8).attr("height", HEIGHT - BOTTOM + 4);
   const body = svg.append("g").attr("clip-path", `url(#clip-${id})`);
@@ -103,11 +110,11 @@ function scatter(svg, chart, figure, width) {
 function draw(figure) {
   const chart = drawings[figure.dataset.chart], plot = figure.querySelector(".plot");
   if (!chart || !plot) return;
-  const width = Math.max(plot.clientWidth, 160);
+  const width = Math.max(plot.clientWidth, 160), at = views.get(figure)?.at ?? null;
   const svg = d3.create("svg").attr("width", width).attr("height", HEIGHT).attr("role", "img").attr("aria-label", chart.label);
   ({lines, histogram, scatter})[chart.kind](svg, chart, figure, width);
   plot.replaceChildren(svg.node());
-  tell(figure, null);
+  tell(figure, at);
 }
 
 // The values at a place of the pointer, or the last ones, in the legend. `at`: a step (or a value of a histogram's axis).
@@ -191,7 +198,8 @@ document.addEventListener("pointermove", event => {
   if (!drag) return;
   const box = drag.plot.getBoundingClientRect(), inside = v => Math.min(Math.max(v - box.left, LEFT), box.width - RIGHT);
   const [from, to] = [inside(drag.left), inside(event.clientX)].sort((a, b) => a - b);
-  d3.select(drag.plot).select("svg").selectAll(".range").data([0]).join("rect").attr("class", "range")
+  d3.select(drag.plot).selectAll(".range").remove();
+  d3.select(drag.plot).select("svg").append("rect").attr("class", "range")
     .attr("x", from).attr("y", TOP).attr("width", to - from).attr("height", HEIGHT - TOP - BOTTOM);
 });
 document.addEventListener("pointerup", event => {
@@ -214,7 +222,9 @@ document.addEventListener("keydown", event => {
   if (!view || view.chart.kind !== "lines") return;
   const section = sectionOf(found), way = {ArrowLeft: -1, ArrowRight: 1}[event.key];
   if (way) {
-    const steps = [...new Set(view.chart.lines.flatMap(line => line.xs))].sort((a, b) => a - b);
+    const [low, high] = view.domain;
+    const steps = [...new Set(view.chart.lines.flatMap(line => line.xs))].filter(x => x >= low && x <= high)
+      .sort((a, b) => a - b);
     const at = view.at == null ? (way > 0 ? -1 : steps.length) : d3.bisectLeft(steps, view.at);
     tell(found, steps[Math.min(Math.max(at + way, 0), steps.length - 1)]);
   } else if (event.key === "+" || event.key === "-") zoomBy(section, event.key === "+" ? 0.5 : 2, found);

@@ -12,7 +12,7 @@ STYLE = """
   --c0: #5a9df0; --c1: #f0875a; --c2: #3fbe90; --c3: #d6a05c;
   --c4: #e585b3; --c5: #a6c24a; --c6: #a597f2; --c7: #ef8078; } }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--back); color: var(--text); line-height: 1.5;
+body { margin: 0; overflow-wrap: break-word; background: var(--back); color: var(--text); line-height: 1.5;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif;
   -webkit-text-size-adjust: 100%; }
 main, header, footer { max-width: 1240px; margin: 0 auto; padding: 0 20px; }
@@ -20,9 +20,11 @@ header { padding-top: 28px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 20px; margin: 40px 0 12px; padding-top: 8px; }
 h3 { font-size: 15px; margin: 0; overflow-wrap: anywhere; }
-section > div > h3, section > h3, .card h3 + p { margin-top: 18px; } .card h3 + p { margin-top: 0; }
+[data-part] > h3, section > h3 { margin-top: 18px; }
+.tiles + .card, .tiles + p { margin-top: 14px; }
 h2.small { font-size: 15px; margin: 0 0 4px; padding: 0; }
 p { margin: 0 0 8px; }
+p, li, dd, dt, summary, span.soft { overflow-wrap: anywhere; }
 .soft, figcaption p, footer { color: var(--soft); font-size: 13px; }
 .paths { overflow-wrap: anywhere; }
 nav { display: flex; flex-wrap: wrap; gap: 6px 16px; margin: 14px 0 0; font-size: 14px; }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from training.utils.report.hub import publish_model
 from training.utils.report.page import page
 from training.utils.report.reading import read_runs
 from training.utils.run.console import log
@@ -26,6 +28,13 @@ def write_report(folders: Sequence[str | Path], out: Path) -> Path:
     except OSError as problem:
         raise ThreestepError(f"cannot write the report to {out}: {problem.strerror}") from problem
     return out
+
+
+def close_run(folder: Path, settings: Mapping[str, Any], is_main: bool, has_model: bool = True) -> None:
+    """What follows a run, on the main rank alone, and never fails it: its report, its model's card, the upload."""
+    report_at_end(folder, settings["report"] and is_main)
+    if has_model:
+        publish_model(folder, settings, is_main)
 
 
 def report_at_end(folder: Path, is_wanted: bool) -> None:

@@ -218,6 +218,10 @@ def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--chat_template", value]
 
 
+_QUANTIZED = (
+    "is not built: base weights stay in --dtype; --lora_dim trains adapters alone, --zero_stage 3 and --offload spread "
+    "the weights"
+)
 _STEPS = "metrics.jsonl and the trackers get every step"
 _LOADER = "rows are tokenized before training, and laid out while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"
@@ -371,6 +375,12 @@ HF_FLAGS: dict[str, OldFlag] = {
     ),
     "--use_rslora": refused("is not built; --lora_alpha times the root of the rank gives its scale", takes_value=False),
     "--use_dora": refused("is not built; LoRA's adapters are --lora_dim's", takes_value=False),
+    "--push_to_hub": Same("at the end of the run, with a model card made from it"),
+    "--hub_model_id": Same("required with --push_to_hub"),
+    "--hub_private_repo": Same(),
+    "--hub_strategy": refused("is end here: checkpoints are not uploaded", unless=("end", *_NO_VALUE)),
+    "--load_in_4bit": refused(_QUANTIZED, takes_value=False),
+    "--load_in_8bit": refused(_QUANTIZED, takes_value=False),
     "--hub_token": refused(
         "would be seen by all who list the machine's processes; set HF_TOKEN, or run `hf auth login`"
     ),

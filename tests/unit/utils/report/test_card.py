@@ -1,0 +1,55 @@
+"""The model card that a run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from training.utils.report.card import base_of, model_card, write_card
+from training.utils.run.arguments import defaults_of
+from training.utils.run.step import known_steps
+
+SFT = {**defaults_of(known_steps()["step1_sft"].groups), "model_name_or_path": "acme/base", "seed": 7}
+SUMMARY = {"eval_loss_before": 3.0, "eval_loss_after": 1.25, "eval_accuracy": None}
+
+
+def test_what_the_card_tells():
+    settings = {**SFT, "data_path": ["hub:openai/gsm8k,config=main", "jsonl:/home/me/rows.jsonl"]}
+    card = model_card(settings, SUMMARY, {"torch": "2.13"}, "acme/base")
+    _, fields, text = card.split("---\n", 2)
+    assert yaml.safe_load(fields) == {
+        "library_name": "transformers",
+        "base_model": "acme/base",
+        "datasets": ["openai/gsm8k"],
+        "pipeline_tag": "text-generation",
+        "tags": ["threestep", "sft"],
+    }
+    assert "| eval_loss_after | 1.25 |" in text and "eval_accuracy" not in text and "torch 2.13" in text
+    assert "| seed | 7 |" in text and "weight_decay" not in text
+    assert "/home/me" not in card and "`jsonl:rows.jsonl`" in card
+
+
+def run_in(folder: Path, **settings) -> None:
+    (folder / "model").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({**SFT, **settings}))
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+
+
+def test_a_later_step_names_the_model_that_the_first_began_with(tmp_path):
+    run_in(tmp_path / "sft")
+    write_card(tmp_path / "sft")
+    start = str(tmp_path / "sft" / "model")
+    assert base_of({**SFT, "model_name_or_path": start}) == "acme/base"
+    run_in(tmp_path / "dpo", model_name_or_path=start, data_path=[str(tmp_path / "sft" / "config.yaml")])
+    write_card(tmp_path / "dpo")
+    card = (tmp_path / "dpo" / "model" / "README.md").read_text()
+    assert "base_model: acme/base" in card and str(tmp_path) not in card
+    assert base_of({**SFT, "model_name_or_path": str(tmp_path)}) is None
+
+
+def test_a_card_that_cannot_be_written_is_a_line(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    write_card(tmp_path)
+    assert capsys.readouterr().out.startswith("warning: no model card was written (FileNotFoundError")

@@ -1,0 +1,58 @@
+"""The finished model to the hub (--push_to_hub): its repository is opened before training, the upload follows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.utils.report.card import write_card
+from training.utils.run.console import log
+from training.utils.run.errors import ThreestepError, first_line
+
+
+def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:
+    """Make the model's repository, or find it, if --push_to_hub is given: better now than after days of training.
+    ThreestepError if the hub cannot be reached or refuses. api: huggingface_hub's HfApi, or what stands for it"""
+    if not settings.get("push_to_hub"):
+        return
+    name = settings["hub_model_id"]
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise ThreestepError("--push_to_hub needs the hub, and HF_HUB_OFFLINE is set; unset it, or leave it out")
+    try:
+        _api(api).create_repo(name, private=settings.get("hub_private_repo"), exist_ok=True)
+    except Exception as problem:  # (the client's errors have no common class)
+        raise ThreestepError(
+            f"--push_to_hub cannot open the repository {name} ({type(problem).__name__}: {first_line(problem)}); log "
+            "in by `hf auth login` or HF_TOKEN, check the name, or leave the flag out"
+        ) from problem
+
+
+def publish_model(folder: Path, settings: Mapping[str, Any], is_main: bool, api: Any = None) -> None:
+    """Write the card of OUTPUT_DIR/model, and upload both if --push_to_hub is given, on the main rank alone. A failure
+    is one line: the model is on disk."""
+    model = folder / "model"
+    if not is_main or not model.is_dir():
+        return
+    write_card(folder)
+    if not settings.get("push_to_hub"):
+        return
+    name = settings["hub_model_id"]
+    try:
+        _api(api).upload_folder(repo_id=name, folder_path=str(model), commit_message="Model trained by Threestep")
+    except Exception as problem:  # noqa: BLE001 (an upload must not fail the run that it follows)
+        log(
+            f"warning: the model was not uploaded to {name} ({type(problem).__name__}: {first_line(problem)}); it is "
+            f"in {model}: hf upload {name} {model}"
+        )
+        return
+    log(f"the model is uploaded to {name}")
+
+
+def _api(given: Any) -> Any:
+    if given is not None:
+        return given
+    from huggingface_hub import HfApi
+
+    return HfApi()
