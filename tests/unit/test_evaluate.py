@@ -86,7 +86,7 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
     assert [line["sample"] for line in lines] == [0, 1, 2] * found["prompts"]
     # The first sample is the one that is drawn alone.
     assert [line["answers"] for line in lines[::3]] == [line["answers"] for line in alone]
-    assert "reward_pass@3" in (tmp_path / "out/gsm8k.html").read_text()
+    assert "reward pass@3" in (tmp_path / "out/gsm8k.html").read_text()
 
 
 @pytest.mark.parametrize(
