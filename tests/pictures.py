@@ -22,6 +22,7 @@ def write_pictures(run: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, opened_browser() as browser:
         page = write_report([run], Path(folder) / "report.html")
         assert str(Path.home()) not in page.read_text(encoding="utf-8").partition('id="settings"')[0]
+        browser.ask("Emulation.setScrollbarsHidden", hidden=True)
         browser.show(page.as_uri(), WIDTH, HEIGHT)
         browser.wait("document.querySelector('.plot svg')")
         (DOCS / "report.png").write_bytes(browser.picture())

@@ -115,3 +115,7 @@ def test_the_changelog_has_the_usual_form():
         kinds = re.findall(r"^### (.+)$", part, re.MULTILINE)
         order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
         assert kinds == [kind for kind in order if kind in kinds]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -89,4 +88,4 @@ def test_ranks_that_a_call_launches(tmp_path, monkeypatch):
     assert result.figures["seconds"] > 0 and (result.model_folder / "model.safetensors").is_file()
     with pytest.raises(threestep.ThreestepError, match="^unknown flag --lerning_rate; did you mean 'learning_rate'"):
         threestep.sft(start, ROWS, lerning_rate=1, num_ranks=2, output_dir=tmp_path / "wrong")
-    assert not (tmp_path / "wrong").exists() and sys.modules.get("deepspeed") is None
+    assert not (tmp_path / "wrong").exists()

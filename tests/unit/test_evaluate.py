@@ -45,7 +45,7 @@ def test_win_rate_by_a_reward_model(flags, tmp_path, capsys):
     assert found["reward_gain"]["value"] == pytest.approx(sum(gains) / 4)
     assert found["wins"] == sum(gain > 0 for gain in gains)
     page = (tmp_path / "out" / "win_rate.html").read_text()
-    assert page.count("<article>") == 4 and "win_rate" in capsys.readouterr().out
+    assert page.count('class="card sample"') == 4 and "win_rate" in capsys.readouterr().out
     # A model against itself: every draw is the same, so every pair is a tie.
     evaluate.main(["win_rate", *flags, "--baseline", f"{tmp_path}/one", *own[2:]])
     found = read(tmp_path, "win_rate")
@@ -86,7 +86,7 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
     assert [line["sample"] for line in lines] == [0, 1, 2] * found["prompts"]
     # The first sample is the one that is drawn alone.
     assert [line["answers"] for line in lines[::3]] == [line["answers"] for line in alone]
-    assert "reward_pass@3" in (tmp_path / "out/gsm8k.html").read_text()
+    assert "reward pass@3" in (tmp_path / "out/gsm8k.html").read_text()
 
 
 @pytest.mark.parametrize(

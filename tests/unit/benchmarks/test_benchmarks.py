@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import benchmarks.__main__ as program
-from benchmarks import floors, startup, steady_memory
+from benchmarks import ahead, floors, startup, steady_memory
 from benchmarks.competitions import COMPETITIONS, Competition
 from benchmarks.competitors import floor_sft
 from benchmarks.endless import PROMPTS, make_endless
@@ -264,3 +265,13 @@ def test_competitors_run(name, workload):
             continue
         run = ran(command)
         assert len(run.rates) == 2 and min(run.rates) > 0, competitor
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)  # on a busy machine
+def test_both_forms_train_to_the_same_loss(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["ahead", "--turns", "1", "--steps", "4", "--sequences", "8"])
+    ahead.main()
+    said = capsys.readouterr().out
+    found = re.findall(r"turn 1: (\w+): [\d.]+ s between steps, [\d.]+ s of processor, last loss ([\d.]+)", said)
+    assert [form for form, _ in found] == ["asked", "ahead"] and len({loss for _, loss in found}) == 1, said

@@ -13,8 +13,8 @@ from training.utils.run.flags import flag
 class MtpArguments:
     """Multi-token prediction: a head that is trained beside the actor."""
 
-    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0)
-    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0)
+    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers", topic="model")
+    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor", topic="policy")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""

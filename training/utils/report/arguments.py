@@ -36,9 +36,9 @@ class ReportArguments:
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
     push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its card to the hub at the end of the run.")
-    hub_model_id: str | None = flag(None, "--push_to_hub: the repository, OWNER/NAME; made if there is none.")
+    hub_model_id: str | None = flag(None, "With --push_to_hub: the repository, OWNER/NAME; made if there is none.")
     hub_private_repo: bool | None = flag(
-        None, "--push_to_hub: make the repository private; default: the organization's."
+        None, "With --push_to_hub: make the repository private; default: the organization's."
     )
     logging_steps: int = flag(
         1,

@@ -151,6 +151,12 @@ def defaults_of(groups: Sequence[type]) -> dict[str, Any]:
     return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
 
 
+def list_defaults_of(groups: Sequence[type]) -> dict[str, Any]:
+    """Every flag of `groups` that takes a list, with its default."""
+    fields = (field for group in groups for part in _parts(group) for field in dataclasses.fields(part))
+    return {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+
+
 def _dataclass_parser() -> Any:
     """transformers' HfArgumentParser, from its file alone: importing transformers takes a second, which --help and
     mistakes need not wait for."""

@@ -36,8 +36,8 @@ UNITS = frozenset(
     {
         "characters", "checkpoints", "covariance", "epochs", "factor", "forwards", "gib", "gigabytes", "heads",
         "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port", "probability", "processes",
-        "prompts",
-        "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows", "samples", "score", "seconds", "seed",
-        "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves", "weights",
+        "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows", "samples", "score", "seconds",
+        "seed", "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves",
+        "weights",
     }
 )  # fmt: skip

@@ -8,12 +8,13 @@ import yaml
 
 from training.utils.report.overview import changed_settings, facts_of
 from training.utils.report.reading import read_runs
-from training.utils.run.arguments import defaults_of
+from training.utils.run.arguments import defaults_of, list_defaults_of
 from training.utils.run.step import known_steps
 
 
 def settings_of(step: str, **changed) -> dict:
-    return {**defaults_of(known_steps()[step].groups), "program": known_steps()[step].program, **changed}
+    groups = known_steps()[step].groups
+    return {**defaults_of(groups), **list_defaults_of(groups), "program": known_steps()[step].program, **changed}
 
 
 def test_facts_hold_no_paths_of_the_machine(sft_run):
