@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from typing import NamedTuple
 
 import torch
 
@@ -46,8 +47,40 @@ from training.utils.models.target_head import TokenLogprobs
 from training.utils.run.ahead import Ahead
 from training.utils.run.seeds import derived_seed
 
-# Figures that are means over the tokens that count; the others are sums, as losses are over a step.
-_A_TOKEN = ("actor/clip_fraction", "actor/ratio", "actor/update_kl", "actor/entropy", "critic/clip_fraction")
+
+class FigurePart(NamedTuple):
+    """A micro-batch's part of a figure: of a sum over the step, as losses are, or of a mean over the tokens that
+    count."""
+
+    value: torch.Tensor
+    is_token_mean: bool = False
+
+
+def token_mean_part(values_M: torch.Tensor) -> FigurePart:
+    """values_M: 0 where a token does not count."""
+    return FigurePart(values_M.sum(), is_token_mean=True)
+
+
+class _StepSums:
+    """The figures' parts of a step's micro-batches, on the device until the step is over: a number that is read before
+    would wait for it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._token_means: set[str] = set()
+
+    def add(self, parts: Mapping[str, FigurePart]) -> None:
+        for name, part in parts.items():
+            value = part.value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._token_means |= {name} if part.is_token_mean else set()
+
+    def figures(self, tokens: float, device: torch.device) -> dict[str, float]:
+        """Of all ranks; {} where no token counts. A collective."""
+        totals = summed_numbers(self._sums, device)
+        if not tokens:  # there are no means
+            return {}
+        return {name: value / tokens if name in self._token_means else value for name, value in totals.items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +112,7 @@ class Learner:
         selected = None
         if self.settings.policy_loss.keys is not None:
             selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
-        sums: dict[str, float | torch.Tensor] = {}
+        sums = _StepSums()
         forwards = [
             replace(forward, rows=moved(forward.rows, device), entries=moved(forward.entries, device))
             for forward in forwards
@@ -91,7 +124,7 @@ class Learner:
         actor_routers, critic_routers = self._routers(forwards, text_rows)
         for forward in forwards:
             batch = TokenColumns([by_number[number] for number in forward.numbers], device)
-            seen: dict[str, torch.Tensor] = {}
+            seen: dict[str, FigurePart] = {}
             if self.train_actor:
                 read = self._read(forward)
                 loss, seen = self._actor_loss(forward, read, batch, actor_totals, selected)
@@ -102,20 +135,15 @@ class Learner:
                 loss, own = self._critic_loss(values_M, forward, batch, totals)
                 critic.backward(loss + critic_routers.part(forward.rows))
                 seen |= own
-            # Read after the step: a number that is read here would wait for the device.
-            for name, value in seen.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            sums.add(seen)
         if text_rows:
             text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
-            sums["actor/pretraining_loss"] = self._learn_texts(text_rows, text_tokens, actor_routers)
+            sums.add({"actor/pretraining_loss": self._learn_texts(text_rows, text_tokens, actor_routers)})
         figures = actor.step().figures("actor") | head.end("actor") if self.train_actor else {}
         if critic is not None:
             figures |= critic.step().figures("critic")
         figures |= actor_routers.figures("actor") | critic_routers.figures("critic")
-        total = summed_numbers(sums, device)
-        if tokens:  # without a response that counts there are no means
-            figures |= {name: total[name] / tokens if name in _A_TOKEN else total[name] for name in sums}
-        return figures
+        return figures | sums.figures(tokens, device)
 
     def _totals(self, sequences: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
         """Return the totals of all responses that count, which the step's denominators are, and those of the actor's
@@ -125,20 +153,18 @@ class Learner:
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
 
-    def _learn_texts(
-        self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss
-    ) -> float | torch.Tensor:
+    def _learn_texts(self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss) -> FigurePart:
         """Run forwards and backwards of this rank's texts; return its part of their loss, before the coefficient.
         tokens: that are predicted, on all ranks."""
         actor, coefficient = self.roles.actor, self.settings.unsup_coef
-        found: float | torch.Tensor = 0.0
+        found = torch.zeros((), dtype=torch.float64, device=actor.ranks.device)
         for rows in text_rows:
             with torch.set_grad_enabled(coefficient > 0):
                 loss = pretraining_loss(actor(rows).logprobs_M, tokens)
             if coefficient > 0:
                 actor.backward(coefficient * loss + routers.part(rows))
             found += loss.detach().double()
-        return found
+        return FigurePart(found)
 
     def _routers(
         self, forwards: Sequence[Forward], text_rows: Sequence[TokenRows]
@@ -179,7 +205,7 @@ class Learner:
         batch: TokenColumns,
         totals: StepTotals,
         selected: dict[int, torch.Tensor] | None,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, dict[str, FigurePart]]:
         """Return this micro-batch's part of the actor's loss, and its summands of the figures. read: what the actor
         said of it. selected: by a sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other
         losses."""
@@ -206,31 +232,31 @@ class Learner:
         loss = (policy_M * weights_M).sum()
         counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         seen = {
-            "actor/policy_loss": loss,
-            "actor/clip_fraction": (clipped_M * counted_M).sum(),
-            "actor/ratio": (log_ratio_M.exp() * counted_M).sum(),
-            "actor/update_kl": -(log_ratio_M * counted_M).sum(),
+            "actor/policy_loss": FigurePart(loss),
+            "actor/clip_fraction": token_mean_part(clipped_M * counted_M),
+            "actor/ratio": token_mean_part(log_ratio_M.exp() * counted_M),
+            "actor/update_kl": token_mean_part(-(log_ratio_M * counted_M)),
         }
         if kl.in_loss and roles.reference is not None:
             pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
             kl_loss = (kl.estimator.estimate(*pair) * weights_M).sum()
             loss = loss + self.kl_coef * kl_loss
-            seen["actor/kl_loss"] = kl_loss
+            seen["actor/kl_loss"] = FigurePart(kl_loss)
         if read.entropies_M is not None:
             loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
-            seen["actor/entropy"] = (read.entropies_M.detach() * counted_M).sum()
+            seen["actor/entropy"] = token_mean_part(read.entropies_M.detach() * counted_M)
         return loss, seen
 
     def _critic_loss(
         self, values_M: torch.Tensor, forward: Forward, batch: TokenColumns, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, dict[str, FigurePart]]:
         assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
         clip_range = self.settings.clip_range_value
         loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
         loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
         return loss, {
-            "critic/value_loss": loss,
-            "critic/clip_fraction": (clipped_M * batch.counted_M).sum(),
+            "critic/value_loss": FigurePart(loss),
+            "critic/clip_fraction": token_mean_part(clipped_M * batch.counted_M),
         }
 
 
