@@ -310,6 +310,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
+    from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 
@@ -328,7 +329,8 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         report_mfu=False,
     )
     steps = (STEPS, case.per_step)
-    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data_flags(max_seq_len=LONGEST))
+    data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
+    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
     loop = loop_settings(flags, steps, model, packed, ranks, case.pad_token_id)
     routers = router_loss(engine, model, case.router_coef)
     folder = out / case.name

@@ -68,6 +68,7 @@ def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tupl
     from training.utils.mtp.settings import MtpSettings
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.training_run import TrainingRun
+    from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 
@@ -76,7 +77,8 @@ def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tupl
     engine_flags = EngineArguments(
         per_device_train_batch_size=case.micro, per_device_eval_batch_size=2, report_mfu=False
     )
-    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data_flags(max_seq_len=LONGEST))
+    data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
+    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks, PAD)
     mtp = open_head(MtpSettings(layers, COEF), str(models / case.model), engine, model, STEPS, HEAD_SEED)
     folder = out / case.name

@@ -52,6 +52,13 @@ def pairs_of(iteration: dict) -> list[tuple[list[int], list[int]]]:
     return [(prompt, response) for turn in zip(*parts, strict=True) for prompt, response in turn]
 
 
+def learned(figures: dict[str, float]) -> dict[str, float]:
+    """What was learned: without times, and without the tokens each rank computed, which depend on how the sequences
+    were dealt to ranks and forwards (padding, and a shared prompt once a forward)."""
+    assert figures["train/rank_tokens_max"] >= figures["train/rank_tokens_min"] > 0
+    return {k: v for k, v in figures.items() if "time" not in k and not k.startswith("train/rank_tokens_")}
+
+
 def first_weights(models: Path, role: str, mixture: bool = False) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -143,10 +150,7 @@ def test_two_ranks_equal_one(launched, section, models, layout: str):
     one, two = (section("iterations", size)[layout] for size in (1, 2))
     for mine, theirs in zip(one["iterations"], two["iterations"], strict=True):
         assert pairs_of(mine) == pairs_of(theirs)
-        speeds = {name for name in mine["figures"] if "time" in name}
-        assert {k: v for k, v in mine["figures"].items() if k not in speeds} == pytest.approx(
-            {k: v for k, v in theirs["figures"].items() if k not in speeds}, rel=1e-4, abs=1e-5
-        )
+        assert learned(mine["figures"]) == pytest.approx(learned(theirs["figures"]), rel=1e-4, abs=1e-5)
     assert one["before"] == pytest.approx(two["before"], abs=1e-4) and len(one["before"]) == program.EVAL_PROMPTS
     assert one["after"] == pytest.approx(two["after"], abs=1e-4)
     assert one["before"] != pytest.approx(one["after"], abs=1e-2)
@@ -165,7 +169,7 @@ def test_two_ranks_equal_one(launched, section, models, layout: str):
 def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, layout: str):
     one, two = (section("minibatches", size)[layout] for size in (1, 2))
     for mine, theirs in zip(one, two, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+        assert learned(mine) == pytest.approx(learned(theirs), rel=1e-4, abs=1e-5)
         assert mine["train/minibatches"] == 4 * program.EPOCHS and mine["actor/clip_fraction"] > 0.02
     folders = [launched("ppo_program", size)[0] for size in (1, 2)]
     for name in ("actor", "critic"):
@@ -180,7 +184,7 @@ def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, l
 def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(section, world_size: int, kind: str):
     found = section("reused", world_size)[kind]
     for mine, theirs in zip(*found["figures"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+        assert learned(mine) == pytest.approx(learned(theirs), rel=1e-4, abs=1e-5)
     assert max(found["apart"]) < 2e-4
     apart, together = found["forwards"]
     on_policy_grpo = program.REUSED[kind][2]  # it reads no old log-probabilities
