@@ -22,6 +22,7 @@ SCRIPT = """
     from training.step3_ppo.assembly import checked_roles
     from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
     from training.step3_ppo.roles_arguments import RolesArguments
+    from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.startup import started_process_group
     from training.utils.layout.documents import TokenSequence
     from training.utils.layout.rows import padded_rows
@@ -35,7 +36,8 @@ SCRIPT = """
         tokenizers = Tokenizers(NoTokenizer(), NoTokenizer())
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
         ppo = SimpleNamespace(padded=False, reuse_forwards=True)
-        return checked_roles(SimpleNamespace(ppo=ppo, roles=flags, longest_tokens=12), roles)
+        data = SimpleNamespace(chat=ChatArguments())
+        return checked_roles(SimpleNamespace(ppo=ppo, roles=flags, data=data, longest_tokens=12), roles)
 
     def calls_of_a_layer(engine, model, loss_of):
         calls = []
