@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-TIMES = ("seconds", "time/", "train/tokens_per_second", "train/pairs_per_second", "train/mfu", "reference/")
+TIMES = (
+    "seconds",
+    "time/",
+    "time_per_token_ms/",
+    "train/tokens_per_second",
+    "train/pairs_per_second",
+    "train/mfu",
+    "reference/",
+)
 
 
 def figures(folder: Path, name: str = "metrics.jsonl") -> list[dict]:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tests.end_to_end.compared import figures
 from tests.end_to_end.conftest import SHARED, run_step, save_start
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -113,11 +114,7 @@ def test_an_estimator_and_a_policy_loss_of_the_users_file(place, flags):
     ):
         ran = run_step(3, [*both, *algorithm.split(), "--output_dir", place / f"algorithm_{name}"])
         assert ran.code == 0, ran.words
-        lines = (place / f"algorithm_{name}" / "metrics.jsonl").read_text().splitlines()
-        timed = ("time/", "train/tokens_per_second", "train/mfu", "seconds")
-        found.append(
-            [{key: value for key, value in json.loads(line).items() if not key.startswith(timed)} for line in lines]
-        )
+        found.append(figures(place / f"algorithm_{name}"))
     assert found[0] == found[1] and any(line.get("actor/policy_loss") for line in found[0])
     missing = [*both, "--advantage", f"{file}:lags", "--output_dir", place / "algorithm_missing"]
     ran = run_step(3, missing)
