@@ -78,6 +78,8 @@ def _joined(first: Rollout, second: Rollout, taken_B: torch.Tensor, pad_token_id
     parts: dict[str, Any] = {"seconds": first.seconds + second.seconds}
     for name in (field.name for field in fields(Rollout) if field.name not in parts):
         one, two = getattr(first, name), getattr(second, name)
+        if one is None and two is None:  # one engine drew both: neither was drawn in parallel
+            continue
         if one.dim() == 2:
             width = max(one.shape[1], two.shape[1])
             value = pad_token_id if "_ids_" in name else 0

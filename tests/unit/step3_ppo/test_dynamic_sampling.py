@@ -17,7 +17,9 @@ PAD = 9
 SETTINGS: Any = SimpleNamespace(samples_per_prompt=2, pad_token_id=PAD)
 
 
-def samples(outcomes: list[list[float]], first: int, prompt_width: int, width: int) -> Samples:
+def samples(
+    outcomes: list[list[float]], first: int, prompt_width: int, width: int, in_parallel: bool = False
+) -> Samples:
     """Two samples a prompt; prompts and responses are numbered from `first`, so that each can be told again."""
     count = 2 * len(outcomes)
     numbers_B = torch.arange(count) + 2 * first
@@ -30,6 +32,8 @@ def samples(outcomes: list[list[float]], first: int, prompt_width: int, width: i
         response_lengths_B=lengths_B,
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
+        inserted_BR=inside_BR & (numbers_B % 3 == 0)[:, None] if in_parallel else None,
+        positions_B=numbers_B if in_parallel else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
     flat_B = torch.tensor(outcomes).flatten().float()
@@ -76,6 +80,18 @@ def test_replacements_take_the_places_of_equal_groups():
     parts = found.scored.parts
     assert parts["rule/0"].nan_to_num(-1).tolist() == [-1, -1, 0, 1, -1, -1]
     assert parts["rule/10"].nan_to_num(-1).tolist() == [0, 5, -1, -1, -1, -1]
+
+
+def test_what_was_drawn_in_parallel_keeps_its_inserted_tokens():
+    first = samples([[1, 1], [0, 1]], first=0, prompt_width=2, width=3, in_parallel=True)
+    fresh = samples([[0, 5]], first=10, prompt_width=4, width=5, in_parallel=True)
+    found = with_differing_groups(first, lambda attempt, count: fresh, tries=1, settings=SETTINGS)
+    check(found, [10, 1])
+    rollout = found.rollout
+    assert rollout.positions_B is not None and rollout.inserted_BR is not None
+    assert rollout.positions_B.tolist() == [20, 21, 2, 3]
+    whole_B = torch.tensor([number % 3 == 0 for number in (20, 21, 2, 3)])
+    assert torch.equal(rollout.inserted_BR, rollout.response_mask_BR & whole_B[:, None])
 
 
 def test_after_the_last_try_what_is_left_stays():

@@ -15,6 +15,7 @@ from training.step3_ppo.experience import make_experience
 from training.step3_ppo.scoring import start_scoring
 from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.records import Rollout
+from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.errors import ThreestepError
 from training.utils.run.phase_clock import PhaseClock
@@ -93,7 +94,8 @@ def test_the_function_works_while_the_forwards_go_on(model):
 
     def forward(event, rows, *_, **__):
         event.set()
-        return SimpleNamespace(logprobs_M=torch.zeros(rows.target_ids_M.shape))
+        zeros_M = torch.zeros(rows.target_ids_M.shape)
+        return TokenLogprobs(zeros_M, zeros_M, zeros_M.bool(), None)
 
     reading = threading.Lock()
     roles = SimpleNamespace(
