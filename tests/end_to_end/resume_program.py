@@ -22,7 +22,7 @@ def main() -> None:
     import torch
 
     wanted = json.loads(Path(sys.argv[1]).read_text())
-    destroy, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
+    destroy, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_, **__: None
     for run in wanted["runs"]:
         try:
             importlib.import_module(run["module"]).main(run["flags"])

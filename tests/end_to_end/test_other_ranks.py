@@ -33,7 +33,8 @@ def test_it_goes_on_within_rounding(runs, chain):
     assert max(line["step"] for line in mine) == STEPS
     for one, two in zip(mine, other, strict=True):
         # The norm and what depends on how sequences fall into forwards are told by some places alone.
-        for name in one.keys() & two.keys():
+        # How tokens spread over the ranks (`rank_tokens`) is another matter on another number of them.
+        for name in sorted(name for name in one.keys() & two.keys() if "/rank_tokens_" not in name):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), (one["step"], name)
     models = sorted(path.parent.name for path in unbroken.glob("*/model.safetensors"))
     assert models == (["critic", "model", "model_ema"] if chain.program == "ppo" else ["model"])
