@@ -31,7 +31,8 @@ def test_the_worked_example_of_the_record():
     assert rows.end_B.tolist() == [2, 4]
     assert int((rows.segment_ids_NT >= 0).sum()) == 5
     assert rows.visible_NSS.dtype == torch.bool
-    apart = ("visible_NSS", "run_lengths")
+    assert rows.before_NT is None  # not asked for
+    apart = ("visible_NSS", "run_lengths", "before_NT")
     assert all(field.dtype == torch.int64 for name, field in vars(rows).items() if name not in apart)
 
 

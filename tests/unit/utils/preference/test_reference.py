@@ -116,7 +116,7 @@ def test_a_second_run_reads_nothing_and_another_model_everything(run):
     assert "(none was read before with this model or data)" in said and '"reference/pairs_per_second"' in metric
 
     again, sequences, said, metric = run(model)
-    assert sequences == 0 and said.startswith("reference: resumed 10 rows; ") and metric == ""
+    assert sequences == 0 and said.startswith("reference: 10 rows read from the cache; ") and metric == ""
     for split, rows, picked in (("train", train, indices), ("eval", evaluation, [0, 1, 2, 3])):
         assert values(again, split, rows, picked) == values(first, split, rows, picked)
 

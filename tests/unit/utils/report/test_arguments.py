@@ -30,7 +30,7 @@ def only_lacking(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
 
 def test_no_service_is_told_unless_asked():
     assert trackers_in(vars(parsed())) == trackers_in({}) == ("tensorboard",) and parsed().report
-    assert parsed("--report_to", "none", "--report", "false") == ReportArguments("none", False)
+    assert parsed("--report_to", "none", "--report", "false") == ReportArguments("none", report=False)
     assert trackers_in(vars(parsed("--report_to", "none"))) == ()
 
 
