@@ -46,7 +46,9 @@ def _page(room: str, modules: list[str]) -> str:
     for module in modules:
         if module != room:
             lines += [f"## {module.rpartition('.')[2]}", ""]
-        lines += ["```{eval-rst}", f".. automodule:: {module}", "    :members:", "```", ""]
+        # What a package passes on is described where it is made.
+        own_alone = ["    :ignore-module-all:"] * (module == room)
+        lines += ["```{eval-rst}", f".. automodule:: {module}", "    :members:", *own_alone, "```", ""]
     return "\n".join(lines)
 
 

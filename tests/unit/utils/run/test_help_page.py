@@ -22,6 +22,11 @@ PROGRAMS = [step.program for step in known_steps().values()] + [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def parts_of(program: str) -> list[type]:
     steps = {step.program: step.groups for step in known_steps().values()}
     groups = steps.get(program) or importlib.import_module(program).GROUPS
