@@ -22,6 +22,7 @@ SCRIPT = """
     from training.step3_ppo.assembly import checked_roles
     from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
     from training.step3_ppo.roles_arguments import RolesArguments
+    from training.utils.mtp.arguments import MtpArguments
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.startup import started_process_group
     from training.utils.layout.documents import TokenSequence
@@ -37,7 +38,8 @@ SCRIPT = """
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
         ppo = SimpleNamespace(padded=False, reuse_forwards=True)
         data = SimpleNamespace(chat=ChatArguments())
-        return checked_roles(SimpleNamespace(ppo=ppo, roles=flags, data=data, longest_tokens=12), roles)
+        given = SimpleNamespace(ppo=ppo, roles=flags, data=data, mtp=MtpArguments(), longest_tokens=12)
+        return checked_roles(given, roles)
 
     def calls_of_a_layer(engine, model, loss_of):
         calls = []

@@ -145,10 +145,11 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
     longest = flags.longest_tokens
-    needs_segments = flags.data.chat.needs_segments
+    data, head = flags.data.chat.needs_segments, flags.mtp.settings().needs_segments
+    needs = [data or (head if model is roles.actor_model else None) for model, _, _ in read]
     packs = [
-        may_pack(flags.ppo.padded, model, engine, forward, longest, log, needs_segments=needs_segments)
-        for model, engine, forward in read
+        may_pack(flags.ppo.padded, model, engine, forward, longest, log, needs_segments=needed)
+        for (model, engine, forward), needed in zip(read, needs, strict=True)
     ]
     if flags.ppo.reuse_forwards:
         check_reusable(roles)

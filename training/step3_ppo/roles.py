@@ -79,9 +79,7 @@ class Roles:
     @property
     def trained(self) -> dict[str, TrainingEngine]:
         """The engines that a checkpoint holds, by its names for them."""
-        head = None if self.mtp.head is None else self.mtp.head.engine
-        found = {"actor": self.actor, "critic": self.critic, "mtp": head}
-        return {name: engine for name, engine in found.items() if engine is not None}
+        return {"actor": self.actor, **({} if self.critic is None else {"critic": self.critic}), **self.mtp.engines}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -99,9 +99,12 @@ class PpoTrainer:
                 done = iteration
                 if last:
                     break
+        return PpoResult(before, self._of_the_best(done, after), self.metrics.seconds)
+
+    def _of_the_best(self, done: int, last: PpoEvaluation | None) -> PpoEvaluation | None:
+        """Load the best checkpoint, if that is asked for; return its evaluation, otherwise `last`."""
         best = self.checkpoints.load_best(done)
-        after = PpoEvaluation(**best["after"]) if best else after
-        return PpoResult(before, after, self.metrics.seconds)
+        return PpoEvaluation(**best["after"]) if best else last
 
     @timed("evaluation")
     def evaluate(self, step: int) -> PpoEvaluation | None:

@@ -21,6 +21,11 @@ class MtpSettings:
     layers: int = 0
     loss_coef: float = 0.1
 
+    @property
+    def needs_segments(self) -> str | None:
+        """The flag that hides slots from each other, if there is a head: its model must take a mask of segments."""
+        return f"--mtp_num_layers {self.layers}" if self.layers else None
+
 
 def check_mtp(mistakes: Mistakes, layers: int, loss_coef: float) -> None:
     """Note a weight without a head."""

@@ -22,6 +22,7 @@ from training.utils.layout.documents import Document
 from training.utils.layout.mtp_entries import MtpEntries, mtp_entries, mtp_targets
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
+from training.utils.mtp.folder import FOLDER
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class MultiTokenPrediction:
     @property
     def trains(self) -> bool:
         return self.head is not None
+
+    @property
+    def engines(self) -> dict[str, TrainingEngine]:
+        """What a checkpoint holds of it, by its name there."""
+        return {} if self.head is None else {FOLDER: self.head.engine}
 
     @property
     def depths(self) -> int:

@@ -80,7 +80,7 @@ def run_one_model(
             data.rows.max_seq_len,
             log,
             sharing=phase == 2,
-            needs_segments=data.chat.needs_segments,
+            needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
         )
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
@@ -88,8 +88,7 @@ def run_one_model(
         folder.write_json("data_report.json", asdict(rows.report))
         files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
         digests = {"model_name_or_path": partial(digest_files, files, data.cache.cache_dir)}
-        engines = {"model": engine, **({"mtp": mtp.head.engine} if mtp.head else {})}
-        parts = CheckpointParts(engines, ranks, tokenizers={"model": tokenizer})
+        parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, tokenizers={"model": tokenizer})
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
             metrics,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.mtp.settings import check_mtp
+from training.utils.mtp.settings import MtpSettings, check_mtp
 from training.utils.run.errors import Mistakes, ThreestepError
 
 
@@ -20,3 +20,8 @@ def test_defaults_and_a_head_are_none():
     check_mtp(mistakes, 0, 0.1)
     check_mtp(mistakes, 1, 0.3)
     mistakes.raise_if_any()
+
+
+def test_a_head_needs_a_model_that_takes_a_mask_of_segments():
+    assert MtpSettings(2).needs_segments == "--mtp_num_layers 2"
+    assert MtpSettings().needs_segments is None
