@@ -115,7 +115,7 @@ def _new_module(model: PreTrainedModel, final_norm: bool) -> MtpModule:
 
 def _new_norm(trunk: Any, size: int, eps: float) -> nn.Module:
     """An RMSNorm as the family's own, where it has one: some multiply by 1 + weight, and so do their public heads."""
-    theirs = type(getattr(trunk, "norm", None))
+    theirs: Any = type(getattr(trunk, "norm", None))
     return (theirs if "RMSNorm" in theirs.__name__ else nn.RMSNorm)(size, eps=eps)
 
 
