@@ -12,7 +12,7 @@ _CHECKED_EVERY = 16  # rollouts, of which one is drawn in the other way
 
 
 @dataclass
-class _Kind:
+class _Timed:
     """Rollouts of one size: seconds a token of the last ones by guesses (True) and without (False)."""
 
     seconds: dict[bool, deque[float]] = field(
@@ -35,12 +35,12 @@ class Pace:
     def __init__(self, is_auto: bool) -> None:
         """is_auto: take the faster way once it is known; otherwise guesses, but for the measurements."""
         self._is_auto = is_auto
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, _Timed] = {}
         self.speedup: float | None = None  # of the last rollout's kind
 
     def guesses_now(self, kind: Hashable) -> bool:
         """Return whether the next rollout of this kind is by guesses."""
-        known = self._kinds.setdefault(kind, _Kind())
+        known = self._kinds.setdefault(kind, _Timed())
         if known.speedup is None:
             return len(known.seconds[True]) <= len(known.seconds[False])
         usual = known.speedup >= 1.0 or not self._is_auto
@@ -48,7 +48,7 @@ class Pace:
 
     def note(self, kind: Hashable, by_guesses: bool, seconds: float, tokens: int) -> bool:
         """Note a rollout; return whether guesses now pay, or no longer pay, where that was not known before."""
-        known = self._kinds.setdefault(kind, _Kind())
+        known = self._kinds.setdefault(kind, _Timed())
         before = known.speedup
         known.count += 1
         known.seconds[by_guesses].append(seconds / max(1, tokens))
