@@ -20,6 +20,7 @@ header { padding-top: 28px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 20px; margin: 40px 0 12px; padding-top: 8px; }
 h3 { font-size: 15px; margin: 0; overflow-wrap: anywhere; }
+h3.kind { font-size: 17px; } p + h3.kind, .card + h3.kind, details + h3.kind { margin-top: 30px; }
 [data-part] > h3, section > h3 { margin-top: 18px; }
 .tiles + .card, .tiles + p { margin-top: 14px; }
 h2.small { font-size: 15px; margin: 0 0 4px; padding: 0; }
