@@ -114,6 +114,7 @@ td.value { overflow-wrap: anywhere; font-size: 13px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
 .answer { border-left: 3px solid var(--edge); padding-left: 10px; min-width: 0; }
 .marks { display: flex; flex-wrap: wrap; gap: 2px 12px; font-size: 13px; color: var(--soft); margin-top: 3px; }
+.answers + .marks { margin-top: 8px; }
 .marks b { color: var(--text); font-weight: 600; font-variant-numeric: tabular-nums; }
 .good, .marks b.good { color: var(--good); } .bad, .marks b.bad { color: var(--bad); }
 footer { margin-top: 48px; padding-bottom: 32px; }
