@@ -29,7 +29,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "models": ("layout", "run"),
     "loading": ("models", "run"),
     "engine": ("models", "layout", "run"),
-    "mtp": ("engine", "models", "layout", "run"),
+    "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
     "dry_run": ("engine", "loading", "models", "run"),
     "generation": ("engine", "models", "layout", "run"),
