@@ -22,6 +22,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data.rows": ("layout", "run"),
     "data.sources": ("data.files", "run"),
     "data.sources.hub": ("data.sources", "data.files", "run"),
+    "data.images": ("data.sources", "data.files"),
     "data.chat": ("data.sources", "data.rows", "data.files", "layout", "run"),
     "data.cache": ("data.rows", "data.files", "run"),
     "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
