@@ -90,7 +90,8 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
 
 
 def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
-    marks = [(name, finite(sample[name])) for name in ("reward", "loss") if name in sample]
+    marks: list[tuple[str, float | None]] = []
+    marks += [(name, finite(sample[name])) for name in ("reward", "loss") if name in sample]
     marks += [
         (name.removeprefix("reward/"), finite(value))
         for name, value in sample.items()
