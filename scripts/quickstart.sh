@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # From nothing to three trained phases: makes the environment, then trains SFT, the reward model and PPO on the embedded
-# task, and ends with a table (also in runs/quickstart/summary.json). Takes no arguments; can be run again.
+# task, and ends with a table (also in runs/quickstart/summary.json). Can be run again.
 #     bash scripts/quickstart.sh
+#     bash scripts/quickstart.sh --resume    after Ctrl-C: from where it was stopped
 #     SEED=2 bash scripts/quickstart.sh      another seed, another run
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
-exec "$PYTHON" -m training.all_steps --work_dir "$THREESTEP_ROOT" --config training/configs/quickstart.yaml \
-    ${SEED:+--seed "$SEED"}
+own=(--work_dir "$THREESTEP_ROOT" --config training/configs/quickstart.yaml ${SEED:+--seed "$SEED"})
+export THREESTEP_COMMAND="${SEED:+SEED=$SEED }bash $0" THREESTEP_OWN_WORDS=${#own[@]}
+exec "$PYTHON" -m training.all_steps "${own[@]}" "$@"

@@ -20,6 +20,7 @@ from training.utils.run.typed import COMMAND_VARIABLE
 # Who takes --num_ranks: the launcher, which starts ranks; a program that starts others, by a variable; nobody.
 LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
 _MISTAKE_EXIT_CODE = 2
+_INTERRUPTED_EXIT_CODE = 130
 _HELP = ("-h", "--help")
 
 
@@ -63,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         except ThreestepError as mistake:
             print(f"error: {mistake}", file=sys.stderr)
             sys.exit(_MISTAKE_EXIT_CODE)
+        except KeyboardInterrupt:  # while the program is imported; it answers one itself later
+            print("error: stopped by Ctrl-C", file=sys.stderr)
+            sys.exit(_INTERRUPTED_EXIT_CODE)
 
 
 def overview() -> str:

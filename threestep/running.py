@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +20,7 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import RANKS_VARIABLE
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 from training.utils.run.program import no_telemetry
+from training.utils.run.seeds import random_state_kept
 from training.utils.run.user_files import functions_given
 
 _FRONT = Path(__file__).parent
@@ -42,7 +45,7 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
     no_telemetry(os.environ)
     main = importlib.import_module(program).main
     try:
-        with functions_given(functions):
+        with _callers_state(), functions_given(functions):
             main(words)
     except SystemExit as end:
         raise ThreestepError(_stopped(end.code)) from end
@@ -50,6 +53,29 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
         if not is_out_of_memory(problem):
             raise
         raise ThreestepError(out_of_memory_sentence(problem)) from problem
+
+
+@contextlib.contextmanager
+def _callers_state() -> Iterator[None]:
+    """Give back what a run sets as a program may: the caller's random generators, log levels and warning filters."""
+    import torch
+
+    from training.utils.engine.startup import QUIETED_LOGGERS
+
+    levels = {name: logging.getLogger(name).level for name in (*QUIETED_LOGGERS, "transformers")}
+    before = sys.modules.get("transformers.utils.logging")
+    shows_bars = before is None or before.is_progress_bar_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        with warnings.catch_warnings(), random_state_kept():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        after = sys.modules.get("transformers.utils.logging")
+        if shows_bars and after is not None:
+            after.enable_progress_bar()
 
 
 def run_on_ranks(command: str, words: Sequence[str], ranks: int) -> None:

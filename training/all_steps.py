@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +22,18 @@ from typing import Any
 
 import yaml
 
-from training.utils.data.build.arguments import WHOLE_RUN_VARIABLE
 from training.utils.report.writing import report_at_end
 from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
 from training.utils.run.step import known_steps
-from training.utils.run.typed import COMMAND_VARIABLE, typed_command
+from training.utils.run.typed import (
+    COMMAND_VARIABLE,
+    OWN_WORDS_VARIABLE,
+    WHOLE_RUN_VARIABLE,
+    resuming_whole_run,
+)
 
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
@@ -72,9 +75,7 @@ def main(argv: Sequence[str]) -> None:
         plan = dataclasses.replace(plan, settings=resumed)
     config_files = write_settings(plan)
     check_settings(config_files)
-    words = [*argv, *([] if options.resume else ["--resume"])]
-    again = f"{typed_command() or 'python -m training.all_steps'} {shlex.join(words)}"
-    seconds = run_plan(plan, config_files, finished, again)
+    seconds = run_plan(plan, config_files, finished, resuming_whole_run("training.all_steps", argv))
     summary = summarize(plan.output_dir, seconds)
     path = plan.output_dir / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -205,7 +206,8 @@ def run_plan(
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
         _run("a new model with random weights", "training.new_model", flags, 1)
     environment = {**os.environ, WHOLE_RUN_VARIABLE: "1"}  # the steps' alone
-    environment.pop(COMMAND_VARIABLE, None)  # of this program
+    for name in (COMMAND_VARIABLE, OWN_WORDS_VARIABLE):  # of this program
+        environment.pop(name, None)
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
         title = f"step {place} of {len(plan.settings)}, {step.title}"
@@ -342,8 +344,7 @@ def _end_where_stopped(title: str, folder: Path, again: str) -> None:
     """A step that a signal stopped also exits with 0, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
-            f"{title} was stopped and wrote a checkpoint; nothing after it was started\n"
-            f"to resume the whole run: {again}",
+            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}",
             flush=True,
         )
         sys.exit(0)

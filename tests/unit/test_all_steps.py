@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from training import all_steps
-from training.utils.data.build.arguments import WHOLE_RUN_VARIABLE
 from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import ThreestepError
+from training.utils.run.typed import WHOLE_RUN_VARIABLE
 
 VALUES = {
     "output_dir": "runs/x",
@@ -249,9 +249,7 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
     argv = ["--config", "run.yaml"]
     with pytest.raises(SystemExit):
         all_steps.main(argv)
-    assert (
-        "to resume the whole run: python -m training.all_steps --config run.yaml --resume\n" in capsys.readouterr().out
-    )
+    assert "\nto resume: python -m training.all_steps --config run.yaml --resume\n" in capsys.readouterr().out
     calls.clear()
     argv.append("--resume")
     all_steps.main(argv)

@@ -162,12 +162,14 @@ def test_all_steps_works_in_the_checkout(checkout, tmp_path):
     assert calls[-1] == f"[-m][training.all_steps][--work_dir][{checkout}][--config][examples/gsm8k.yaml]"
 
 
-def test_quickstart_takes_no_arguments_and_perhaps_a_seed(checkout, tmp_path):
+def test_quickstart_takes_perhaps_a_seed_and_flags(checkout, tmp_path):
     config = f"[--work_dir][{checkout}][--config][training/configs/quickstart.yaml]"
     _, calls = run(checkout, "quickstart.sh", cwd=tmp_path)
     assert calls[-1] == f"[-m][training.all_steps]{config}"
     _, calls = run(checkout, "quickstart.sh", cwd=tmp_path, SEED="2")
     assert calls[-1] == f"[-m][training.all_steps]{config}[--seed][2]"
+    _, calls = run(checkout, "quickstart.sh", "--resume", cwd=tmp_path)
+    assert calls[-1] == f"[-m][training.all_steps]{config}[--resume]"
 
 
 def test_the_environment_may_be_elsewhere(checkout, tmp_path):

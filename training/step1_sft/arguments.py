@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, MtpSettings, check_mtp
+from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
@@ -39,7 +39,12 @@ class SftArguments:
     )
     mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers")
     mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor")
+    mtp_final_norm: bool = flag(MtpSettings.final_norm, NORM_HELP)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
-        check_mtp(mistakes, self.mtp_num_layers, self.mtp_loss_coef)
+        check_mtp(mistakes, self.mtp)
+
+    @property
+    def mtp(self) -> MtpSettings:
+        return MtpSettings(self.mtp_num_layers, self.mtp_loss_coef, self.mtp_final_norm)

@@ -10,6 +10,7 @@ from training.step3_ppo.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine
 from training.utils.generation.engines import checked_engine
 from training.utils.loading.configurations import check_positions
@@ -76,13 +77,7 @@ def checked_components(flags: PpoFlags) -> Components:
 
 def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
     """Note flags that drawing paths side by side does not take, or that are of nothing else."""
-    for name in ("parallel_paths", "max_path_tokens"):
-        value = getattr(ppo, name)
-        mistakes.require(
-            thinks or value is None,
-            f"--{name} {value} is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} "
-            "out",
-        )
+    check_path_flags(ppo, thinks, mistakes)
     for name in ("stop", "bad_words", "end_check_tokens"):
         value = getattr(ppo, name)
         mistakes.require(

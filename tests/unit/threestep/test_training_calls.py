@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import random
 import sys
+import warnings
 from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 
 import threestep
 from threestep import running, training_calls
+from training.utils.engine import startup
+from training.utils.run.seeds import random_state_kept, seed_everything
 
 ROWS = [{"prompt": "a", "completion": "b"}]
 
@@ -102,6 +110,44 @@ def test_no_call_ends_the_process(raised, sentence, monkeypatch):
     monkeypatch.setitem(sys.modules, "a_program", SimpleNamespace(main=main))
     with pytest.raises(threestep.ThreestepError, match=sentence):
         running.run_here("a_program", [], {})
+
+
+@pytest.mark.parametrize("failure", [None, KeyboardInterrupt("at once")])
+def test_a_call_gives_back_the_callers_state(failure, monkeypatch):
+    from transformers.utils import logging as transformers_logging
+
+    def drawn():
+        return random.random(), numpy.random.rand(), torch.rand(1).item()
+
+    def told():
+        return (
+            [logging.getLogger(name).level for name in ("transformers", "DeepSpeed", "torch.distributed")],
+            transformers_logging.is_progress_bar_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            list(warnings.filters),
+        )
+
+    def main(words):
+        seed_everything(1, 0)
+        torch.use_deterministic_algorithms(True)
+        startup._quiet_libraries()
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setitem(sys.modules, "a_program", SimpleNamespace(main=main))
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", True)
+    transformers_logging.set_verbosity_info()
+    try:
+        with random_state_kept():
+            random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+            expected = drawn()
+            random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+            before = told()
+            with pytest.raises(KeyboardInterrupt, match="^at once$") if failure else contextlib.nullcontext():
+                running.run_here("a_program", [], {})
+            assert told() == before and drawn() == expected
+    finally:
+        transformers_logging.set_verbosity_warning()
 
 
 def test_what_ranks_say_against_a_run():

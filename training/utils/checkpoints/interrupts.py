@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
 import time
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_WHAT_FOLLOWS = "finishing this step, then writing a checkpoint"
+_SECOND = "; Ctrl-C again stops at once, without one"
 
 
 class Interrupts:
-    """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason`. A second SIGINT ends the process at once."""
+    """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason`, and a line says what follows. A second
+    SIGINT ends the run at once.
 
-    def __init__(self) -> None:
+    announces: whether this rank prints the line
+    alone: whether there are no other ranks. The second SIGINT is then a KeyboardInterrupt, which a notebook survives;
+        a rank is ended by the system, even where it waits for others in a collective.
+
+    Off the main thread Python handles no signals, and nothing is noted.
+    """
+
+    def __init__(self, announces: bool = True, alone: bool = True) -> None:
         self.reason: str | None = None
+        self._announces = announces
+        self._alone = alone
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -25,10 +41,22 @@ class Interrupts:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.reason = self.reason or signal.Signals(number).name
+        if self.reason is None:
+            self.reason = signal.Signals(number).name
+            if self._announces:
+                _announce(self.reason)
         if number == signal.SIGINT:
-            # The system's default action: it also ends a process that waits in a collective.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, _end_at_once if self._alone else signal.SIG_DFL)
+
+
+def _announce(reason: str) -> None:
+    line = f"{reason}: {_WHAT_FOLLOWS}{_SECOND if reason == 'SIGINT' else ''}"
+    with contextlib.suppress(OSError):  # print() fails where the signal interrupts another print()
+        os.write(2, f"\n{line}\n".encode())
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt("stopped at once by a second Ctrl-C, without a checkpoint of this step")
 
 
 def seconds_since_start() -> float:

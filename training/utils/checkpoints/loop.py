@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.seeds import derived_seed
 from training.utils.run.storage import flush_to_disk
-from training.utils.run.typed import resuming_command
+from training.utils.run.typed import WHOLE_RUN_VARIABLE, resuming_command
 
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1
@@ -105,7 +106,7 @@ def checkpointed_run(
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers)
-    with writer as metrics, Interrupts() as interrupts:
+    with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch)
 
 
@@ -285,6 +286,8 @@ class RunCheckpoints(Checkpoints):
             reason = SIGNALS[self._stop - 1].name
         if not was_saved:
             reason += ", without its checkpoint"
+        if WHOLE_RUN_VARIABLE in os.environ:  # which is resumed as a whole
+            return f"stopped after step {step} ({reason})"
         config = shlex.quote(str(self.run.path / "config.yaml"))
         command = resuming_command(self.settings["program"], self._ranks.world_size)
         return f"stopped after step {step} ({reason}); to resume: {command} --config {config} --resume"

@@ -23,6 +23,7 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import free_port
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 
+QUIETED_LOGGERS = ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -163,7 +164,7 @@ def check_dtype(dtype: str) -> torch.dtype:
 
 def _quiet_libraries() -> None:
     """Silence the libraries below errors (DeepSpeed, transformers), and a known warning."""
-    for name in ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils"):
+    for name in QUIETED_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     # deepspeed 0.19 uses names of collectives that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")

@@ -7,8 +7,9 @@ names of public checkpoints are `public_names`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.utils.run.errors import ThreestepError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from training.utils.mtp.head import MtpHead
 
 FOLDER = "mtp"
+FINAL_NORM = ".trunk.norm.weight"  # of a module; a head of `final_norm=False` has none
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 _FORMAT = 1
 
@@ -57,13 +59,23 @@ def read_head(folder: str | Path, head: MtpHead) -> None:
     from safetensors.torch import load_file
 
     path = Path(folder) / FOLDER / _WEIGHTS
-    stored: dict[str, Any] = load_file(path)
+    depths = tuple(f"depths.{depth}." for depth in range(len(head.depths)))
+    stored = {name: tensor for name, tensor in load_file(path).items() if name.startswith(depths)}
+    fill_head(head, stored, str(path), f"remove '{path.parent}' to train a new one")
+
+
+def fill_head(head: MtpHead, stored: Mapping[str, torch.Tensor], where: str, otherwise: str) -> None:
+    """Give `head` the weights `stored`, by its own names. ThreestepError if they are not those of such a head: of
+    `where`, with `otherwise` as the way out."""
     wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
-    wrong = sorted(name for name, shape in wanted.items() if name not in stored or tuple(stored[name].shape) != shape)
+    found = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    wrong = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
     if wrong:
-        got = tuple(stored[wrong[0]].shape) if wrong[0] in stored else "nothing"
+        expected, got = (list(of[wrong[0]]) if wrong[0] in of else "nothing" for of in (wanted, found))
+        if all(name.endswith(FINAL_NORM) for name in wrong):
+            value = "true" if got != "nothing" else "false"
+            otherwise = f"give --mtp_final_norm {value}"
         raise ThreestepError(
-            f"'{path}': expected {wrong[0]} of {list(wanted[wrong[0]])}, got {got}; it is the head of another model: "
-            f"remove '{path.parent}' to train a new one"
+            f"'{where}': expected {wrong[0]} of {expected}, got {got}; it is the head of another model: {otherwise}"
         )
-    head.load_state_dict({name: stored[name] for name in wanted})
+    head.load_state_dict(dict(stored))

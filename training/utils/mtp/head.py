@@ -38,10 +38,9 @@ _FIRST_DENSE = {"first_k_dense_replace": 0, "mlp_only_layers": [], "moe_layer_st
 class MtpModule(nn.Module):
     """One depth. enorm, hnorm: of embedding and state; eh_proj: joins them, [H, 2 H]; trunk: one block, final norm."""
 
-    def __init__(self, trunk: PreTrainedModel, hidden_size: int, eps: float) -> None:
+    def __init__(self, trunk: PreTrainedModel, enorm: nn.Module, hnorm: nn.Module, hidden_size: int) -> None:
         super().__init__()
-        self.enorm = nn.RMSNorm(hidden_size, eps=eps)
-        self.hnorm = nn.RMSNorm(hidden_size, eps=eps)
+        self.enorm, self.hnorm = enorm, hnorm
         self.eh_proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         nn.init.normal_(self.eh_proj.weight, std=(2 * hidden_size) ** -0.5)  # keeps the size of what it reads
         self.trunk = trunk
@@ -76,16 +75,16 @@ class MtpHead(nn.Module):
         return tuple(found)
 
 
-def new_head(model: PreTrainedModel, layers: int, seed: int) -> MtpHead:
+def new_head(model: PreTrainedModel, layers: int, seed: int, final_norm: bool = True) -> MtpHead:
     """Return a head of `layers` modules for `model`, the blocks of which have random weights yet. On the CPU, in the
-    model's dtype. The generators of torch stay as they are.
+    model's dtype. The generators of torch stay as they are. final_norm: each ends in a norm as the model's.
 
     Raises ThreestepError if the model has no block, embeddings or output layer that such a head could take.
     """
     _check_fits(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = MtpHead([_new_module(model) for _ in range(layers)])
+        head = MtpHead([_new_module(model, final_norm) for _ in range(layers)])
     return head.to(model.dtype)
 
 
@@ -100,14 +99,33 @@ def block_weights(model: PreTrainedModel, head: MtpHead) -> dict[str, str]:
     return {name: outer + (last + name.removeprefix(first) if name.startswith(first) else name) for name in names}
 
 
-def _new_module(model: PreTrainedModel) -> MtpModule:
+def _new_module(model: PreTrainedModel, final_norm: bool) -> MtpModule:
     config = one_layer_config(model)
     own: Any = model.base_model
     trunk: Any = type(own)._from_config(config, dtype=model.dtype)
     trunk.set_input_embeddings(nn.Identity())
     set_dropout(trunk, 0.0)  # it would draw from the model's stream, and change the model
     _check_same_block(model, trunk)
-    return MtpModule(trunk, _hidden_size(model), float(getattr(config, "rms_norm_eps", 1e-6)))
+    size = _hidden_size(model)
+    enorm, hnorm = (_new_norm(trunk, size, float(getattr(config, "rms_norm_eps", 1e-6))) for _ in range(2))
+    if not final_norm:
+        _remove_final_norm(trunk, type(model).__name__)
+    return MtpModule(trunk, enorm, hnorm, size)
+
+
+def _new_norm(trunk: Any, size: int, eps: float) -> nn.Module:
+    """An RMSNorm as the family's own, where it has one: some multiply by 1 + weight, and so do their public heads."""
+    theirs: Any = type(getattr(trunk, "norm", None))
+    return (theirs if "RMSNorm" in theirs.__name__ else nn.RMSNorm)(size, eps=eps)
+
+
+def _remove_final_norm(trunk: Any, name: str) -> None:
+    if not isinstance(getattr(trunk, "norm", None), nn.Module):
+        raise ThreestepError(
+            f"--mtp_final_norm false expects a model whose final norm is `norm`, and {name} has none of that name; "
+            "leave the flag out"
+        )
+    trunk.norm = nn.Identity()
 
 
 def one_layer_config(model: PreTrainedModel) -> Any:

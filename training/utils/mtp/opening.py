@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.mtp.folder import FOLDER, layers_in, read_head
 from training.utils.mtp.head import MtpHead, MtpModule, block_weights, new_head
+from training.utils.mtp.public_folder import public_head_in
 from training.utils.mtp.settings import MtpSettings
 from training.utils.mtp.training import HeadTraining, MultiTokenPrediction
 from training.utils.run.console import log
@@ -34,14 +35,12 @@ def open_head(
     if not settings.layers:
         return MultiTokenPrediction()
     ranks = policy.ranks
-    head = new_head(model, settings.layers, derived_seed(seed, "mtp"))
-    stored = min(layers_in(path), settings.layers)
-    if stored:
-        read_head(path, _first(head, stored))
+    head = new_head(model, settings.layers, derived_seed(seed, "mtp"), settings.final_norm)
+    stored, origin = _read_stored(head, path, model)
     if stored < settings.layers:
         _start_as_the_last_block(head, stored, policy, model)
     weights = sum(weight.numel() for weight in head.parameters())
-    log(f"multi-token prediction: {_origin(stored, settings.layers, path)}; {weights:,} weights", ranks.is_main)
+    log(f"multi-token prediction: {_described(stored, settings.layers, origin)}; {weights:,} weights", ranks.is_main)
     if policy.settings.zero_stage != 3:
         head.to(ranks.device)
     engine_settings = replace(policy.settings, lora_learning_rate=None)
@@ -49,11 +48,26 @@ def open_head(
     return MultiTokenPrediction(HeadTraining(engine, policy, settings.loss_coef, settings.layers))
 
 
-def _origin(stored: int, layers: int, path: str) -> str:
+def _read_stored(head: MtpHead, path: str, model: PreTrainedModel) -> tuple[int, str]:
+    """Load the modules of `head` that the model's folder has, under this project's names or a public checkpoint's.
+    Return how many these are, and where they were, in words."""
+    own = min(layers_in(path), len(head.depths))
+    if own:
+        read_head(path, _first(head, own))
+        return own, f"{path}/{FOLDER}"
+    public = public_head_in(path, int(model.config.get_text_config().num_hidden_layers))
+    if public is None:
+        return 0, ""
+    found = min(public.depths, len(head.depths))
+    public.read(_first(head, found))
+    return found, f"{path}: {public.names}"
+
+
+def _described(stored: int, layers: int, origin: str) -> str:
     """Where the modules come from, in words."""
     parts = []
     if stored:
-        parts.append(f"{stored} of its modules from {path}/{FOLDER}")
+        parts.append(f"{stored} of its modules from {origin}")
     if layers > stored:
         parts.append(f"{layers - stored} new, with the weights of the model's last block")
     return f"a head of {layers}: {' and '.join(parts)}"

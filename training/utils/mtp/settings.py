@@ -8,7 +8,11 @@ from training.utils.run.errors import Mistakes
 
 LAYERS_HELP = (
     "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "
-    "starts from the model's own head, if its folder has one."
+    "starts from the model's own head, if its folder has one, under the names of public checkpoints too."
+)
+NORM_HELP = (
+    "End each module in a norm before the output layer; false builds the head of ERNIE-4.5, which has none, and which "
+    "vLLM runs beside a Llama."
 )
 # 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
 COEF_HELP = "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1)."
@@ -16,10 +20,12 @@ COEF_HELP = "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4
 
 @dataclass(frozen=True)
 class MtpSettings:
-    """layers: modules, each one token further ahead; 0: no head. loss_coef: weight of the mean of their losses."""
+    """layers: modules, each one token further ahead; 0: no head. loss_coef: weight of the mean of their losses.
+    final_norm: each ends in a norm."""
 
     layers: int = 0
     loss_coef: float = 0.1
+    final_norm: bool = True
 
     @property
     def needs_segments(self) -> str | None:
@@ -27,10 +33,14 @@ class MtpSettings:
         return f"--mtp_num_layers {self.layers}" if self.layers else None
 
 
-def check_mtp(mistakes: Mistakes, layers: int, loss_coef: float) -> None:
-    """Note a weight without a head."""
+def check_mtp(mistakes: Mistakes, settings: MtpSettings) -> None:
+    """Note what is set of a head that is not there."""
     mistakes.require(
-        layers > 0 or loss_coef == MtpSettings.loss_coef,
-        f"--mtp_loss_coef {loss_coef:g} weighs the loss of a head, and there is none; give --mtp_num_layers 1 or leave "
-        "it out",
+        settings.layers > 0 or settings.loss_coef == MtpSettings.loss_coef,
+        f"--mtp_loss_coef {settings.loss_coef:g} weighs the loss of a head, and there is none; give --mtp_num_layers 1 "
+        "or leave it out",
+    )
+    mistakes.require(
+        settings.layers > 0 or settings.final_norm,
+        "--mtp_final_norm false is of a head, and there is none; give --mtp_num_layers 1 or leave it out",
     )

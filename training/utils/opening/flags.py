@@ -41,8 +41,7 @@ class OneModelFlags:
     @property
     def mtp(self) -> MtpSettings:
         """The head for multi-token prediction, of steps that can train one."""
-        layers = getattr(self.own, "mtp_num_layers", 0)
-        return MtpSettings(layers, self.own.mtp_loss_coef) if layers else MtpSettings()
+        return getattr(self.own, "mtp", MtpSettings())
 
 
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.

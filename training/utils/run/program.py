@@ -20,6 +20,7 @@ from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT  # as a shell has it
 # Of huggingface_hub, vLLM, and whatever else respects https://donottrack.sh: no usage data leaves the machine.
 _NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
 _FIRST_ERROR = "the first error of the run"
@@ -30,8 +31,8 @@ _EXIT_SECONDS = 10.0  # for what is registered with atexit, in a process that wi
 
 
 def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True) -> None:
-    """Call `main` with the command line. A ThreestepError and out of memory end it with code 2 and one sentence; any
-    other error keeps its traceback, and of several ranks only the first prints one."""
+    """Call `main` with the command line. A ThreestepError and out of memory end it with code 2 and one sentence, Ctrl-C
+    with code 130 and one; any other error keeps its traceback, and of several ranks only the first prints one."""
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
     no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
@@ -42,6 +43,8 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         main(sys.argv[1:])
     except ThreestepError as mistake:
         _exit_with(str(mistake), MISTAKE_EXIT_CODE)
+    except KeyboardInterrupt as stop:
+        _exit_with(str(stop) or "stopped by Ctrl-C", INTERRUPTED_EXIT_CODE)
     except Exception as problem:
         if is_out_of_memory(problem):
             _exit_with(out_of_memory_sentence(problem), MISTAKE_EXIT_CODE)

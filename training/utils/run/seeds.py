@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -22,6 +24,25 @@ def seed_everything(seed: int, rank: int) -> None:
     random.seed(value)
     numpy.random.seed(value % 2**32)
     torch.manual_seed(value)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Give Python's, NumPy's and torch's generators back as they were, those of GPUs too where CUDA is in use."""
+    import numpy
+    import torch
+
+    python, numpys, torchs = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    # Asked of an unused GPU, its state would take memory there.
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(numpys)
+        torch.set_rng_state(torchs)
+        if gpus is not None:
+            torch.cuda.set_rng_state_all(gpus)
 
 
 def random_state() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Signals are noted; the second SIGINT ends the process."""
+"""Signals are noted and announced; the second SIGINT ends the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -14,11 +15,14 @@ from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_s
 TWICE = """
 import os, signal
 from training.utils.checkpoints.interrupts import Interrupts
-with Interrupts() as interrupts:
+with Interrupts(alone=ALONE) as interrupts:
     os.kill(os.getpid(), signal.SIGINT)
     print(interrupts.reason, flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-    print("still here", flush=True)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        print("still here", flush=True)
+    except KeyboardInterrupt as stop:
+        print(stop, flush=True)
 """
 
 
@@ -32,9 +36,40 @@ def test_a_signal_is_noted_and_handlers_come_back(number):
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_a_second_interrupt_ends_the_process_at_once():
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGINT and done.stdout == "SIGINT\n"
+@pytest.mark.parametrize(
+    ("alone", "code", "said"),
+    [(True, 0, "stopped at once by a second Ctrl-C, without a checkpoint of this step\n"), (False, -signal.SIGINT, "")],
+)
+def test_a_second_interrupt_ends_the_run_at_once(alone, code, said):
+    program = TWICE.replace("ALONE", str(alone))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and done.stdout == "SIGINT\n" + said
+
+
+def test_the_first_signal_says_what_follows(capfd):
+    with Interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err == "\nSIGTERM: finishing this step, then writing a checkpoint\n"
+    with Interrupts(announces=False):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == ""
+    with Interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert "Ctrl-C again stops at once, without one" in capfd.readouterr().err
+
+
+def test_a_run_in_a_thread_notes_no_signal():
+    noted = []
+
+    def run():
+        with Interrupts() as interrupts:
+            noted.append(interrupts.reason)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert noted == [None]
 
 
 def test_the_time_since_the_start_grows():

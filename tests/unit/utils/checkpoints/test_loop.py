@@ -22,6 +22,7 @@ from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.engine.startup import Ranks
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_folder import RunFolder
+from training.utils.run.typed import WHOLE_RUN_VARIABLE
 
 SETTINGS = {"learning_rate": 0.5, "seed": 7, "max_train_steps": 3}
 
@@ -169,7 +170,7 @@ def test_when_one_is_due(tmp_path, flags, due):
         assert [step for step in range(1, 6) if kept.due(step, total_steps=5)] == due
 
 
-def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path, capsys):
+def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path, capsys, monkeypatch):
     import os
     import signal
 
@@ -187,6 +188,8 @@ def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"stopped after step 2 (SIGUSR1); to resume: python -m training.a --config {tmp_path}/config.yaml --resume"
     )
+    monkeypatch.setenv(WHOLE_RUN_VARIABLE, "1")
+    assert kept._stop_message(2, was_saved=True) == "stopped after step 2 (SIGUSR1)"  # `threestep all` says how
 
 
 def test_the_time_is_short_where_a_step_and_a_checkpoint_no_longer_fit(tmp_path, monkeypatch):

@@ -38,6 +38,16 @@ def test_one_sentence_and_code_2(capsys):
     assert (said.out, said.err) == ("", "error: expected 1, got 2\n")
 
 
+@pytest.mark.parametrize(("words", "said"), [([], "stopped by Ctrl-C"), (["by a second one"], "by a second one")])
+def test_an_interrupt_is_a_sentence_too(words, said, capsys):
+    def interrupted(_argv):
+        raise KeyboardInterrupt(*words)
+
+    with pytest.raises(SystemExit) as end:
+        program.run_program(interrupted)
+    assert end.value.code == 130 and capsys.readouterr().err == f"error: {said}\n"
+
+
 def test_as_a_process():
     done = subprocess.run([sys.executable, "-c", MISTAKEN, "a"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: expected less, got ['a']\n")

@@ -13,8 +13,6 @@ from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
 ROW_PICKS = ("random", "first")
-# In the environment of a step that a program runs together with the others on the same data.
-WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
 
 
 @dataclass
