@@ -33,7 +33,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
     "dry_run": ("engine", "loading", "models", "run"),
-    "generation": ("engine", "models", "layout", "run"),
+    "generation": ("mtp", "engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
         "checkpoints",

@@ -18,6 +18,7 @@ from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
+from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.lora import add_lora
@@ -191,7 +192,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     with errors_explained("model", wanted.where, OSError, ValueError, ImportError):
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
-        with rehearsal.without_report(), _sharding_explained(wanted.where):
+        with rehearsal.without_report(), _sharding_explained(wanted.where), merged_when_copied():
             model, report = auto_class.from_pretrained(
                 wanted.where,
                 config=wanted.config,
