@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.dry_run.activations import head_bytes, saved_activations
@@ -17,6 +17,7 @@ from training.utils.engine.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
+from training.utils.models.quantized import count_weights, quantized_layers
 from training.utils.models.settings import ModelSettings
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 
@@ -66,6 +67,7 @@ def plan_training(
     config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
     zero = config["zero_optimization"]
     engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks, settings.bf16_optimizer_states)
+    engine, whole_layer = _with_rounded_weights(engine, model)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
@@ -74,6 +76,7 @@ def plan_training(
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
         MemoryLine("gradients of activations", 3 * saved.widest),
+        *whole_layer,
     ]
     if forward.masked:
         lines += mask_lines(
@@ -90,13 +93,26 @@ def plan_training(
         logits = head_bytes(model, forward.targets, positions, forward.with_entropy, chunk_mb)
         lines.append(MemoryLine("logits", logits))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
+    if loading.quantization is not None:
+        adapters += f" on weights in {loading.quantization}"
     sentences = (
-        f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
+        f"model: {type(model).__name__}, {count_weights(model):,} weights, of which {trained:,} train{adapters}; "
         f"{settings.dtype}, attention {attention}, gradient checkpointing "
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
     )
     return PlannedModel(sentences, engine, tuple(lines), max(saved.layers, default=saved.widest))
+
+
+def _with_rounded_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory, list[MemoryLine]]:
+    """Add what the rounded weights of `model` take; and, for a forward, one of them made whole."""
+    layers = [layer for _, layer in quantized_layers(model)]
+    if not layers:
+        return engine, []
+    held = engine.parameters.device_bytes + sum(part.nbytes for layer in layers for part in layer.buffers())
+    largest = max(layer.weight.nbytes for layer in layers)
+    parameters = replace(engine.parameters, name=f"weights, layers in {layers[0].quantization}", device_bytes=held)
+    return replace(engine, parameters=parameters), [MemoryLine("a rounded weight made whole", largest)]
 
 
 def planned_chunk_mb(model: Any, dtype: str, device: PlannedDevice) -> int:
