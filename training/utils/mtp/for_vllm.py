@@ -114,10 +114,11 @@ def _write_beside_ernie(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     from safetensors.torch import load_file, save_file
 
     weights, draft = load_file(folder / ONE_FILE), folder / DRAFT
-    public = to_public(FORMS["ernie"], stored_state(folder, _RUN_MODULES), config["num_hidden_layers"])
-    shared = {name: weights[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in weights}
+    tensors = to_public(FORMS["ernie"], stored_state(folder, _RUN_MODULES), config["num_hidden_layers"])
+    of_the_model = ("model.embed_tokens.weight", "lm_head.weight")
+    tensors |= {name: weights[name] for name in of_the_model if name in weights}
     draft.mkdir()
-    save_file({**public, **shared}, draft / ONE_FILE, metadata={"format": "pt"})
+    save_file(tensors, draft / ONE_FILE, metadata={"format": "pt"})
     _write_config(draft, {**config, **_LAYERS_FLAG, "architectures": ["ErnieMTPModel"], "model_type": "ernie4_5_moe"})
     _write_config(folder, {**config, **_LAYERS_FLAG})
     return {"model": str(draft), "method": "mtp", "num_speculative_tokens": 1}
