@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.chat.arguments import PROMPT_STYLES, ChatArguments
+from training.utils.data.chat.arguments import PARALLEL_TAGS, PROMPT_STYLES, ChatArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.loading.folder_kinds import check_model_folder
@@ -64,6 +64,12 @@ class TalkArguments:
         "tokenizer's eos.",
         unit="token",
     )
+    parallel_thinking: bool = flag(
+        False, "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so."
+    )
+    parallel_tags: list[str] = flag(
+        list(PARALLEL_TAGS), "The four tags of --parallel_thinking, as the model was trained with them.", unit="tag"
+    )
     seed: int = flag(RunArguments.seed, "Seed of sampling; the same seed gives the same answers.", least=0, unit="seed")
     web: bool = flag(False, "Serve a page on 127.0.0.1 instead of the terminal (needs the package gradio).")
     web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535, unit="port")
@@ -104,7 +110,7 @@ def loaded(chat: TalkArguments, sampling: SamplingArguments, vllm: VllmArguments
     from training.asking.talk import Talk
 
     rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
-    start_engine = engine_maker(sampling, vllm, LONGEST_VLLM_TOKENS)
+    start_engine = engine_maker(sampling, vllm, LONGEST_VLLM_TOKENS, chat.parallel_thinking)
     models = [
         load_asked_model(path, sampling.dtype, data, rank.device, start_engine) for path in chat.model_name_or_path
     ]
@@ -145,10 +151,13 @@ def converse(talk: Talk) -> None:
 
 
 def show_answer(talk: Talk, place: int) -> None:
-    """Print model `place`'s answer as it grows, then its score."""
+    """Print model `place`'s answer as it grows, then its paths and its score."""
     label = "model" if len(talk.models) == 1 else f"{'AB'[place]} {talk.models[place].name}"
     print(f"{label}> ", end="", flush=True)
     print("" if print_answer(talk, place) else " (cut)")
+    paths = talk.paths(place)
+    if paths:
+        print(f"  {paths}")
     score = talk.score(place)
     if score is not None:
         print(f"  score {score:.3f}")
@@ -165,7 +174,8 @@ def print_answer(talk: Talk, place: int) -> bool:
 
 
 def answer_once(talk: Talk, question: str) -> None:
-    """Print the answer to one question, those of two models each below its name. Scores go to standard error."""
+    """Print the answer to one question, those of two models each below its name. Paths and scores go to standard
+    error."""
     if not question:
         raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
     talk.ask(question)
@@ -174,6 +184,9 @@ def answer_once(talk: Talk, question: str) -> None:
             print(f"== {'AB'[place]} {asked.name}")
         print_answer(talk, place)
         print()
+        paths = talk.paths(place)
+        if paths:
+            print(f"answer of {asked.name}: {paths}", file=sys.stderr)
         score = talk.score(place)
         if score is not None:
             print(f"score of {asked.name}: {score:.3f}", file=sys.stderr)

@@ -4,6 +4,9 @@
 
 The folder contains safetensors, configuration and tokenizer; plain transformers loads it, and step 1 starts from it.
 The tokenizer's alphabet is all bytes, so no text is unknown, and each digit is a separate token.
+
+With --vision it is a Qwen2-VL, with the special tokens, chat template and image processor of that family (Pillow's, so
+that nothing needs torchvision). The steps do not train on images yet and refuse it; plain transformers loads it.
 """
 
 from __future__ import annotations
@@ -21,14 +24,38 @@ from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import (
+        LlamaConfig,
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+        Qwen2VLConfig,
+    )
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 EOS_TOKEN = "<|endoftext|>"  # noqa: S105 (a token of text)
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
+# Of a model with --vision, by Qwen2-VL's names. A turn ends with IM_END, which is its eos token.
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
+IMAGE_TOKEN, VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"  # noqa: S105 (tokens of text)
+_PATCH_PIXELS, _MERGED_PATCHES = 14, 2  # sides of a patch, and of the square of patches that becomes one token
+_TOKEN_PIXELS = (_PATCH_PIXELS * _MERGED_PATCHES) ** 2
 _BYTES = 256
 # As GPT-2 splits text, except that digits are separate: words with their leading space, digits (the first with the
 # number's leading space), other signs, white space.
 _PIECES = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# Qwen2-VL's, without its default system message and the numbers of pictures.
+VISION_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @dataclass
@@ -57,21 +84,28 @@ class NewModelArguments:
     )
     initializer_range: float = flag(0.02, "Standard deviation of the random weights.", above=0, unit="number")
     pad_is_eos: bool = flag(False, "Pad with the eos token instead of a token of its own.")
+    vision: bool = flag(False, "Make a model that sees images: a Qwen2-VL, its vision tower as wide as the model and "
+                        "two layers deep, with its image processor and chat template.")  # fmt: skip
+    max_image_tokens: int = flag(
+        16, "With --vision: tokens of an image at most, of 28 x 28 pixels each; larger images are scaled down.",
+        least=1, unit="tokens",
+    )  # fmt: skip
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(bool(self.out), "--out expects the folder to write the new model to, got nothing")
-        specials = len(_special_tokens(self.pad_is_eos))
+        specials = len(_special_tokens(self.pad_is_eos, self.vision))
         mistakes.require(
             self.vocab_size >= _BYTES + specials,
             f"--vocab_size expects at least {_BYTES + specials} ({_BYTES} bytes and {specials} special "
             f"token{'s' * (specials > 1)}), got {self.vocab_size}",
         )
         heads = self.num_attention_heads
+        width, what = (8, "a width that is a multiple of 8") if self.vision else (2, "an even width")
         if self.hidden_size >= 1 and heads >= 1:
             mistakes.require(
-                self.hidden_size % (2 * heads) == 0,
-                f"--hidden_size {self.hidden_size} does not divide into --num_attention_heads {heads} of an even "
-                f"width; give a multiple of {2 * heads}",
+                self.hidden_size % (width * heads) == 0,
+                f"--hidden_size {self.hidden_size} does not divide into --num_attention_heads {heads} of {what}; give "
+                f"a multiple of {width * heads}",
             )
 
 
@@ -89,12 +123,12 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.models.saving import save_model
 
     transformers_logging.disable_progress_bar()
-    tokenizer = train_tokenizer(
-        dataset_texts(data, new.seed), new.vocab_size, new.max_position_embeddings, new.pad_is_eos
-    )
-    model = make_model(model_config(new, tokenizer), new.seed)
+    texts, length = dataset_texts(data, new.seed), new.max_position_embeddings
+    tokenizer = train_tokenizer(texts, new.vocab_size, length, new.pad_is_eos, new.vision)
+    model = make_model((vision_config if new.vision else model_config)(new, tokenizer), new.seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    save_model(folder, model, model.state_dict(), tokenizer)
+    processor = image_processor(new.max_image_tokens) if new.vision else None
+    save_model(folder, model, model.state_dict(), tokenizer, processor and processor.save_pretrained)
     print(f"new model: {model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary, in {folder}")
 
 
@@ -118,9 +152,12 @@ def dataset_texts(data: DataArguments, seed: int) -> Iterator[str]:
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, max_length: int, pad_is_eos: bool = False
+    texts: Iterable[str], vocab_size: int, max_length: int, pad_is_eos: bool = False, vision: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of at most `vocab_size` tokens, special ones included."""
+    """Return a byte-level BPE tokenizer of at most `vocab_size` tokens, special ones included.
+
+    vision: with Qwen2-VL's special tokens and `VISION_TEMPLATE`.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -134,18 +171,20 @@ def train_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=_special_tokens(pad_is_eos),
+        special_tokens=_special_tokens(pad_is_eos, vision),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    eos_token = IM_END if vision else EOS_TOKEN
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=EOS_TOKEN,
-        pad_token=EOS_TOKEN if pad_is_eos else PAD_TOKEN,
+        eos_token=eos_token,
+        pad_token=eos_token if pad_is_eos else PAD_TOKEN,
         padding_side="right",
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
+        **({"chat_template": VISION_TEMPLATE} if vision else {}),
     )
 
 
@@ -169,18 +208,77 @@ def model_config(new: NewModelArguments, tokenizer: PreTrainedTokenizerFast) -> 
     )
 
 
-def make_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """Return a model with random float32 weights that depend only on the seed."""
-    import torch
-    from transformers import LlamaForCausalLM
+def vision_config(new: NewModelArguments, tokenizer: PreTrainedTokenizerFast) -> Qwen2VLConfig:
+    """Return the configuration of a Qwen2-VL whose language model is that of `model_config`."""
+    from transformers import Qwen2VLConfig
 
+    text = model_config(new, tokenizer).to_dict()
+    named = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    named += " max_position_embeddings initializer_range bos_token_id eos_token_id pad_token_id"
+    ids = tokenizer.convert_tokens_to_ids([IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VISION_END])
+    return Qwen2VLConfig(
+        text_config={
+            **{name: text[name] for name in named.split()},
+            "rope_parameters": {**text["rope_parameters"], "mrope_section": mrope_section(new)},
+        },
+        vision_config={
+            "depth": 2,
+            "embed_dim": new.hidden_size,
+            "num_heads": new.num_attention_heads,
+            "hidden_size": new.hidden_size,
+            "patch_size": _PATCH_PIXELS,
+            "spatial_merge_size": _MERGED_PATCHES,
+            "initializer_range": new.initializer_range,
+        },
+        image_token_id=ids[0],
+        video_token_id=ids[1],
+        vision_start_token_id=ids[2],
+        vision_end_token_id=ids[3],
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def mrope_section(new: NewModelArguments) -> list[int]:
+    """Return how many frequencies of a head turn by time, height and width: a quarter and the rest in halves, as
+    Qwen2-VL's 16, 24 and 24 of 64."""
+    frequencies = new.hidden_size // new.num_attention_heads // 2
+    of_time = max(1, frequencies // 4)
+    of_height = (frequencies - of_time) // 2
+    return [of_time, of_height, frequencies - of_time - of_height]
+
+
+def image_processor(max_tokens: int) -> Qwen2VLImageProcessorPil:
+    """Return Qwen2-VL's image processor by Pillow: an image becomes whole tokens, at most `max_tokens`."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(
+        size={"shortest_edge": _TOKEN_PIXELS, "longest_edge": max_tokens * _TOKEN_PIXELS},  # pixels of an image
+        patch_size=_PATCH_PIXELS,
+        merge_size=_MERGED_PATCHES,
+    )
+
+
+def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """Return a model with random float32 weights that depend only on the seed.
+
+    config: of a Llama or a Qwen2-VL.
+    """
+    import torch
+    from transformers import LlamaForCausalLM, Qwen2VLForConditionalGeneration
+
+    made = Qwen2VLForConditionalGeneration if config.model_type == "qwen2_vl" else LlamaForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        return made(config)
 
 
-def _special_tokens(pad_is_eos: bool) -> list[str]:
-    return [EOS_TOKEN] if pad_is_eos else [EOS_TOKEN, PAD_TOKEN]
+def _special_tokens(pad_is_eos: bool, vision: bool) -> list[str]:
+    pad = [] if pad_is_eos else [PAD_TOKEN]
+    if not vision:
+        return [EOS_TOKEN, *pad]
+    return [IM_END, *pad, IM_START, VISION_START, VISION_END, IMAGE_TOKEN, VIDEO_TOKEN]
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import SHARED, run_step, save_start
+from tests.support.parallel_texts import WRITTEN_TAGS, fond_of_tags
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
-
-TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_the_model_left_has_the_tags(trained):
     for folder in trained.values():
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         model = AutoModelForCausalLM.from_pretrained(folder / "model")
-        ids = tokenizer.convert_tokens_to_ids(TAGS)
+        ids = tokenizer.convert_tokens_to_ids(WRITTEN_TAGS)
         assert ids == list(range(len(tokenizer) - 4, len(tokenizer)))
         rows = model.get_input_embeddings().weight.detach()[ids]
         assert model.config.vocab_size == len(tokenizer) == model.get_input_embeddings().weight.shape[0]
@@ -113,24 +112,6 @@ REWARD = """
 def length(prompts, responses, **columns):
     return [float(len(text)) for text in responses], {"paths": [text.count("<Path>") for text in responses]}
 """
-
-
-def fond_of_tags(folder: Path, to: Path) -> Path:
-    """The model, with a feature that is positive at every token and by which its head likes the first three tags."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    head = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
-    with torch.no_grad():
-        model.get_input_embeddings().weight[:, 0] = 1.0
-        head[:, 0] = 0.0
-        head[tokenizer.convert_tokens_to_ids(TAGS[:3]), 0] = 12.0
-    model.get_output_embeddings().weight = head
-    model.config.tie_word_embeddings = False
-    model.save_pretrained(to)
-    tokenizer.save_pretrained(to)
-    return to
 
 
 def test_step_3_draws_them_side_by_side(place: Path, trained, flags):

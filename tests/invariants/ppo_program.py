@@ -27,6 +27,7 @@ LONGEST = 9 + MAX_NEW_TOKENS  # tokens of the longest sequence there can be; pac
 # How whole iterations are computed: by stage, padded or packed.
 LAYOUTS = {**{str(stage): (stage, False) for stage in STAGES}, "0_packed": (0, True), "3_packed": (3, True)}
 GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stage, packed, epochs
+PATHS_LAYOUTS = {"0_packed": (0, True), "0_padded": (0, False), "3_packed": (3, True)}
 MINIBATCH_LAYOUTS = {"2": (2, False), "0_packed": (0, True)}
 FIRST_MINIBATCHES = {"0_fp32": (0, "fp32"), "3_fp32": (3, "fp32"), "0_bf16": (0, "bf16")}
 # Stage, packed, GRPO, the actor's activations recomputed.
@@ -49,6 +50,7 @@ EVERY: dict[str, dict[int, Collection[str]]] = {
     "mixtures": {1: MIXTURE_LAYOUTS, 2: MIXTURE_LAYOUTS},
     "first_minibatch": {1: FIRST_MINIBATCHES, 2: FIRST_MINIBATCHES},
     "grpo": {1: GRPO_LAYOUTS, 2: GRPO_LAYOUTS},
+    "paths": {1: PATHS_LAYOUTS, 2: PATHS_LAYOUTS},
     "minibatches": {1: MINIBATCH_LAYOUTS, 2: MINIBATCH_LAYOUTS},
     "reused": {1: REUSED, 2: REUSED},
     "nothing_to_learn": {1: ("0", "2", "3"), 2: ("0", "2", "3")},
@@ -62,6 +64,7 @@ ORDINARY: dict[str, dict[int, Collection[str]]] = {
     "mixtures": {1: ("0_padded",), 2: ("3_packed",)},
     "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
     "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
+    "paths": {1: ("0_packed",), 2: ("0_padded", "3_packed")},
     "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
     "reused": {1: ("0_packed", "0_grpo"), 2: ("1_recomputed", "2")},
     "nothing_to_learn": {1: ("0",), 2: ("3",)},
@@ -348,6 +351,47 @@ def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     return found
 
 
+def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
+    """Iterations of GRPO whose responses part into two paths, drawn side by side and learned in their layout."""
+    import torch
+
+    from tests.invariants import tiny
+    from training.utils.engine.collectives import gathered
+    from training.utils.generation.base import PathSampling
+
+    found = {}
+    for layout in cases:
+        stage, packed = PATHS_LAYOUTS[layout]
+        how: dict[str, Any] = {"packed": packed, "with_texts": False, "grpo": True, "actor": "thinker"}
+        trainer = make_trainer(models, out, ranks, stage, max_tokens=90, changed=_slower, **how)
+        sampling = dataclasses.replace(trainer.settings.sampling, paths=PathSampling(tiny.TAGS, 2, 5))
+        plan = dataclasses.replace(trainer.settings.experience.plan, tags=tiny.TAGS)
+        experience = dataclasses.replace(trainer.settings.experience, plan=plan)
+        trainer.settings = dataclasses.replace(trainer.settings, sampling=sampling, experience=experience)
+        trainer.updates.settings = trainer.settings
+        told = []
+        for iteration in range(1, ITERATIONS + 1):
+            experience_of_all = experienced(trainer, iteration)
+            rollout = experience_of_all.rollout
+            read = experience_of_all.old_logprobs_BR, rollout.drawn
+            own = {
+                "responses": [rollout.response_of(row).tolist() for row in range(len(rollout.ended_B))],
+                "with_paths": int(rollout.inserted_BR.any(dim=1).sum()),
+                "apart": float((read[0] - read[1].logprobs_BR)[read[1].mask_BR].abs().max()),
+            }
+            told.append({"ranks": gathered(own), "figures": trainer.learn([experience_of_all], iteration)})
+        state = trainer.roles.actor.full_state(trainer.roles.actor_model)
+        if ranks.is_main:
+            torch.save(state, out / f"paths_{layout}.pt")
+        found[layout] = told
+    return found
+
+
+def _slower(flags: Any) -> Any:
+    """At the actor's usual rate, the second iteration opens no block."""
+    return dataclasses.replace(flags, actor_learning_rate=ACTOR_RATE / 10)
+
+
 def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Several minibatches a rollout: which sequences meet in one, and which rank computes them, changes nothing."""
     import torch
@@ -554,6 +598,7 @@ SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]
     "mixtures": mixtures,
     "first_minibatch": first_minibatch,
     "grpo": grpo,
+    "paths": paths,
     "minibatches": minibatches,
     "reused": reused,
     "nothing_to_learn": nothing_to_learn,

@@ -62,8 +62,8 @@ def learned(figures: dict[str, float]) -> dict[str, float]:
 def first_weights(models: Path, role: str, mixture: bool = False) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    if role == "actor":
-        name, auto_class = "mixture" if mixture else "actor", AutoModelForCausalLM
+    if role in ("actor", "thinker"):
+        name, auto_class = "mixture" if mixture else role, AutoModelForCausalLM
     else:
         name, auto_class = "mixture_scalar" if mixture else "scalar", AutoModelForSequenceClassification
     model = auto_class.from_pretrained(models / name, dtype=torch.float32).double()
@@ -163,6 +163,34 @@ def test_two_ranks_equal_one(launched, section, models, layout: str):
         residual = torch.cat([(mine[key].double() - theirs[key].double()).flatten() for key in mine])
         assert float(residual.norm() / update.norm()) < 2e-4
         assert float(residual.abs().max()) < 1e-3  # rates of 3e-3 and 1e-2
+
+
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [
+        pytest.param(size, case, marks=[] if case in program.ORDINARY["paths"][size] else [pytest.mark.long])
+        for size in (1, 2)
+        for case in program.EVERY["paths"][size]
+        if (size, case) != (1, "0_packed")
+    ],
+)
+def test_parallel_paths_on_any_ranks_are_those_of_one(launched, section, models, world_size: int, layout: str):
+    """The same responses, figures and weights, packed or padded, at any stage."""
+    one, other = section("paths", 1)["0_packed"], section("paths", world_size)[layout]
+    for mine, theirs in zip(one, other, strict=True):
+        drawn = [sorted(ids for rank in each["ranks"] for ids in rank["responses"]) for each in (mine, theirs)]
+        assert drawn[0] == drawn[1] and max(rank["apart"] for rank in theirs["ranks"]) < 1e-5
+        assert sum(rank["with_paths"] for rank in theirs["ranks"]) >= 4
+        figures = {name: value for name, value in learned(theirs["figures"]).items() if name in mine["figures"]}
+        assert learned(mine["figures"]) == pytest.approx(figures, rel=1e-4, abs=1e-5)
+    folders = [launched("ppo_program", size)[0] for size in (1, world_size)]
+    first, second = (
+        torch.load(folder / f"paths_{name}.pt") for folder, name in zip(folders, ("0_packed", layout), strict=True)
+    )
+    start = first_weights(models, "thinker").state_dict()
+    update = torch.cat([(first[key].double() - start[key]).flatten() for key in first])
+    residual = torch.cat([(first[key].double() - second[key].double()).flatten() for key in first])
+    assert float(residual.norm() / update.norm()) < 5e-4  # what Adam makes of rounding
 
 
 @of_two_ranks("minibatches", 1)

@@ -28,9 +28,11 @@ from transformers import (
 )
 
 from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
+from training.utils.layout.parallel import ParallelTags
 
 VOCAB = 211
 END, PAD = 0, 1
+TAGS = ParallelTags(3, 4, 5, 6)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,14 @@ def config(**changes: object) -> LlamaConfig:
 
 def save_models(folder: Path) -> None:
     """Write folder/causal (tied embeddings), folder/untied, folder/scalar, folder/actor, which ends its responses
-    every few tokens, folder/absolute, a GPT-2, and one of every other family."""
+    every few tokens, folder/thinker, which opens blocks besides, folder/absolute, a GPT-2, and one of every other
+    family."""
     for name, seed, make in (
         ("causal", 0, lambda: LlamaForCausalLM(config(tie_word_embeddings=True))),
         ("untied", 1, lambda: LlamaForCausalLM(config(tie_word_embeddings=False))),
         ("scalar", 2, lambda: LlamaForSequenceClassification(config(num_labels=1))),
         ("actor", 3, _model_that_ends),
+        ("thinker", 3, _model_that_thinks),
         ("absolute", 4, lambda: GPT2LMHeadModel(_gpt2())),
         *((name, 4, partial(_of_family, name)) for name in FAMILIES),
         ("mixture", 5, lambda: MixtralForCausalLM(mixture())),
@@ -135,6 +139,14 @@ def _model_that_ends() -> LlamaForCausalLM:
     with torch.no_grad():
         model.model.embed_tokens.weight += 4.0 * direction
         model.lm_head.weight[END] = 1.3 * direction
+    return model
+
+
+def _model_that_thinks() -> LlamaForCausalLM:
+    """The same, and reads it as the tags that open a block and open and close a path."""
+    model = _model_that_ends()
+    with torch.no_grad():
+        model.lm_head.weight[[TAGS.open_block, TAGS.open_path, TAGS.close_path]] += model.lm_head.weight[END]
     return model
 
 

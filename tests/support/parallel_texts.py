@@ -4,6 +4,7 @@ together: no tag is parsed here.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from training.utils.layout.documents import TokenSequence
 from training.utils.layout.parallel import ParallelTags
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)  # ordinary tokens are 10 and up
+WRITTEN_TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,20 @@ def texts(draw: Any, most_blocks: int = 3, text_behind: bool = True) -> Text:
         paths = [Path(draw(some_ids(1)), draw(some_ids(0, 2 * text_behind))) for _ in range(draw(st.integers(1, 3)))]
         text.block(*paths, opening=draw(some_ids(0, 2))).trunk(*draw(some_ids(0)))
     return text
+
+
+def fond_of_tags(folder: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
+    """The model, with a feature that is positive at every token and by which its head likes the first three tags."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    head = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] = 1.0
+        head[:, 0] = 0.0
+        head[tokenizer.convert_tokens_to_ids(WRITTEN_TAGS[:3]), 0] = 12.0
+    model.get_output_embeddings().weight = head
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    return to

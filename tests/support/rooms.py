@@ -22,6 +22,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data.rows": ("layout", "run"),
     "data.sources": ("data.files", "run"),
     "data.sources.hub": ("data.sources", "data.files", "run"),
+    "data.images": ("data.sources", "data.files"),
     "data.chat": ("data.sources", "data.rows", "data.files", "layout", "run"),
     "data.cache": ("data.rows", "data.files", "run"),
     "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
@@ -32,7 +33,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
     "dry_run": ("engine", "loading", "models", "mtp", "run"),
-    "generation": ("engine", "models", "layout", "run"),
+    "generation": ("mtp", "engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
         "checkpoints",

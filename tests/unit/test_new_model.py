@@ -138,9 +138,63 @@ def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
         make("rows.jsonl")
 
 
+def test_a_model_that_sees_describes_a_picture_by_plain_transformers(make):
+    import torch
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+    folder = make("seeing", "--vision", "--max_image_tokens=6", "--rope_theta=100")
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    assert type(processor).__name__ == "Qwen2VLImageProcessorPil"
+    assert tokenizer.eos_token == "<|im_end|>" and model.config.get_text_config().eos_token_id == tokenizer.eos_token_id
+    assert model.config.get_text_config().rope_parameters["mrope_section"] == [2, 3, 3]
+    image = processor(Image.new("RGB", (300, 150), (200, 0, 0)), return_tensors="pt")
+    assert image["image_grid_thw"].tolist() == [[1, 2, 6]]  # 3 tokens: at most 6, and about twice as wide as high
+    parts = [{"type": "image"}, {"type": "text", "text": "12?"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>12?<|im_end|>\n<|im_start|>assistant\n"
+    ids = tokenizer(text.replace("<|image_pad|>", "<|image_pad|>" * 3), return_tensors="pt").input_ids
+    assert (ids == model.config.image_token_id).sum() == 3
+    read = [
+        model(
+            input_ids=ids,
+            mm_token_type_ids=(ids == model.config.image_token_id).int(),
+            image_grid_thw=image["image_grid_thw"],
+            pixel_values=pixels,
+        ).logits
+        for pixels in (image["pixel_values"], -image["pixel_values"])
+    ]
+    assert read[0].isfinite().all() and not torch.allclose(read[0][0, -1], read[1][0, -1])
+
+
+def test_the_steps_refuse_a_model_that_sees_in_one_sentence(make):
+    import torch
+
+    from training.utils.loading.models import load_causal_lm, load_scalar_model
+    from training.utils.models.settings import ModelSettings
+
+    folder = make("seeing", "--vision")
+    settings = ModelSettings(str(folder))
+    said = r"seeing': expected a causal language model of text, got a model of images and text \(qwen2_vl\)"
+    with pytest.raises(ThreestepError, match=said):
+        load_causal_lm(settings, torch.float32, 300)
+    with pytest.raises(ThreestepError, match=said):
+        load_scalar_model(settings, torch.float32, None, must_have_head=False)
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--vision", "--vocab_size=262"], r"--vocab_size expects at least 263 \(256 bytes and 7 special tokens\)"),
+        (
+            ["--vision", "--hidden_size=24", "--num_attention_heads=4"],
+            "--hidden_size 24 does not divide .* of a width that is a multiple of 8; give a multiple of 32",
+        ),
+        (["--vision", "--max_image_tokens=0"], "--max_image_tokens expects 1 or more, got 0"),
         (["--vocab_size=257"], r"--vocab_size expects at least 258 \(256 bytes and 2 special tokens\), got 257"),
         (["--vocab_size=256", "--pad_is_eos"], r"at least 257 \(256 bytes and 1 special token\), got 256"),
         (["--hidden_size=28", "--num_attention_heads=4"], "--hidden_size 28 does not divide .* multiple of 8"),

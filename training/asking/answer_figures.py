@@ -30,6 +30,7 @@ def answer_samples(rows: Sequence[PromptRow], answers: Sequence[Answer], scores:
                 "response": answer.text,
                 "answer_tokens": len(answer.token_ids),
                 "ended": answer.ended,
+                **({} if answer.positions is None else {"positions": answer.positions, "paths": list(answer.paths)}),
                 "reward": scores.total[place],
                 **{f"reward/{name}": own[place] for name, own in scores.parts.items()},
             }
@@ -47,6 +48,9 @@ def answer_figures(sides: Sequence[Sequence[Sample]], seed: int) -> dict[str, An
         figures |= _of_side(samples, prefix, seed)
         figures[f"{prefix}answer_tokens"] = sum(sample["answer_tokens"] for sample in samples) / len(samples)
         figures[f"{prefix}ended_share"] = sum(sample["ended"] for sample in samples) / len(samples)
+        if "paths" in samples[0]:  # they were drawn side by side
+            figures[f"{prefix}answer_positions"] = sum(sample["positions"] for sample in samples) / len(samples)
+            figures[f"{prefix}with_paths"] = sum(bool(sample["paths"]) for sample in samples) / len(samples)
         for source, own in by_source(samples).items():
             figures |= _of_side(own, f"{prefix}{source}/", seed)
     return figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from training.asking.model import Answer, AskedModel, check_room
 from training.asking.scorer import Scorer
@@ -51,7 +52,7 @@ def answers_to(
     own = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
     with progress_bar(own, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
 
-        def answered(piece: int) -> list[tuple[str, list[int], bool]]:
+        def answered(piece: int) -> list[dict[str, Any]]:
             places = batches[piece]
             batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
             # The first sample has the seed that it has where it is the only one.
@@ -60,15 +61,15 @@ def answers_to(
             ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
             request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples)
             rollout = rolled_out(asked.engine, asked.model, request)
-            texts = rollout.texts(asked.tokenizer.decode, sampling.end_token_ids)
             bar.update(len(places))
-            return [
-                (texts[index], rollout.response_of(index).tolist(), bool(rollout.ended_B[index]))
-                for index in range(len(indices))
-            ]
+            return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
 
         found = sharers.results(name, len(batches), answered)
-    return [Answer(text, tuple(token_ids), ended) for batch in found for text, token_ids, ended in batch]
+    return [
+        Answer(**{**given, "token_ids": tuple(given["token_ids"]), "paths": tuple(given["paths"])})
+        for batch in found
+        for given in batch
+    ]
 
 
 def scores_of(

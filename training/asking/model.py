@@ -6,7 +6,7 @@ Prompts are rendered by the data room, as step 3 renders those made during a run
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.chat.arguments import CHAT_TEMPLATE
 from training.utils.data.chat.chat import adopt_style
@@ -24,11 +25,13 @@ from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.data.sources.messages import Message
 from training.utils.engine.devices import device_of, set_threads
 from training.utils.engine.startup import DTYPES, Ranks
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
+from training.utils.generation.arguments import SamplingArguments, check_path_flags
+from training.utils.generation.base import PathSampling, RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.generation.engines import checked_engine
 from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.layout.parallel import ParallelTags, drawn_blocks
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
@@ -49,11 +52,21 @@ class Answer:
     text: without the end token.
     token_ids: with the end token, if `ended`.
     ended: False if max_new_tokens cut it.
+    positions: its tokens, of which the longest path of each block counts alone; None where it was drawn in one piece.
+    paths: of each block, how many were drawn side by side.
     """
 
     text: str
     token_ids: tuple[int, ...]
     ended: bool
+    positions: int | None = None
+    paths: tuple[int, ...] = ()
+
+    @property
+    def of_paths(self) -> str:
+        """What was drawn side by side, in words; "" if nothing was."""
+        each = ", ".join(map(str, self.paths))
+        return each and f"paths side by side: {each}; {len(self.token_ids)} tokens in {self.positions} positions"
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class AskedModel:
     end_token_id: of a response, as in step 3.
     more_end_tokens: the model's own, at which an answer in a chat ends too.
     end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
+    tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
     """
 
     name: str
@@ -72,6 +86,7 @@ class AskedModel:
     end_token_id: int
     more_end_tokens: frozenset[int]
     end_token_ids: tuple[int, ...] = ()
+    tags: ParallelTags | None = None
 
     def said(self, answer: Answer) -> str:
         """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
@@ -87,9 +102,23 @@ class AskedModel:
     def sampling(self, flags: SamplingArguments) -> Sampling:
         pad_id = self.tokenizer.pad_token_id
         more = self.end_token_ids[1:]
+        tags = self.tags
+        paths = None if tags is None else PathSampling(tags, flags.paths_of_a_block, flags.max_path_tokens)
         return settings_of(
-            Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id, more_end_token_ids=more
+            Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id, more_end_token_ids=more, paths=paths
         )
+
+    def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
+        """The drawn responses."""
+        texts, found = rollout.texts(self.tokenizer.decode, end_token_ids), []
+        for row, text in enumerate(texts):
+            ids_r = rollout.response_of(row)
+            paths, positions = tuple[int, ...](), None
+            if rollout.positions_B is not None and self.tags is not None:
+                paths = tuple(len(block.paths) for block in drawn_blocks(ids_r, self.tags))
+                positions = int(rollout.positions_B[row])
+            found.append(Answer(text, tuple(ids_r.tolist()), bool(rollout.ended_B[row]), positions, paths))
+        return found
 
 
 def start_alone() -> Ranks:
@@ -106,12 +135,17 @@ def start_alone() -> Ranks:
 
 
 def engine_maker(
-    flags: SamplingArguments, vllm: VllmArguments, longest_tokens: int
+    flags: SamplingArguments, vllm: VllmArguments, longest_tokens: int, thinks: bool = False
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
-    model loads, if the engine is unknown, not installed or unfit. longest_tokens: of a prompt with its answer."""
+    model loads, if the engine is unknown, not installed or unfit.
+
+    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`.
+    """
     mistakes = Mistakes()
-    engine = checked_engine(flags.rollout_engine, {"min_p": flags.min_p}, mistakes)
+    check_path_flags(flags, thinks, mistakes)
+    wanted = {"min_p": flags.min_p, "parallel_thinking": thinks}
+    engine = checked_engine(flags.rollout_engine, wanted, mistakes)
     mistakes.require(
         engine is None or not engine.for_training_only,
         f"--rollout_engine {flags.rollout_engine} is for training only; use another engine, such as hf",
@@ -132,6 +166,8 @@ def engine_maker(
         assert own is not None  # its weights are whole
         for sentence in made.check(nullcontext(model), own):
             note(sentence)
+        if thinks:
+            made.check_paths(nullcontext(model))
         return made
 
     return started
@@ -156,7 +192,8 @@ def load_asked_model(
     model = model.to(device).eval().requires_grad_(False)
     more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
     ends = tuple(joined_stop_tokens(stop_tokens(model), tokenizer, [end_id]))
-    return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more, ends)
+    tags = parallel_tags(data.chat, tokenizer)
+    return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more, ends, tags)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
@@ -179,7 +216,8 @@ def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
 def stream_answer(
     asked: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
-    """Yield the answer as it grows; the last one is complete. Equal seeds give equal answers.
+    """Yield the answer as it grows, one with parallel paths once it is complete; the last one is complete. Equal seeds
+    give equal answers.
 
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
@@ -195,7 +233,13 @@ def stream_answer(
     ends = {asked.end_token_id, *asked.more_end_tokens}
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
-    request = RolloutRequest.of_prompt(prompt_ids_P, asked.sampling(flags), seed)
+    sampling = asked.sampling(flags)
+    request = RolloutRequest.of_prompt(prompt_ids_P, sampling, seed)
+    if sampling.paths is not None:
+        request = replace(request, sampling=replace(sampling, more_end_token_ids=tuple(ends - {asked.end_token_id})))
+        rollout = rolled_out(asked.engine, asked.model, request)
+        yield from asked.answers_of(rollout, request.sampling.end_token_ids)
+        return
     for token in asked.engine.stream(asked.model, request, asked.more_end_tokens):
         ids.append(token)
         ended = token in ends

@@ -13,7 +13,7 @@ from training.utils.layout.documents import Document
 from training.utils.layout.planner import plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import plan_for
-from training.utils.models.layout_check import check_padded, notes_on, why_not_packed
+from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.console import log
 
@@ -42,7 +42,9 @@ def row_losses(
         return read(rows).logprobs_M
 
     check_padded(asked.model, logprobs_M, ranks.device)
-    reason = why_not_packed(asked.model, logprobs_M, longest_tokens, ranks.device, sharing=False)
+    needed = asked.data.chat.needs_segments
+    reason = why_not_packed(asked.model, logprobs_M, longest_tokens, ranks.device, sharing=needed is not None)
+    check_segments(reason, needed, type(asked.model).__name__)
     for note in notes_on(asked.model):
         log(f"{asked.name}: {note}")
     if reason is not None:

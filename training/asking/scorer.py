@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.data.rows.tokenize import Ids, TextTokenizer
@@ -20,6 +21,7 @@ from training.utils.data.sources.messages import (
     prompt_text,
 )
 from training.utils.engine.startup import Ranks
+from training.utils.layout.parallel import ParallelTags
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
@@ -34,17 +36,22 @@ _WHERE = "the conversation"
 class Scorer:
     """name: the reward model's path.
     texts: tokenizes as this model reads texts.
+    tags: with `--parallel_thinking`: paths of responses do not see each other.
     """
 
     name: str
     tokenizer: Any
     texts: TextTokenizer | ChatTokenizer
     score_rows: ScoreRows
+    tags: ParallelTags | None = None
 
     def score_ids(self, prompts: Sequence[Ids], responses: Sequence[Ids]) -> list[float]:
         """The scores of responses in this model's tokens, end token included. A collective."""
+        tags = None if self.tags is None else astuple(self.tags)
         rows = [
-            ResponsesRow(place, np.array(prompt, np.int32), (np.array(response, np.int32),))
+            ResponsesRow(
+                place, np.array(prompt, np.int32), (np.array(response, np.int32),), parallel_tags=tags, are_drawn=True
+            )
             for place, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         ]
         return self.score_rows(rows).score_R.tolist()
@@ -87,4 +94,5 @@ def load_answer_scorer(name_or_path: str, dtype: str | None, data: DataArguments
     note(f"{name_or_path}: {style.sentence}")
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
-    return Scorer(name_or_path, tokenizer, texts, load_scorer(settings, data, tokenizer, ranks))
+    tags = parallel_tags(data.chat, tokenizer)
+    return Scorer(name_or_path, tokenizer, texts, load_scorer(settings, data, tokenizer, ranks), tags)

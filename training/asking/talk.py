@@ -79,6 +79,11 @@ class Talk:
             turn.answers[place] = answer
             yield answer
 
+    def paths(self, place: int) -> str:
+        """What was drawn side by side in model `place`'s last answer, in words; "" if nothing was."""
+        answer = self.turns[-1].answers.get(place)
+        return "" if answer is None else answer.of_paths
+
     def score(self, place: int) -> float | None:
         """The reward model's score of model `place`'s last answer; None without a reward model or an answer."""
         turn, asked = self.turns[-1], self.models[place]

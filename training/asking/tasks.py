@@ -130,6 +130,7 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
             "scores": [own["reward"] for own in of_all],
             "rewards": [{name: own[name] for name in value_names([own])} for own in of_all],
             "ended": [own["ended"] for own in of_all],
+            **({"paths": [own["paths"] for own in of_all]} if "paths" in of_all[0] else {}),
             "uid": of_all[0]["uid"],
             "sample": of_all[0]["sample"],
         }
@@ -141,7 +142,9 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
 def load(flags: Evaluated, path: str) -> AskedModel:
     """Load a model that answers in the prompt style of the data flags."""
     longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
-    start_engine = engine_maker(flags.sampling, flags.vllm, longest_tokens)
+    # Perplexity draws nothing, and its texts may have paths of any kind.
+    thinks = flags.data.chat.parallel_thinking and flags.task != "perplexity"
+    start_engine = engine_maker(flags.sampling, flags.vllm, longest_tokens, thinks)
     return load_asked_model(path, flags.sampling.dtype, flags.data, start_alone().device, start_engine)
 
 

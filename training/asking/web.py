@@ -176,7 +176,11 @@ def _columns(talk: Talk, note: str) -> list[list[dict[str, str]]]:
         for turn in talk.turns:
             shown.append({"role": "user", "content": turn.question})
             if place in turn.answers:
+                answer = turn.answers[place]
+                text, paths = answer.text.strip(), ""
+                if answer.paths:  # the page would take the tags for HTML
+                    text, paths = text.replace("<", "&lt;"), f"\n\n*{answer.of_paths}*"
                 score = f"\n\n*score {turn.scores[place]:.3f}*" if place in turn.scores else ""
-                shown.append({"role": "assistant", "content": turn.answers[place].text.strip() + score})
+                shown.append({"role": "assistant", "content": text + paths + score})
         columns.append([*shown, {"role": "assistant", "content": note}] if note else shown)
     return columns

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from training.utils.engine.arguments import EVAL_EPOCHS_HELP, check_epochs
+from training.utils.generation.arguments import DEFAULT_PATHS
 from training.utils.generation.engines import ENGINES_HELP
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
@@ -99,7 +100,7 @@ class PpoArguments:
     )
     parallel_paths: int | None = flag(
         None,
-        "With --parallel_thinking: paths of each block that a response opens; default: 2.",
+        f"With --parallel_thinking: paths of each block that a response opens; default: {DEFAULT_PATHS}.",
         least=1,
         unit="paths",
     )
@@ -125,6 +126,12 @@ class PpoArguments:
         "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
         "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
         least=1,
+        unit="tokens",
+    )
+    speculate: str = flag(
+        "0",
+        "With --mtp_num_layers and --rollout_engine hf: guess so many tokens ahead by that head and verify them in one "
+        "forward, or auto: one token, wherever that is faster. The responses stay the same. 0 guesses none.",
         unit="tokens",
     )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
@@ -237,8 +244,8 @@ class PpoArguments:
 
     @property
     def paths_of_a_block(self) -> int:
-        """With --parallel_thinking; by default as in Parallel-R1."""
-        return 2 if self.parallel_paths is None else self.parallel_paths
+        """With --parallel_thinking."""
+        return DEFAULT_PATHS if self.parallel_paths is None else self.parallel_paths
 
     @property
     def sequences_per_rollout(self) -> int:

@@ -30,6 +30,7 @@ from training.utils.engine.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
+from training.utils.models.quantized import rounded_elements
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -169,7 +170,8 @@ def _plain_parameters(model: Any) -> list[Any]:
 def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[MemoryLine], list[MemoryLine]]:
     """What drawing responses adds, and what the engine keeps besides between rollouts."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
-    weights = ELEMENT_BYTES[roles.dtype] * sum(map(torch.numel, _plain_parameters(actor)))
+    elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
+    weights = ELEMENT_BYTES[roles.dtype] * elements
     is_sharded = roles.actor_zero_stage == 3
     if ppo.rollout_engine == "vllm":
         lines = _vllm(weights, flags.vllm, device)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from training.utils.engine.arguments import DTYPE_NAMES
 from training.utils.generation.engines import ENGINES_HELP
+from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
+
+DEFAULT_PATHS = 2  # of a block, as in Parallel-R1
+PATH_FLAGS = ("parallel_paths", "max_path_tokens")
 
 
 @dataclass
@@ -37,7 +41,37 @@ class SamplingArguments:
         most=1,
         unit="share",
     )
+    parallel_paths: int | None = flag(
+        None,
+        f"With --parallel_thinking: paths of each block that an answer opens; default: {DEFAULT_PATHS}.",
+        least=1,
+        unit="paths",
+    )
+    max_path_tokens: int | None = flag(
+        None,
+        "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
+        "--max_new_tokens, which counts only the longest path of each block.",
+        least=2,
+        unit="tokens",
+        topic="length",
+    )
     rollout_engine: str = flag("hf", f"What draws: {ENGINES_HELP}.", unit="name")
     dtype: str | None = flag(
         None, f"One of {', '.join(DTYPE_NAMES)}; default: the dtype of the saved weights.", choices=DTYPE_NAMES
     )
+
+    @property
+    def paths_of_a_block(self) -> int:
+        """With --parallel_thinking."""
+        return DEFAULT_PATHS if self.parallel_paths is None else self.parallel_paths
+
+
+def check_path_flags(flags: Any, thinks: bool, mistakes: Mistakes) -> None:
+    """Note each of PATH_FLAGS that `flags` has, where nothing draws paths."""
+    for name in PATH_FLAGS:
+        value = getattr(flags, name)
+        mistakes.require(
+            thinks or value is None,
+            f"--{name} {value} is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} "
+            "out",
+        )

@@ -76,6 +76,16 @@ def why_not_packed(
     return reason
 
 
+def check_segments(reason: str | None, needed_by: str | None, name: str) -> None:
+    """ThreestepError if the flag `needed_by` gives documents segments that do not see each other, padded or not, and
+    the model `name` cannot do that, for `reason` (of `why_not_packed`, sharing)."""
+    if reason is not None and needed_by is not None:
+        raise ThreestepError(
+            f"{needed_by} needs a model that takes a mask of segments, padded or not, and {name} "
+            f"does not: {reason}; use another model or --attn_implementation, or leave {needed_by} out"
+        )
+
+
 def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, sharing: bool) -> str | None:
     """`why_not_packed` by the attention that the model has now."""
     implementation = model.config._attn_implementation

@@ -47,11 +47,15 @@ class MtpModule(nn.Module):
 
     def forward(self, embeddings_LH: torch.Tensor, before_LH: torch.Tensor, rows: Any) -> torch.Tensor:
         """Return the states [L, H]. before_LH: of the depth before, at the token before each."""
-        joined_LH = self.eh_proj(torch.cat([self.enorm(embeddings_LH), self.hnorm(before_LH)], dim=-1))
+        joined_LH = self.joined(embeddings_LH, before_LH)
         inputs = model_inputs(rows, self.trunk.config._attn_implementation)
         shape = inputs.pop("input_ids").shape
         filled_LH = functional.pad(joined_LH, (0, 0, 0, shape.numel() - len(joined_LH)))
         return self.trunk(inputs_embeds=filled_LH.view(*shape, -1), **inputs)[0].flatten(0, 1)
+
+    def joined(self, embeddings: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return what the block reads of entries [..., H]."""
+        return self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(before)], dim=-1))
 
 
 class MtpHead(nn.Module):

@@ -106,7 +106,7 @@ def may_pack(
     needs_segments: the flag that gives a document segments which do not see each other, padded or not; ThreestepError
         if the model cannot do that
     """
-    from training.utils.models.layout_check import check_padded, notes_on, why_not_packed
+    from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 
     name, device, was_training = type(model).__name__, engine.ranks.device, engine.module.training
     engine.eval()
@@ -120,11 +120,7 @@ def may_pack(
         engine.train(was_training)
     for note in notes_on(model):
         log(f"{name}: {note}", engine.ranks.is_main)
-    if reason is not None and needs_segments is not None:
-        raise ThreestepError(
-            f"{needs_segments} needs a model that takes a mask of segments, padded or not, and {name} "
-            f"does not: {reason}; use another model or --attn_implementation, or leave {needs_segments} out"
-        )
+    check_segments(reason, needs_segments, name)
     if reason is not None:
         log(f"warning: {name} trains on padded rows: {reason}", engine.ranks.is_main)
     packs = reason is None and not padded

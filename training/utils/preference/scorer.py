@@ -17,7 +17,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.attention import plan_for
-from training.utils.models.layout_check import check_padded, notes_on, why_not_packed
+from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.opening.setup import load_under
@@ -66,9 +66,11 @@ def load_scorer(
     )
     read = FrozenModel(ScalarModel(model), engine, ranks)
     check_padded(model, read, ranks.device)
-    reason = None if settings.padded else why_not_packed(model, read, longest_tokens, ranks.device)
+    needed = data.chat.needs_segments
+    reason = None if settings.padded and needed is None else why_not_packed(model, read, longest_tokens, ranks.device)
     for note in notes_on(model):
         log(f"{type(model).__name__}: {note}", ranks.is_main)
+    check_segments(reason, needed, type(model).__name__)
     if reason is not None:
         log(f"warning: {type(model).__name__} reads padded rows: {reason}", ranks.is_main)
     plan = plan_for(

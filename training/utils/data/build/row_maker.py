@@ -85,6 +85,10 @@ class RowMaker:
             yield from self._made(waiting)
 
     def _take(self, sample: Any, row_id: int, where: str) -> _Waiting:
+        if self._source.raw.get_images(sample):
+            raise BadConversation(
+                f"{where}: get_images returned images, and only text is trained on; leave such rows out"
+            )
         mark = self._source.raw.get_mark(sample)
         if mark is False and self._phase == 1:
             raise Dropped("marked_bad")

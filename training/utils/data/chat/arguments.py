@@ -14,6 +14,7 @@ from training.utils.run.flags import AUTO, flag
 HUMAN_ASSISTANT, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
+PARALLEL_TAGS = ("<Parallel>", "<Path>", "</Path>", "</Parallel>")
 MALFORMED_PARALLEL = ("error", "drop", "causal")
 
 
@@ -64,7 +65,7 @@ class ChatArguments:
         "other (docs/layout.md); step 3 draws them so.",
     )
     parallel_tags: list[str] = flag(
-        ["<Parallel>", "<Path>", "</Path>", "</Parallel>"],
+        list(PARALLEL_TAGS),
         "The four tags that open a block, open a path, close a path and close the block, each one token; "
         "added to the tokenizer and the model where absent. The default is Parallel-R1's.",
         unit="tag",

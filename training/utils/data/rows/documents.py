@@ -7,7 +7,7 @@ import torch
 
 from training.utils.data.rows.phases import ResponsesRow, SentenceRow
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
-from training.utils.layout.parallel import ParallelTags, parallel_document, shared_prompt_in_parallel
+from training.utils.layout.parallel import ParallelTags, drawn_document, parallel_document, shared_prompt_in_parallel
 
 
 def sentence_document(row: SentenceRow) -> Document:
@@ -37,4 +37,5 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
     prompt, responses = run(row.prompt_ids, False), [run(ids, are_targets) for ids in row.response_ids]
     if row.parallel_tags is None:
         return shared_prompt(prompt, responses)
-    return shared_prompt_in_parallel(prompt, responses, ParallelTags(*row.parallel_tags))
+    lay_out = drawn_document if row.are_drawn else shared_prompt_in_parallel
+    return lay_out(prompt, responses, ParallelTags(*row.parallel_tags))

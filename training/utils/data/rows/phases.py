@@ -50,6 +50,7 @@ class ResponsesRow:
     response_ids: K int32 arrays, each ending with the end-of-conversation token (also where truncation cut it).
     margins: float32 [K - 1], the dataset's `get_margin` between neighbours in the ranking, or None.
     parallel_tags: as in SentenceRow, where responses have blocks.
+    are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
     """
 
     row_id: int
@@ -57,6 +58,7 @@ class ResponsesRow:
     response_ids: tuple[np.ndarray, ...]
     margins: np.ndarray | None = None
     parallel_tags: tuple[int, ...] | None = None
+    are_drawn: bool = False
 
     @property
     def length_tokens(self) -> int:

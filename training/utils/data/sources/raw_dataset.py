@@ -106,6 +106,11 @@ class PromptRawDataset:
         """Further JSON values by name for step 3's rewards and samples: verl's `data_source`, `extra_info`, ..."""
         return None
 
+    def get_images(self, sample: Any) -> list[Any] | None:
+        """The images of the row, as bytes, paths or PIL images, in the order of their places in its messages or texts
+        (`<image>`, or parts {"type": "image"}). Only text is trained on so far: a row with images is refused."""
+        return None
+
     # A row as chat messages in OpenAI's form: dictionaries with `role` (system, user, assistant or tool) and `content`
     # (text, or a list of typed parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`,
     # ... A class overrides either only `get_messages` (the response is then the last message, if it is the

@@ -158,3 +158,12 @@ def test_raw_ids_raw_chat_and_full_prompt_on_request(flags, tiny_tokenizer):
     assert row.columns["full_prompts"] == f"Human: {'Hi ' * 9} Assistant:" == row.prompt_text
     (text,) = prompts_of(flags, tiny_tokenizer, rows[1:], return_raw_chat=True).train
     assert text.columns["raw_prompt"] == [{"role": "user", "content": "Hi"}]
+
+
+def test_rows_for_which_a_class_returns_images_are_refused_by_name(own, tiny_tokenizer):
+    for phase in (1, 2, 3):
+        data = own(get_images=lambda self, sample: [b"a picture"])
+        with pytest.raises(
+            ThreestepError, match=r"dataset 'own', row \d+: get_images returned images, and only text is"
+        ):
+            build_phase(phase, data, tiny_tokenizer, seed=1)
