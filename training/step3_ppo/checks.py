@@ -14,6 +14,7 @@ from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
 from training.utils.loading.configurations import check_positions
+from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -57,6 +58,10 @@ def checked_components(flags: PpoFlags) -> Components:
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
+    layers = flags.mtp.mtp_num_layers
+    check_beside_quantization(mistakes, roles, {f"--mtp_num_layers {layers}": NO_MTP if layers else None})
+    if not flags.run.dry_run:
+        check_package(mistakes, roles)
     mistakes.require(
         not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
         "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
@@ -116,6 +121,8 @@ def _check_critic(
     roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
 ) -> None:
     advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
+    if needs_critic:
+        check_ranks(mistakes, roles, {"--critic_lora_dim": roles.critic_lora_dim})
     wanted_by = "the reward 'model'" if reads_model(rewards) else ""
     if needs_critic and not roles.share_trunk:
         wanted_by = f"the critic of --advantage {advantage}"

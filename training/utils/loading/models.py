@@ -23,6 +23,7 @@ from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
+from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ def load_causal_lm(
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(AutoModelForCausalLM, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(device, model), plan, settings)
+        put_on(_on(None if settings.quantization else device, model), plan, settings)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
+    _round_weights(model, settings, device)
     _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -113,11 +115,12 @@ def load_scalar_model(
     )
     model = _load(AutoModelForSequenceClassification, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(device, model), plan, settings)
+        put_on(_on(None if settings.quantization else device, model), plan, settings)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
+    _round_weights(model, settings, device)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -234,6 +237,30 @@ def _is_raised_by_a_family(problem: Exception) -> bool:
     """Whether a file modeling_FAMILY.py raised it, not transformers' common code."""
     raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
     return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
+
+
+def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torch.device | None) -> None:
+    """Round the base weights, if `settings` say so, and log which. The model has not been on `device` as a whole: it
+    may not fit there."""
+    if settings.quantization is None:
+        return
+    from training.utils.models.quantized import quantize_layers
+
+    asked = "--load_in_4bit" if settings.load_in_4bit else "--load_in_8bit"
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ThreestepError(
+            f"{asked} expects whole weights to round, and those of '{settings.name_or_path}' are quantized already, by "
+            "its config.json; leave the flag out, or give the model that was quantized"
+        )
+    done = quantize_layers(model, settings.quantization, device)
+    dtype = str(model.dtype).removeprefix("torch.")
+    before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
+    log(
+        f"model: {done.layers} linear layers are kept in {settings.quantization}, other weights in {dtype}: the base "
+        f"takes {after:,.1f} MiB, not {before:,.1f}; rounding moves the layers' weights by {done.share:.2%} (root mean "
+        f"square), and saved models have the rounded weights in {dtype}",
+        started_as_main_rank(),
+    )
 
 
 def _measure(

@@ -27,9 +27,9 @@ from training.utils.loading.configurations import check_positions, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
+from training.utils.models.quantized import count_weights
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
-from training.utils.models.sharding import count_elements
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.opening import head_writer, open_head
@@ -185,7 +185,7 @@ def loop_settings(
     """Settings of the training loop. steps: optimizer steps, and sequences of each. A collective with `--report_mfu`,
     which measures the matmul rate."""
     engine = flags.engine
-    weights = count_elements(model.parameters())
+    weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
 
     def plan(sequences: int) -> PlanSettings:
