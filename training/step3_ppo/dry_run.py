@@ -16,7 +16,14 @@ from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, planned_limits, rows_at_most
+from training.utils.dry_run.plan import (
+    LargestForward,
+    PlannedModel,
+    plan_head,
+    plan_training,
+    planned_limits,
+    rows_at_most,
+)
 from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
@@ -60,6 +67,12 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         moments.append(Moment(f"in a backward of the {role}", (*backward.lines, *reused.get(role, ()))))
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
+    head = plan_head(actor, flags.mtp.settings(), roles.engine("actor"), ranks, device)
+    if head is not None:
+        sentence, memory = head
+        sentences.append(sentence)
+        held += memory.held
+        moments.append(Moment("in the head's optimizer step", (memory.stepping,)))
     sentences.append(_batches(ppo, forward, longest, ranks))
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
     print_memory(held, moments, device.verdict)

@@ -80,13 +80,15 @@ class MtpHead(nn.Module):
 
 
 def new_head(model: PreTrainedModel, layers: int, seed: int, final_norm: bool = True) -> MtpHead:
-    """Return a head of `layers` modules for `model`, the blocks of which have random weights yet. On the CPU, in the
-    model's dtype. The generators of torch stay as they are. final_norm: each ends in a norm as the model's.
+    """Return a head of `layers` modules for `model`, the blocks of which have random weights yet. On the CPU, or on the
+    meta device if `model` is there; in the model's dtype. The generators of torch stay as they are.
+    final_norm: each module ends in a norm, as the model does.
 
     Raises ThreestepError if the model has no block, embeddings or output layer that such a head could take.
     """
     _check_fits(model)
-    with torch.random.fork_rng(devices=[]):
+    has_weights = next(model.parameters()).device.type != "meta"
+    with torch.random.fork_rng(devices=[]), torch.device("cpu" if has_weights else "meta"):
         torch.manual_seed(seed)
         head = MtpHead([_new_module(model, final_norm) for _ in range(layers)])
     return head.to(model.dtype)

@@ -264,8 +264,8 @@ HF_FLAGS: dict[str, OldFlag] = {
         differs="the precision of forwards; master weights are float32 in any case",
     ),
     "--tf32": refused(
-        "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 needs it "
-        "not",
+        "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 does not "
+        "need it",
         takes_value=False,
     ),
     "--eval_strategy": renamed(
@@ -320,7 +320,7 @@ HF_FLAGS: dict[str, OldFlag] = {
         "a loss is divided by the count over all ranks and micro-batches", takes_value=False
     ),
     "--auto_find_batch_size": refused(
-        "is not done here; --dry_run tells the memory of a rank, and --max_tokens_per_micro_batch bounds it",
+        "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it",
         takes_value=False,
     ),
     "--use_liger_kernel": needless(

@@ -103,7 +103,7 @@ EVERY_STEP: dict[str, Any] = {
     "--gradient_accumulation_steps 1": {"gradient_accumulation_steps": 1},
     "--gradient_checkpointing_kwargs {}": SAID,
     "--average_tokens_across_devices": SAID,
-    "--auto_find_batch_size": "--dry_run tells the memory of a rank",
+    "--auto_find_batch_size": "--dry_run shows the memory of a rank",
     "--use_liger_kernel": SAID,
     "--use_liger_kernel false": SAID,
     "--dataset_name embedded": {"data_path": ["embedded"]},
