@@ -13,7 +13,7 @@ from training.utils.generation.bad_words import BadWords
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.decoding import Decoding
 from training.utils.generation.records import Rollout
-from training.utils.generation.sampling import draw
+from training.utils.generation.sampling import draw, further_numbers
 from training.utils.generation.stop_strings import StopStrings
 
 
@@ -44,13 +44,15 @@ class DrawnResponses:
         which rows are over. The host waits once, at the end."""
         rows_A, bad_words = decoding.rows_A, self.bad_words
         uniform_At = self.uniform_BR[rows_A, start:end]
+        again_KAt = further_numbers(uniform_At, self._sampling)
         recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else rows_A.unsqueeze(1)
         tokens, logprobs = list[torch.Tensor](), list[torch.Tensor]()
         for place in range(end - start):
             if place:
                 logits_AV = decoding.step(tokens[-1])
             banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1]) if bad_words else None
-            token_A, logprob_A = draw(logits_AV, uniform_At[:, place], self._sampling, banned_AV)
+            again_KA = None if again_KAt is None else again_KAt[..., place]
+            token_A, logprob_A = draw(logits_AV, uniform_At[:, place], self._sampling, banned_AV, again_KA)
             recent_AK = bad_words.after(recent_AK, token_A) if bad_words else recent_AK
             tokens.append(token_A)
             logprobs.append(logprob_A)

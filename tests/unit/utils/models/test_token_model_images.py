@@ -74,15 +74,40 @@ class Family:
         return logprobs_TV[targets - 1, tokens.input_ids[targets]]
 
 
+QWEN_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+QWEN_ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+UNEVEN = ((2, 3), (1, 1), (3, 1), (2, 2))
+
+
 def qwen2_vl() -> Family:
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
     vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "mlp_ratio": 2}
-    ids = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
     torch.manual_seed(0)
-    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=vision, **ids)
-    return Family(Qwen2VLForConditionalGeneration(config).double().eval(), ((2, 3), (1, 1), (3, 1), (2, 2)), True)
+    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
+    return Family(Qwen2VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
+
+
+def qwen2_5_vl() -> Family:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+              "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
+    return Family(Qwen2_5_VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
+
+
+def qwen3_vl() -> Family:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    rope = {**QWEN_ROPE, "mrope_interleaved": True}
+    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+              "patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
+    torch.manual_seed(0)
+    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
+    return Family(Qwen3VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
 
 def llava() -> Family:
@@ -114,7 +139,7 @@ def gemma3() -> Family:
     return Family(Gemma3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, sees_itself=True)
 
 
-@pytest.fixture(scope="module", params=[qwen2_vl, llava, gemma3], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=[qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3], ids=lambda make: make.__name__)
 def family(request):
     made = request.param()
     for weight in made.model.parameters():  # a fresh tower is nearly deaf
