@@ -6,6 +6,7 @@
 #     SEED=2 bash scripts/quickstart.sh      another seed, another run
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
-own=(--work_dir "$THREESTEP_ROOT" --config training/configs/quickstart.yaml ${SEED:+--seed "$SEED"})
-export THREESTEP_COMMAND="${SEED:+SEED=$SEED }bash $0" THREESTEP_OWN_WORDS=${#own[@]}
-exec "$PYTHON" -m training.all_steps "${own[@]}" "$@"
+export THREESTEP_COMMAND="${SEED:+SEED=$SEED }bash $0" THREESTEP_OWN_WORDS=4 # --work_dir, --config and their values
+if [ -n "${SEED:-}" ]; then THREESTEP_OWN_WORDS=6; fi
+exec "$PYTHON" -m training.all_steps --work_dir "$THREESTEP_ROOT" --config training/configs/quickstart.yaml \
+    ${SEED:+--seed "$SEED"} "$@"

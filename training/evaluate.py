@@ -8,12 +8,9 @@
 
 Prompts are those of step 3 (perplexity: step 1's sentences, or --unsupervised_dataset_name's text) and answers are
 drawn as in its rollouts. --reward is its flag: rules, your own functions, and `model`, which is --reward_model.
-OUTPUT_DIR gets TASK.json and, for answers, TASK.jsonl and TASK.html. One process, on the GPU if there is one. On all:
-
-    python -m training.utils.run.launch training.evaluate win_rate ...
-
-Each rank loads the models and answers every n-th batch of prompts; the first one scores all answers and writes. The
-results are one rank's, in its order.
+OUTPUT_DIR gets TASK.json and, for answers, TASK.jsonl and TASK.html. One process answers, on the GPU if there is one;
+`threestep evaluate win_rate ... --num_ranks 8` takes eight. Each rank loads the models and answers every
+n-th batch of prompts; the first one scores all answers and writes. The results are those of one rank, in its order.
 """
 
 from __future__ import annotations

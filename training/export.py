@@ -6,6 +6,7 @@
 
 Needs one process and no GPU, for checkpoints of any ZeRO stage and number of ranks. Every byte is compared with the
 checkpoint's manifest first. LoRA is merged; with --keep_lora, OUT is the model without it and OUT/adapter PEFT's.
+With --mtp vllm, OUT is written so that vLLM drafts with the head that was trained beside the model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def main(argv: Sequence[str]) -> None:
     if arguments.part == "model" and not arguments.keep_lora and is_finished_without_checkpoints(run):
         shutil.copytree(run / "model", out, dirs_exist_ok=True)
         print(f"{run} has no checkpoints (--save_every, --save_at_end); its finished model is copied to {out}")
+        write_head_for(arguments.mtp, out)
         return
     checkpoint = find_checkpoint(run)
 
@@ -42,6 +44,21 @@ def main(argv: Sequence[str]) -> None:
     export_model(checkpoint, name, out, of_average=arguments.part == "average", keep_lora=arguments.keep_lora)
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")
+    write_head_for(arguments.mtp, out)
+
+
+def write_head_for(engine: str | None, out: Path) -> None:
+    """Write the head of the model in `out` as --mtp asks for; `out` is removed if that cannot be done."""
+    if engine is None:
+        return
+    from training.utils.mtp.for_vllm import write_for_vllm
+
+    try:
+        settings = write_for_vllm(out)
+    except ThreestepError:
+        shutil.rmtree(out)
+        raise
+    print(f"vLLM drafts with its head: --speculative-config '{settings}'")
 
 
 def is_finished_without_checkpoints(run: Path) -> bool:
@@ -96,7 +113,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="model (step 3: the actor), critic, or average: the actor's moving average of --enable_ema",
     )
     parser.add_argument("--keep_lora", action="store_true", help="do not merge LoRA: OUT/adapter is PEFT's folder")
-    return parser.parse(argv)
+    parser.add_argument(
+        "--mtp", choices=("vllm",), help="write the head for multi-token prediction where vLLM finds it (docs/mtp.md)"
+    )
+    arguments = parser.parse(argv)
+    if arguments.mtp and (arguments.keep_lora or arguments.part != "model"):
+        raise ThreestepError("--mtp expects the merged model: leave --keep_lora and --part out, or --mtp")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if not 0 <= options.port <= 65535:
         raise ThreestepError(f"--port expects a number from 0 to 65535, got {options.port}")
     if not options.runs:
-        raise ThreestepError("python -m training.report expects one or more run folders: the --output_dir of a run")
+        raise ThreestepError(f"{parser.prog} expects one or more run folders: the --output_dir of a run")
     return options
 
 

@@ -25,6 +25,7 @@ ALONE: dict[str, list[object]] = {
     "zero_0_lora": ["--zero_stage", 0, "--dtype", "bf16", *LORA],
     "zero_2": ["--zero_stage", 2, "--dtype", "bf16"],
     "zero_2_lora": ["--zero_stage", 2, "--dtype", "fp32", *LORA, "--only_optimize_lora", "false"],
+    "zero_2_int8": ["--zero_stage", 2, "--dtype", "bf16", *LORA, "--load_in_8bit"],
     "zero_3": ["--zero_stage", 3, "--dtype", "bf16"],
     "zero_3_lora": ["--zero_stage", 3, "--dtype", "bf16", *LORA],
 }
@@ -100,7 +101,7 @@ def test_the_models_of_two_ranks(together, tmp_path, part, saved):
     same_folder(tmp_path / "out", folder / saved)
 
 
-@pytest.mark.parametrize("name", ["zero_0_lora", "zero_3_lora"])
+@pytest.mark.parametrize("name", ["zero_0_lora", "zero_2_int8", "zero_3_lora"])
 def test_lora_kept_apart_is_what_peft_loads(alone, tmp_path, name):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

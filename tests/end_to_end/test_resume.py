@@ -76,7 +76,8 @@ def scorer(place: Path, start: Path) -> Path:
 def test_stopped_and_resumed(
     place: Path, start: Path, scorer: Path, pairs_file: Path, text_file: Path, world_size: int
 ) -> None:
-    """bf16 without ZeRO on one rank; float32 with ZeRO 2 on two, with a sampler of prompts that has a state."""
+    """bf16 without ZeRO on one rank; float32 with ZeRO 2 on two, with a sampler of prompts that has a
+    state, and DPO on rounded weights."""
     root = place / f"resume_{world_size}"
     root.mkdir()
     dtype = ["--dtype", "bf16" if world_size == 1 else "fp32"]
@@ -87,7 +88,7 @@ def test_stopped_and_resumed(
     if world_size == 1:
         flags[2] = trained
     else:
-        flags["dpo"] = trained
+        flags["dpo"] = [*trained, "--lora_dim", 4, "--load_in_8bit"]
     flags[3] = [
         "--actor_model_name_or_path", start, "--critic_model_name_or_path", scorer, *data, *dtype, *PPO.split(),
         "--actor_zero_stage", stage, "--critic_zero_stage", stage, "--unsupervised_dataset_name", f"jsonl:{text_file}",
@@ -101,12 +102,18 @@ def test_stopped_and_resumed(
         # Time is always short: the run ends after its first step.
         runs.append((MODULES[step], [*own, "--stop_before", "1s"], root / f"{step}_stopped"))
         runs.append((MODULES[step], [*own, "--resume"], root / f"{step}_stopped"))
-    assert run_program(root, "runs", world_size, runs) == ["done", "exit 0", "done"] * len(flags)
+    unsampled = [step for step in flags if step != 3]
+    runs += [(MODULES[step], [*flags[step], "--report_samples", 0], root / f"{step}_unsampled") for step in unsampled]
+    ends = [*["done", "exit 0", "done"] * len(flags), *["done"] * len(unsampled)]
+    assert run_program(root, "runs", world_size, runs) == ends
+    for step in unsampled:  # to look at samples changes nothing
+        same(root / f"{step}_unbroken", root / f"{step}_unsampled")
+        assert not (root / f"{step}_unsampled" / "samples.jsonl").exists()
     for step in flags:
         unbroken, stopped = root / f"{step}_unbroken", root / f"{step}_stopped"
         same(unbroken, stopped, ("model", "critic", "model_ema") if step == 3 else ("model",))
         assert (stopped / "checkpoints" / "latest").read_text() == "step_000001\n"
-    assert figures(root / "3_unbroken", "samples.jsonl") == figures(root / "3_stopped", "samples.jsonl")
+        assert figures(unbroken, "samples.jsonl") == figures(stopped, "samples.jsonl") != []
 
 
 def test_sigterm_ends_two_ranks_with_a_checkpoint_and_the_command_to_go_on(place: Path, start: Path, pairs_file: Path):

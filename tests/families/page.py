@@ -17,26 +17,26 @@ _COLUMNS = ("family", "class", "rows", "reward model", "rollouts", "LoRA", "ZeRO
 _HEAD = """# Models
 
 Every family of causal language models that transformers has, at its smallest, with random weights: built, loaded, read,
-rolled out, trained and saved by Threestep, and compared with plain transformers and plain PyTorch. `{command}` asks
-again and writes this page; it holds for {versions}.
+rolled out, trained and saved by Threestep, and compared with plain transformers and plain PyTorch. `{command}` runs
+the comparison again and writes this page; this one was made with {versions}.
 
 {summary}
 
-| column | says |
+| column | meaning |
 | --- | --- |
-| rows | *shares*: several documents a row, and a prompt stored once for all its responses. *packs*: several documents a row. *padded*: one sequence a row, and why. *refused*: the run ends before training, and why. A family with a sliding window does so for sequences that fit it; longer ones are padded |
+| rows | *shares*: several documents a row, and a prompt stored once for all its responses. *packs*: several documents a row. *padded*: one sequence a row, and why. *refused*: the run ends before training, and why. A family with a sliding window shares rows where sequences fit the window; longer ones are padded |
 | reward model | scores and two optimizer steps of step 2 equal plain PyTorch's; a dash where transformers has no such class |
-| rollouts | each token's log-probability and the greedy tokens are the model's own. *batch*: prompts of different lengths in one batch, padded on the left, with a cache; else the way that is taken, which is slower |
-| LoRA | adapters on all linear layers but those that are named: the merged model that is saved is the adapted one |
-| ZeRO | stage 0 and 3 in float32 and bfloat16: what the engine reads, its buffers, the model that is saved, and under stage 3 the copy that rolls out. *rounds*: weights that the family keeps in float32 are trained in bfloat16, as the run's log says |
-| routers | of a mixture of experts: the coefficient of the balancing loss, which equals transformers' own (steps 1 and 2, DPO), or *without* one. A dash where transformers records no router |
+| rollouts | each token's log-probability and the greedy tokens are the model's own. *batch*: prompts of different lengths in one batch, padded on the left, with a cache; otherwise the slower way that is used |
+| LoRA | adapters on all linear layers except those named; the saved model, with the adapters merged, computes what the adapted one did |
+| ZeRO | stages 0 and 3 in float32 and bfloat16: log-probabilities under the engine, buffers, the saved model, and at stage 3 the copy used for rollouts are the plain model's. *rounds*: the family keeps some weights in float32, and they are trained in bfloat16, as the log says |
+| routers | for mixtures of experts: the coefficient of the load-balancing loss, which equals transformers' own (steps 1 and 2, DPO), or *without* one. A dash where transformers reports no router |
 
-Also asked: that a folder is saved as it was loaded, that two optimizer steps of SFT equal a plain PyTorch loop, that log-probabilities in train mode without dropout are those in eval mode (PPO's first ratio is 1). A family that fails there is marked *WRONG* under "rows".
+Also checked: that a folder is saved as it was loaded, that two optimizer steps of SFT equal a plain PyTorch loop, that log-probabilities in train mode without dropout are those in eval mode (PPO's first ratio is 1). A family that fails there is marked *WRONG* under "rows".
 
 Tiny models do not show everything: sizes, precision on a GPU and other attention implementations are those of the sweep
 (float64 where a family runs in it, float32, bfloat16; SDPA on a CPU), on one rank. Gradients on two ranks, packed and
-padded, at every stage are asked of a dozen families by `tests/invariants` (`test_engine_exact.py`,
-`test_mixture_exact.py`). A run's own check at the start ([layout.md](layout.md)) looks at the real model.
+padded, at every stage are compared for a dozen families by `tests/invariants` (`test_engine_exact.py`,
+`test_mixture_exact.py`). A run's own check at the start ([layout.md](layout.md)) tests the real model.
 
 """  # noqa: E501
 

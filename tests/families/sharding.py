@@ -8,10 +8,13 @@ with the precision is the measure.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from tests.families.answers import RIGHT, WRONG, Answer, compared
@@ -22,6 +25,7 @@ from tests.families.subjects import LONG, Subject, alone, documents, true_logpro
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.startup import DTYPES, Ranks
 from training.utils.engine.whole_model import WholeModel
+from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.models.layout_check import notes_on
 from training.utils.models.one_precision import ROUNDS
@@ -42,9 +46,9 @@ def _in_dtype(folder: Path, dtype: torch.dtype, is_rounded: bool) -> Any:
 def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor, is_rounded: bool) -> Subject | None:
     """Return the subject in another precision; None where plain transformers does not run in it.
 
-    One by one and without padding, the engine takes the same operations, attention of short rows in float32 apart: it
-    is as far from exact numbers as plain transformers at the most, and so no further from plain transformers than
-    twice that. Logits of 4 in bfloat16 are 0.016 apart.
+    One by one and without padding, the engine takes the same operations: it is as far from exact numbers as plain
+    transformers at the most, and so no further from plain transformers than twice that. Logits of 4 in bfloat16 are
+    0.016 apart.
     """
     plain = _in_dtype(subject.folder, DTYPES[dtype], is_rounded)
     try:
@@ -53,6 +57,25 @@ def _plain_in(subject: Subject, dtype: str, exact: torch.Tensor, is_rounded: boo
         return None
     least = 0.02 if dtype == "bf16" else 1e-3
     return replace(subject, dtype=DTYPES[dtype], model=plain, tolerance=max(least, 2 * noise))
+
+
+def _nearer(read_M: torch.Tensor, truth_M: torch.Tensor, plain: Any, sequences: list[TokenSequence]) -> float:
+    """Return how far `read_M` is from plain transformers, or from plain transformers whose attention is computed in
+    float32, as ours of short rows is in bfloat16 on a CPU: the nearer one.
+
+    A mixture of experts may send a token to another expert for that last bit, and is 0.8 nats off then (aria_text),
+    while the engine and plain transformers with attention in float32 agree to 4e-7.
+    """
+    with mock.patch.object(F, "scaled_dot_product_attention", partial(_in_float32, F.scaled_dot_product_attention)):
+        finer_M = true_logprobs(plain, sequences)
+    return min(float((read_M - other_M).abs().max()) for other_M in (truth_M, finer_M))
+
+
+def _in_float32(attend: Any, *states: torch.Tensor, attn_mask: torch.Tensor | None = None, **others: Any) -> Any:
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.float()
+    dtype = states[0].dtype
+    return attend(*(one.float() for one in states), attn_mask=attn_mask, **others).to(dtype)
 
 
 def ask_zero(of: Subject, place: Path, ranks: Ranks, stage: int, dtype: str) -> list[Answer]:
@@ -76,8 +99,9 @@ def ask_zero(of: Subject, place: Path, ranks: Ranks, stage: int, dtype: str) -> 
     with torch.no_grad():
         read = torch.cat([engine(padded_rows([part], PAD)).logprobs_M.double() for part in sequences])
     truth = true_logprobs(subject.model, sequences)
+    nearest = _nearer(read, truth, subject.model, sequences)
     answers = [
-        compared(f"{question}.read", float((read - truth).abs().max()), subject.tolerance, said),
+        compared(f"{question}.read", nearest, subject.tolerance, said),
         _of_buffers(f"{question}.buffers", model, subject.model),
     ]
     if stage == 3:

@@ -20,6 +20,7 @@ CASES = {
     "bf16": ((2, 0, 3), "bf16", 0),
     "lora": ((3, 2, 0), "fp32", 4),
     "not_stepped": ((1, 3), "bf16", 0),
+    "mtp_head": ((0, 3, 2), "bf16", 0),  # a head's engine, beside a model's
     "not_stepped_3": ((3, 2, 3), "bf16", 0),
     "every_pair": ((0, 2, 3, 0, 1, 3, 2, 1, 0, 3, 1, 2, 0), "fp32", 0),
 }
@@ -53,6 +54,10 @@ def carried(name: str, models: Path, place: Path, ranks: Any) -> dict[str, dict[
     for number, (before, stage) in enumerate(pairwise((None, *stages))):
         case = engine_program.Case(name, zero_stage=stage, dtype=dtype, lora_dim=lora_dim)
         engine, model = engine_program.make_engine(case, models, ranks)
+        take_step = model_step
+        if name == "mtp_head":
+            engine, model = head_beside(engine, model, models / case.model)
+            take_step = head_step
         here = place / str(number)
         if before is None:
             for step in range(0 if name.startswith("not_stepped") else 3):
@@ -84,12 +89,46 @@ def carried(name: str, models: Path, place: Path, ranks: Any) -> dict[str, dict[
     return told
 
 
-def take_step(engine: Any, number: int, ranks: Any) -> None:
-    from tests.invariants import engine_program, tiny
+def model_step(engine: Any, number: int, ranks: Any) -> None:
+    from tests.invariants import engine_program
 
-    mine = tiny.sentences(4 * 6, seed=1)[number * 6 : (number + 1) * 6][ranks.rank :: ranks.world_size]
-    engine.backward(-engine(engine_program._laid(mine)).logprobs_M.sum() / 100)
+    engine.backward(-engine(engine_program._laid(sentences_of(number, ranks))).logprobs_M.sum() / 100)
     engine.step()
+
+
+def head_beside(engine: Any, model: Any, folder: Path) -> tuple[Any, Any]:
+    """(the engine of a new head of one module, the head)."""
+    from tests.invariants.engine_program import STEPS
+    from training.utils.mtp.opening import open_head
+    from training.utils.mtp.settings import MtpSettings
+
+    head = open_head(MtpSettings(1), str(folder), engine, model, STEPS, seed=7).head
+    assert head is not None
+    return head.engine, head.engine.module
+
+
+def head_step(engine: Any, number: int, ranks: Any) -> None:
+    """A step on states and embeddings that are drawn: what a model would give them does not matter."""
+    from tests.invariants.engine_program import PAD
+    from training.utils.data.rows.documents import sentence_document
+    from training.utils.layout.mtp_entries import mtp_entries
+    from training.utils.layout.rows import packed_rows
+
+    documents = [sentence_document(row) for row in sentences_of(number, ranks)]
+    rows = packed_rows([[document] for document in documents], PAD, with_before=True)
+    size = engine.module.depths[0].eh_proj.out_features
+    generator = torch.Generator().manual_seed(10 * number + ranks.rank)
+    shape = (2, rows.input_ids_NT.numel(), size)
+    hidden_LH, embeddings_LH = torch.randn(shape, generator=generator).to(torch.bfloat16)
+    (states_MH,) = engine(hidden_LH, embeddings_LH, mtp_entries(rows, 1))
+    engine.backward(states_MH.float().square().sum() / 100)
+    engine.step()
+
+
+def sentences_of(number: int, ranks: Any) -> list[Any]:
+    from tests.invariants import tiny
+
+    return tiny.sentences(4 * 6, seed=1)[number * 6 : (number + 1) * 6][ranks.rank :: ranks.world_size]
 
 
 def largest_difference(found: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> float:

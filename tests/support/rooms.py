@@ -32,8 +32,8 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "engine": ("models", "layout", "run"),
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
-    "dry_run": ("engine", "loading", "models", "run"),
-    "generation": ("engine", "models", "layout", "run"),
+    "dry_run": ("engine", "loading", "models", "mtp", "run"),
+    "generation": ("mtp", "engine", "models", "layout", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
         "checkpoints",

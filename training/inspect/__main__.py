@@ -45,7 +45,7 @@ class InspectArguments:
         unit="model",
     )
     phase: str = flag(ALL, "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts), or all.", choices=PHASES)
-    rows: int = flag(20, "Rows of each phase to show.", least=0, unit="rows")
+    rows: int = flag(5, "Rows of each phase to show.", least=0, unit="rows")
     look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", least=1, unit="rows")
     json: bool = flag(False, "Print one JSON object instead of text.")
     html: str = flag("", "File to write as an HTML page that colours what the loss is on.", unit="file")

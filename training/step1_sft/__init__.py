@@ -15,6 +15,9 @@ STEP = Step(
     groups=(*ONE_MODEL_GROUPS, SftArguments),
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": None},
+    sample_labels=("start model", "SFT"),
+    sample_note="Held-out prompts, the response of the data and the model's own of at most 64 tokens, drawn greedily "
+    "before and after training. loss: of the row, in nats a token.",
     old_flags={**HF_SFT_FLAGS, **ONE_MODEL_OLD_FLAGS, "--print_loss": PRINT_LOSS},
     curves=(
         Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),

@@ -12,9 +12,11 @@ from training.utils.opening.one_model import OpenedModel, TrainingResult, one_mo
 
 def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     """Train on sentences."""
+    from training.step1_sft.samples import open_drawing
     from training.step1_sft.trainer import SftTrainer
 
-    return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef).train()
+    draw = open_drawing(opened)
+    return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef, draw).train()
 
 
 main = one_model_program(__name__, STEP, train, phase=1)

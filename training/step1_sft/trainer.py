@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,15 @@ import torch
 
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
+from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.phases import SentenceRow
-from training.utils.engine.collectives import summed_numbers
+from training.utils.engine.collectives import gathered, summed_numbers
+from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
 from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.planner import PlanSettings, plan_step
+from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.transfer import moved, pinned
 from training.utils.mtp.training import MtpSums
@@ -70,6 +73,10 @@ def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
     )
 
 
+# Responses of the model to some rows' prompts, by row, shared out over the ranks.
+Draw = Callable[[Mapping[int, SentenceRow], Ranks], dict[int, Drawn]]
+
+
 @dataclass(frozen=True)
 class SentenceBatch:
     """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows; documents: as
@@ -95,15 +102,50 @@ class SentenceStep:
     work: dict[str, float]
 
 
+class _SampledLosses:
+    """Of an evaluation, the loss of each of `rows` (indices into the evaluation rows)."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = rows
+        self._read: list[tuple[tuple[int, ...], torch.Tensor]] = []
+
+    def add(self, micro_batch: SentenceBatch, logprobs_M: torch.Tensor) -> None:
+        if set(self.rows).isdisjoint(micro_batch.taken):
+            return
+        sequence_M, count = micro_batch.rows.sequence_M, len(micro_batch.taken)
+        sums_B, targets_B = (
+            sequence_sums(values_M, sequence_M, count) for values_M in (logprobs_M, torch.ones_like(logprobs_M))
+        )
+        self._read.append((micro_batch.taken, -sums_B / targets_B))
+
+    def losses(self) -> dict[int, float]:
+        """Nats a token, by row, of all ranks."""
+        mine = {
+            index: loss
+            for taken, losses_B in self._read
+            for index, loss in zip(taken, losses_B.tolist(), strict=True)
+            if index in self.rows
+        }
+        return {index: loss for part in gathered(mine) for index, loss in part.items()}
+
+
 class SftTrainer:
     """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences.
 
     neftune_alpha: size of the noise on input embeddings in training (`neftune`)
     z_loss_coef: weight of the z-loss (`loss.z_loss`); 0 leaves either out
+    draw: makes the responses of an evaluation's samples; None: they have none
     """
 
-    def __init__(self, run: TrainingRun[SentenceRow], neftune_alpha: float = 0.0, z_loss_coef: float = 0.0) -> None:
+    def __init__(
+        self,
+        run: TrainingRun[SentenceRow],
+        neftune_alpha: float = 0.0,
+        z_loss_coef: float = 0.0,
+        draw: Draw | None = None,
+    ) -> None:
         self.run = run
+        self.draw = draw
         self.neftune_alpha = neftune_alpha
         self.z_loss_coef = z_loss_coef
 
@@ -122,6 +164,7 @@ class SftTrainer:
         run.engine.eval()
         sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "targets": 0.0, "right": 0.0}
         head_sums = MtpSums()
+        sampled = _SampledLosses(run.samples.rows(len(run.eval_rows), run.settings.seed))
         with torch.no_grad():
             for on_host in self._micro_batches(run.eval_rows, run.settings.eval_plan):
                 micro_batch = on_host.on(run.ranks.device)
@@ -130,12 +173,21 @@ class SftTrainer:
                 sums["loss"] += sft_loss(read.logprobs_M, 1.0).double()
                 sums["targets"] += read.logprobs_M.numel()
                 sums["right"] += read.is_greedy_M.sum().double()
+                sampled.add(micro_batch, read.logprobs_M)
         totals = summed_numbers(sums, run.ranks.device)
         loss = totals["loss"] / totals["targets"]
         result = SftEvaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
         figures = {f"eval/{name}": value for name, value in vars(result).items()}
         run.metrics.write(step, figures | head_sums.figures("eval", run.mtp.depths, run.ranks.device))
+        if sampled.rows:
+            self._write_samples(step, sampled)
         return result
+
+    def _write_samples(self, step: int, sampled: _SampledLosses) -> None:
+        run = self.run
+        rows = {index: run.eval_rows[index] for index in sampled.rows}
+        drawn = self.draw(rows, run.ranks) if self.draw is not None else {}
+        run.samples.write(run.metrics, step, sentence_samples(rows, sampled.losses(), drawn, run.samples))
 
     def _prepared(self, taken: Sequence[int]) -> SentenceStep:
         run = self.run

@@ -49,6 +49,9 @@ STEP = Step(
         Headline("DPO pair accuracy", "eval/accuracy"),
         Headline("Reward margin", "eval/reward_margin"),
     ),
+    sample_note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
+    "(of more than two responses the least of all pairs); below 0 the order is wrong.",
+    sample_score="implicit reward",
     closing=(
         ClosingRow("accuracy of the implicit reward", after=("dpo_pair_accuracy", "eval_accuracy")),
         ClosingRow("implicit reward, chosen minus rejected", after=("dpo_reward_margin", "eval_reward_margin")),

@@ -9,8 +9,10 @@ B sequences (a prompt with one response each), Q pairs of them.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
@@ -26,7 +28,10 @@ from training.utils.preference.batches import (
     eval_batches,
     train_batches,
 )
+from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.reference import References, read_reference
+from training.utils.preference.samples import write_ranked_samples
+from training.utils.preference.scoring import gathered_scores
 
 _SUMS = ("loss", "pairs", "right", "chosen_reward", "rejected_reward")
 
@@ -88,13 +93,17 @@ class DpoTrainer:
             return None
         run.engine.eval()
         sums: dict[str, float | torch.Tensor] = dict.fromkeys(_SUMS, 0.0)
+        read: list[tuple[np.ndarray, torch.Tensor]] = []
         with torch.no_grad():
             for laid_out in eval_batches(run, are_targets=True):
                 batch = moved(laid_out, run.ranks.device)
-                _, figures = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)))
+                _, figures, rewards_B = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)))
                 sums = {name: sums[name] + figures[name] for name in _SUMS}
+                read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), rewards_B))
         result = DpoEvaluation(**_means(summed_numbers(sums, run.ranks.device)))
         run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
+        if run.samples.count:
+            write_ranked_samples(run, step, _gathered_rewards(read))
         return result
 
     def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
@@ -107,7 +116,7 @@ class DpoTrainer:
         run.engine.train()
         routers = run.routers.of_step([batch.ranked.rows for batch in batches])
         for batch, reference_B in zip(batches, references, strict=True):
-            loss, figures = self._loss(batch, reference_B, float(len(step.taken)))
+            loss, figures, _ = self._loss(batch, reference_B, float(len(step.taken)))
             run.engine.backward(loss + routers.part(batch.ranked.rows))
             sums = {name: sums[name] + figures[name] for name in _SUMS}
         report = run.engine.step()
@@ -123,8 +132,8 @@ class DpoTrainer:
 
     def _loss(
         self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float
-    ) -> tuple[torch.Tensor, dict[str, float | torch.Tensor]]:
-        """This micro-batch's part of the loss, a scalar, and of the sums named in _SUMS."""
+    ) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], torch.Tensor]:
+        """This micro-batch's part of the loss, a scalar, of the sums named in _SUMS, and the implicit rewards [B]."""
         ranked, objective = batch.ranked, self.objective
         rows = ranked.rows
         logprobs_M = self.run.engine(rows).logprobs_M
@@ -142,7 +151,15 @@ class DpoTrainer:
         loss_sum, right, chosen, rejected = (
             part.detach().double() for part in (loss, (better_Q > worse_Q).sum(), better_Q.sum(), worse_Q.sum())
         )
-        return loss, dict(zip(_SUMS, (loss_sum, better_Q.numel(), right, chosen, rejected), strict=True))
+        return loss, dict(zip(_SUMS, (loss_sum, better_Q.numel(), right, chosen, rejected), strict=True)), rewards_B
+
+
+def _gathered_rewards(read: Sequence[tuple[np.ndarray, torch.Tensor]]) -> ScoredResponses:
+    """The implicit rewards of all evaluation rows. A collective. read: of each micro-batch of this rank rows, places,
+    tokens, and rewards on its device."""
+    return gathered_scores(
+        [np.column_stack([places, rewards_B.double().cpu().numpy()[: len(places)]]) for places, rewards_B in read]
+    )
 
 
 def _means(totals: dict[str, float]) -> dict[str, float]:

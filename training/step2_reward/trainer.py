@@ -30,6 +30,7 @@ from training.utils.preference.evaluation import (
     evaluation_from,
     spread,
 )
+from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import chosen_alone, score_responses
 
 
@@ -98,8 +99,10 @@ class RewardTrainer:
 
     def evaluate(self, step: int) -> RewardEvaluation:
         """Return (and record) how the model ranks the evaluation rows."""
-        result = evaluate(self._scored(self.run.eval_rows))
+        scored = self._scored(self.run.eval_rows)
+        result = evaluate(scored)
         self.run.metrics.write(step, {f"eval/{name}": value for name, value in result.figures().items()})
+        write_ranked_samples(self.run, step, scored)
         return result
 
     def chosen_scores(self, most_rows: int) -> Spread | None:

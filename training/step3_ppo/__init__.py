@@ -65,6 +65,8 @@ STEP = Step(
     ),
     variant_flag="advantage",
     sample_labels=("SFT", "PPO"),
+    sample_note="Responses to held-out prompts before step 3 (SFT) and after it (PPO), from the same seed for each "
+    "prompt.",
     headlines=(
         Headline("Mean reward", "eval/reward", "reward_standard_error"),
         Headline("Checker", "eval/check", "checker_standard_error"),

@@ -128,6 +128,12 @@ class PpoArguments:
         least=1,
         unit="tokens",
     )
+    speculate: str = flag(
+        "0",
+        "With --mtp_num_layers and --rollout_engine hf: guess so many tokens ahead by that head and verify them in one "
+        "forward, or auto: one token, wherever that is faster. The responses stay the same. 0 guesses none.",
+        unit="tokens",
+    )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
     rollout_replay: str | None = flag(
         None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", unit="folder"

@@ -26,7 +26,7 @@ from training.utils.engine.router_loss import RouterLoss, router_loss
 from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.bad_words import tokens_of_words
-from training.utils.generation.base import PathSampling, RolloutEngine, Sampling
+from training.utils.generation.base import Decode, PathSampling, RolloutEngine, Sampling
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
@@ -39,6 +39,8 @@ from training.utils.models.own_forward import own_forward_of
 from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
 from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.mtp.head import new_head
+from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
@@ -103,7 +105,7 @@ def make_parts(
         log_pace=flags.reporting.pace(),
     )
     engine = make_engine(
-        partial(components.rollout_engine.create, longest_tokens=flags.longest_tokens, vllm=flags.vllm),
+        partial(_engine, flags=flags, components=components, roles=roles),
         lambda ids: str(tokenizer.decode(list(ids))),
         ppo.rollout_dump,
         ppo.rollout_replay,
@@ -130,6 +132,17 @@ def make_parts(
         shown=ppo.show_samples,
     )
     return engine, evaluator, settings
+
+
+def _engine(decode: Decode | None, flags: PpoFlags, components: Components, roles: Roles) -> RolloutEngine:
+    """What draws, by the guesses of the head if it is asked for."""
+    engine = components.rollout_engine.create(decode, longest_tokens=flags.longest_tokens, vllm=flags.vllm)
+    if components.speculation is not None:
+        assert roles.mtp.head is not None, "checked with the flags"
+        layers, ranks = roles.mtp.depths, roles.actor.ranks
+        head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed))
+        engine.speculate(components.speculation, head.lent, lambda sentence: log(sentence, ranks.is_main))
+    return engine
 
 
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:

@@ -11,9 +11,10 @@ from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.generation.arguments import check_path_flags
-from training.utils.generation.base import RolloutEngine
+from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
 from training.utils.loading.configurations import check_positions
+from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -27,6 +28,7 @@ class Components(NamedTuple):
     algorithm: Algorithm
     rewards: tuple[Reward, ...]
     share_trunk: bool = False
+    speculation: Speculation | None = None
 
     @property
     def with_reward_model(self) -> bool:
@@ -45,6 +47,8 @@ def checked_components(flags: PpoFlags) -> Components:
     thinks = flags.data.chat.parallel_thinking
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
+    speculation = _checked_speculation(flags, mistakes)
+    wanted["speculate"] = speculation and ppo.speculate
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
@@ -54,6 +58,10 @@ def checked_components(flags: PpoFlags) -> Components:
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
+    layers = flags.mtp.mtp_num_layers
+    check_beside_quantization(mistakes, roles, {f"--mtp_num_layers {layers}": NO_MTP if layers else None})
+    if not flags.run.dry_run:
+        check_package(mistakes, roles)
     mistakes.require(
         not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
         "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
@@ -72,7 +80,29 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation)
+
+
+def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
+    """Return what --speculate asks for; note what it cannot go with."""
+    ppo = flags.ppo
+    speculation = mistakes.note(Speculation.of_flag, ppo.speculate)
+    if speculation is None:
+        return None
+    mistakes.require(
+        flags.mtp.mtp_num_layers > 0,
+        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 "
+        "or leave --speculate out",
+    )
+    for name, given, why in (
+        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
+        ("rollout_replay", ppo.rollout_replay, "draws nothing"),
+        ("end_check_tokens", ppo.end_check_tokens, "draws token by token between two looks"),
+    ):
+        mistakes.require(
+            not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
+        )
+    return speculation
 
 
 def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
@@ -91,6 +121,8 @@ def _check_critic(
     roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
 ) -> None:
     advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
+    if needs_critic:
+        check_ranks(mistakes, roles, {"--critic_lora_dim": roles.critic_lora_dim})
     wanted_by = "the reward 'model'" if reads_model(rewards) else ""
     if needs_critic and not roles.share_trunk:
         wanted_by = f"the critic of --advantage {advantage}"

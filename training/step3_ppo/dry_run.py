@@ -16,13 +16,21 @@ from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training, planned_limits, rows_at_most
+from training.utils.dry_run.plan import (
+    LargestForward,
+    PlannedModel,
+    plan_head,
+    plan_training,
+    planned_limits,
+    rows_at_most,
+)
 from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.config import deepspeed_config
 from training.utils.engine.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
+from training.utils.models.quantized import rounded_elements
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -59,6 +67,12 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         moments.append(Moment(f"in a backward of the {role}", (*backward.lines, *reused.get(role, ()))))
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
+    head = plan_head(actor, flags.mtp.settings(), roles.engine("actor"), ranks, device)
+    if head is not None:
+        sentence, memory = head
+        sentences.append(sentence)
+        held += memory.held
+        moments.append(Moment("in the head's optimizer step", (memory.stepping,)))
     sentences.append(_batches(ppo, forward, longest, ranks))
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
     print_memory(held, moments, device.verdict)
@@ -156,7 +170,8 @@ def _plain_parameters(model: Any) -> list[Any]:
 def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[MemoryLine], list[MemoryLine]]:
     """What drawing responses adds, and what the engine keeps besides between rollouts."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
-    weights = ELEMENT_BYTES[roles.dtype] * sum(map(torch.numel, _plain_parameters(actor)))
+    elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
+    weights = ELEMENT_BYTES[roles.dtype] * elements
     is_sharded = roles.actor_zero_stage == 3
     if ppo.rollout_engine == "vllm":
         lines = _vllm(weights, flags.vllm, device)

@@ -137,7 +137,8 @@ def sample_line(sample: dict[str, Any], characters: int = 100) -> str:
         prompt = "..." + prompt[-characters:]
     if len(response) > characters:
         response = response[:characters] + "..."
-    return f"after {sample['step']} rollouts: {prompt} -> {response} (reward {sample['reward']:.3f})"
+    when = f"after rollout {sample['step']}" if sample["step"] else "before training"
+    return f"{when}: {prompt} -> {response} (reward {sample['reward']:.3f})"
 
 
 def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:

@@ -22,6 +22,7 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
+    assert not any(sequence.images for sequence in sequences), "images are not sent"
     return {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
 
 

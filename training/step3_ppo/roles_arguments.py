@@ -28,6 +28,17 @@ from training.utils.engine.arguments import (
 )
 from training.utils.engine.schedules import SCHEDULES
 from training.utils.models.arguments import HEAD_CHUNK_HELP
+from training.utils.models.quantization import (
+    DOUBLE_HELP,
+    EIGHT_BIT_HELP,
+    FOUR_BIT_HELP,
+    FOUR_BIT_KINDS,
+    KIND_HELP,
+    NOT_SHARDED,
+    check_beside_quantization,
+    check_quantization,
+    check_ranks,
+)
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -137,6 +148,10 @@ class RolesArguments:
     lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", unit="number", topic="lora")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1, unit="probability", topic="lora")
     only_optimize_lora: bool = flag(True, "With LoRA: freeze all other weights.", topic="lora")
+    load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
+    load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
+    bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")
+    bnb_4bit_use_double_quant: bool = flag(False, DOUBLE_HELP, topic="lora")
     dtype: str = flag("bf16", "Precision of training; fp16 needs a GPU.", choices=DTYPE_NAMES, topic="memory")
     bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP, topic="memory")
     offload: bool = flag(False, "Keep the optimizer states of actor and critic in CPU memory.", topic="memory")
@@ -184,6 +199,17 @@ class RolesArguments:
         check_bf16_states(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
         check_bf16_states(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
+        check_quantization(mistakes, self)
+        check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
+        sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ("actor", "critic")}
+        check_beside_quantization(
+            mistakes,
+            self,
+            {
+                **{name: NOT_SHARDED if is_given else None for name, is_given in sharded.items()},
+                "--share_trunk": "which lends one model's weights to two" if self.share_trunk else None,
+            },
+        )
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)
 

@@ -7,6 +7,7 @@ import pytest
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo.checks import check_lengths, checked_components
+from training.utils.generation.base import Speculation
 from training.utils.generation.hf import TransformersRollout
 from training.utils.rewards.gsm8k import gsm8k_reward
 from training.utils.run.errors import ThreestepError
@@ -139,3 +140,24 @@ def test_settings_of_paths_without_them(name):
     sentence = f"--{name} 3 is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
     with pytest.raises(ThreestepError, match=sentence):
         names_of(**{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mtp_num_layers": 0}, "--speculate 1 guesses by a head for multi-token prediction, and there is none; give"),
+        ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --speculate, got 1; leave it out or use"),
+        ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
+        ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
+        ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
+        ({"speculate": "often"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got 'often'"),
+    ],
+)
+def test_what_guesses_cannot_go_with(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        names_of(**{"speculate": "1", "mtp_num_layers": 1, **given})
+
+
+def test_what_is_guessed():
+    found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
+    assert found == [None, Speculation(3), Speculation(1, is_auto=True)]

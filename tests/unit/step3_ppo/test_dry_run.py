@@ -65,6 +65,18 @@ def test_vllm_never_holds_a_whole_actor_where_ranks_share_it(said):
     assert re.search(r"\n  rollout: vLLM's key-value cache +3.000", awake)
 
 
+@pytest.mark.parametrize("lora", ["0", "4"])
+def test_a_head_for_multi_token_prediction_is_counted(said, lora):
+    """A block of 41,088 weights (attention 4 x 64 x 64, MLP 3 x 64 x 128, two norms), the projection's 128 x 64, and
+    three norms more, at 2 bytes in bfloat16, with 12 for the optimizer."""
+    text = said("--mtp_num_layers", "2", "--actor_lora_dim", lora, "--device_memory_gb", "80", "--device", "cuda")
+    weights = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64 + 128 * 64 + 3 * 64)
+    assert f"multi-token prediction: a head of 2, {weights:,} weights" in text
+    lines = dict(re.findall(r"\n  (mtp: [a-z]+)[^\d]*(?:32 weights)? +([\d.]+) ", text))
+    assert {"mtp: weights", "mtp: gradients", "mtp: optimizer"} <= lines.keys(), text
+    assert "in the head's optimizer step" in text and "mtp: " not in said("--actor_lora_dim", lora)
+
+
 def test_the_exact_kl_holds_logits(said):
     assert "logits of two models" in said("--kl_estimator", "full")
 

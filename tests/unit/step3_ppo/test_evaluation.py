@@ -88,8 +88,8 @@ def test_an_evaluation_in_one_line():
 
 def test_a_sample_in_one_line():
     line = {"step": 3, "prompt": "Human: 1 +\n 1? Assistant:", "response": " 2\n", "reward": 0.5}
-    assert sample_line(line) == "after 3 rollouts: Human: 1 + 1? Assistant: -> 2 (reward 0.500)"
-    assert sample_line(line, characters=5) == "after 3 rollouts: ...tant: -> 2 (reward 0.500)"
+    assert sample_line(line) == "after rollout 3: Human: 1 + 1? Assistant: -> 2 (reward 0.500)"
+    assert sample_line(line, characters=5) == "after rollout 3: ...tant: -> 2 (reward 0.500)"
     assert sample_line({**line, "response": "abcdefgh"}, 5).endswith("-> abcde... (reward 0.500)")
 
 

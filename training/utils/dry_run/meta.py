@@ -25,6 +25,8 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    from training.utils.models.quantized import quantize_layers
+
     config = load_config(settings.name_or_path, settings.trust_remote_code)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here
     auto_class: Any = AutoModelForCausalLM
@@ -33,6 +35,8 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     try:
         with torch.device("meta"):
             model = auto_class.from_config(config, dtype=dtype)
+            if settings.quantization is not None:
+                quantize_layers(model, settings.quantization)
             # Recomputation and compiling change no weight; the estimate accounts for the memory that they change.
             model = prepared(model, replace(settings, gradient_checkpointing=False, torch_compile=False), False)
             for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.dry_run.activations import head_bytes, saved_activations
@@ -17,8 +17,11 @@ from training.utils.engine.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
+from training.utils.models.quantized import count_weights, quantized_layers
 from training.utils.models.settings import ModelSettings
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
+from training.utils.mtp.head import new_head
+from training.utils.mtp.settings import MtpSettings
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,9 @@ def plan_training(
     device: PlannedDevice,
 ) -> PlannedModel:
     """Return what training `model` (on the meta device) takes of one rank."""
-    trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
-    weights = sum(part.numel() for part in model.parameters())
-    sizes = model_sizes(model)
-    limits = planned_limits(sizes, settings, ranks, device)
-    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
-    zero = config["zero_optimization"]
-    engine = trained_memory(weights, trained, sizes.module, settings.dtype, zero, ranks, settings.bf16_optimizer_states)
+    trained = _trained_elements(model)
+    config, engine = _engine_of(model, settings, ranks, device)
+    engine, whole_layer = _with_rounded_weights(engine, model)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
@@ -74,6 +73,7 @@ def plan_training(
     lines = [
         MemoryLine(f"activations{recomputed}", saved.held(loading.gradient_checkpointing)),
         MemoryLine("gradients of activations", 3 * saved.widest),
+        *whole_layer,
     ]
     if forward.masked:
         lines += mask_lines(
@@ -90,13 +90,58 @@ def plan_training(
         logits = head_bytes(model, forward.targets, positions, forward.with_entropy, chunk_mb)
         lines.append(MemoryLine("logits", logits))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
+    if loading.quantization is not None:
+        adapters += f" on weights in {loading.quantization}"
     sentences = (
-        f"model: {type(model).__name__}, {weights:,} weights, of which {trained:,} train{adapters}; "
+        f"model: {type(model).__name__}, {count_weights(model):,} weights, of which {trained:,} train{adapters}; "
         f"{settings.dtype}, attention {attention}, gradient checkpointing "
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
     )
     return PlannedModel(sentences, engine, tuple(lines), max(saved.layers, default=saved.widest))
+
+
+def plan_head(
+    model: Any, mtp: MtpSettings, settings: EngineSettings, ranks: int, device: PlannedDevice
+) -> tuple[str, EngineMemory] | None:
+    """Return a sentence on the head for multi-token prediction beside `model` (on the meta device), and what training
+    it holds of one rank besides its activations; None without one. ThreestepError if the model cannot have such a
+    head."""
+    if not mtp.layers:
+        return None
+    head = new_head(model, mtp.layers, seed=0, final_norm=mtp.final_norm)
+    _, engine = _engine_of(head, settings, ranks, device)
+    weights = sum(part.numel() for part in head.parameters())
+    return f"multi-token prediction: a head of {mtp.layers}, {weights:,} weights", engine.named("mtp")
+
+
+def _engine_of(
+    model: Any, settings: EngineSettings, ranks: int, device: PlannedDevice
+) -> tuple[dict[str, Any], EngineMemory]:
+    """DeepSpeed's configuration for `model`, and what its engine holds."""
+    weights, trained = sum(part.numel() for part in model.parameters()), _trained_elements(model)
+    sizes = model_sizes(model)
+    limits = planned_limits(sizes, settings, ranks, device)
+    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
+    zero = config["zero_optimization"]
+    return config, trained_memory(
+        weights, trained, sizes.module, settings.dtype, zero, ranks, settings.bf16_optimizer_states
+    )
+
+
+def _trained_elements(model: Any) -> int:
+    return sum(part.numel() for part in model.parameters() if part.requires_grad)
+
+
+def _with_rounded_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory, list[MemoryLine]]:
+    """Add what the rounded weights of `model` take; and, for a forward, one of them made whole."""
+    layers = [layer for _, layer in quantized_layers(model)]
+    if not layers:
+        return engine, []
+    held = engine.parameters.device_bytes + sum(part.nbytes for layer in layers for part in layer.buffers())
+    largest = max(layer.weight.nbytes for layer in layers)
+    parameters = replace(engine.parameters, name=f"weights, layers in {layers[0].quantization}", device_bytes=held)
+    return replace(engine, parameters=parameters), [MemoryLine("a rounded weight made whole", largest)]
 
 
 def planned_chunk_mb(model: Any, dtype: str, device: PlannedDevice) -> int:

@@ -178,8 +178,10 @@ class TrainingEngine:
 
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters."""
+    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
+    weights are yielded as what they were rounded to, with which the model computes."""
     from training.utils.models.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
+    from training.utils.models.quantized import quantized_layers
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
     for bucket in _buckets(model, names):
@@ -189,9 +191,15 @@ def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iter
                 tensor = model.get_parameter(name).detach()
                 delta = lora_delta(model, name) if merged else None
                 yield merged_name(name), tensor if delta is None else tensor + delta.to(tensor.dtype)
-    parameter_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for layer_name, layer in quantized_layers(model):
+        seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
+        name = f"{layer_name}.weight"
+        delta_OI, weight_OI = lora_delta(model, name) if merged else None, layer.weight
+        whole_OI = weight_OI if delta_OI is None else weight_OI + delta_OI.to(weight_OI.dtype)
+        yield merged_name(name), whole_OI.t() if layer.transposed else whole_OI
     for name, tensor in model.state_dict().items():
-        if name not in parameter_names and not is_adapter_tensor(name):
+        if name not in seen and not is_adapter_tensor(name):
             yield merged_name(name), tensor
 
 

@@ -44,6 +44,11 @@ class BadWords:
         recent_AK = torch.cat([self._prompt_ends_BK[rows_A], recent_BK[rows_A]], dim=1)
         return recent_AK[:, recent_AK.shape[1] - reach :]
 
+    def recent_at(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor:
+        """Return the same where of each row only the tokens before its own place `starts_A` are drawn."""
+        held_AL = torch.cat([self._prompt_ends_BK[rows_A], response_ids_BR[rows_A]], dim=1)
+        return held_AL.gather(1, starts_A.unsqueeze(1) + torch.arange(self._before_WK.shape[1], device=rows_A.device))
+
     @staticmethod
     def after(recent_AK: torch.Tensor, token_A: torch.Tensor) -> torch.Tensor:
         """Return the last tokens once `token_A` are drawn."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -21,9 +21,14 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
+from training.utils.run.flags import AUTO
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
+# Lends a head for multi-token prediction (`mtp.head.MtpHead`) with whole weights; every rank must enter together.
+LentHead = Callable[[], AbstractContextManager[Any]]
+# Each further guess is right less often.
+_MOST_GUESSES = 8
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,32 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Tokens are guessed by a head for multi-token prediction, and several verified at once.
+
+    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster.
+    """
+
+    guesses: int
+    is_auto: bool = False
+
+    @classmethod
+    def of_flag(cls, given: str) -> Speculation | None:
+        """Return what --speculate asks for; None for 0. ThreestepError for anything else than a number or auto."""
+        if given == AUTO:
+            return cls(1, is_auto=True)
+        if not (given.isdecimal() and int(given) <= _MOST_GUESSES):
+            raise ThreestepError(
+                f"--speculate expects the number of tokens to guess, 0 to {_MOST_GUESSES}, or {AUTO}, got '{given}'"
+            )
+        return cls(int(given)) if int(given) else None
+
+    @property
+    def flag(self) -> str:
+        return f"--speculate {AUTO if self.is_auto else self.guesses}"
+
+
+@dataclass(frozen=True)
 class RolloutRequest:
     """Prompts, and how many responses to draw for each.
 
@@ -102,6 +133,7 @@ class RolloutEngine(ABC):
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
+    supports_speculate: whether `speculate` may be called.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -113,6 +145,7 @@ class RolloutEngine(ABC):
     supports_bad_words: ClassVar[bool] = True
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
+    supports_speculate: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     frees_gpu_memory: ClassVar[bool] = False
@@ -150,6 +183,11 @@ class RolloutEngine(ABC):
         """Inside, the engine draws from the trained model's current weights. Every rank must enter together."""
         with actor.lent() as model:
             yield model
+
+    def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
+        """Before `check`, of engines that support it: draw from now on by the guesses of a head. The tokens stay those
+        that the engine draws without. tell: prints a sentence."""
+        raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
         """Before the first rollout: choose how to draw from a model, so that its log-probabilities are its own; return

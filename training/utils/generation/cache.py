@@ -128,6 +128,13 @@ def reorder(cache: Cache, order: torch.Tensor) -> None:
         layer.reorder_cache(order)
 
 
+def cut(cache: Cache, tokens: int) -> None:
+    """Keep the first `tokens` columns of layers that hold all tokens."""
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        layer.keys, layer.values = layer.keys[:, :, :tokens], layer.values[:, :, :tokens]
+
+
 def leave(cache: Cache, moves: Moves) -> None:
     """Drop rows. Layers other than RoomyLayer are copied, as they are at each step anyway."""
     layers: list[Any] = cache.layers

@@ -6,14 +6,16 @@ lengths and of the same length, two responses each, rows that end at different t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.base import RolloutRequest, Sampling
 from training.utils.generation.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.kept_rows import KeptRows
 from training.utils.layout.documents import Document
 from training.utils.models.own_forward import OwnForward, difference_now
 from training.utils.run.errors import ThreestepError, first_line
@@ -53,10 +55,20 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
 
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
     """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
+    return _why_other(own, lambda cases: _decoded(model, cases, way))
+
+
+def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
+    """Return None if log-probabilities of tokens that are given with `guesses` others behind them, some of which are
+    wrong and taken back (`KeptRows`), are those of `own`, else the reason why not."""
+    return _why_other(own, lambda cases: _verified(model, cases, guesses))
+
+
+def _why_other(own: OwnForward, read_of: Callable[[list[_Case]], list[list[torch.Tensor]]]) -> str | None:
     cases = _cases(own)
     try:
         with torch.no_grad():
-            read = _decoded(model, cases, way)
+            read = read_of(cases)
     except torch.OutOfMemoryError:
         raise
     except Exception as problem:  # noqa: BLE001 - each family fails in its own way
@@ -128,6 +140,33 @@ def _decoded(model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay) -> 
                 break
             logits_AV = decoding.step(decoding.drop(token_A, over))
     return read
+
+
+def _verified(model: PreTrainedModel, cases: Sequence[_Case], guesses: int) -> list[list[torch.Tensor]]:
+    """Return what `_decoded` does. The guesses of every second row are wrong, in turns, and taken back."""
+    request = _request(cases, model.device)
+    ids_BP, mask_BP, rounds = request.prompt_ids_BP, request.prompt_mask_BP, request.sampling.max_new_tokens
+    trunk, layer = cast("PreTrainedModel", model.base_model), cast("Any", model.get_output_embeddings())
+    rows = KeptRows(trunk, mask_BP, ids_BP.shape[1] + rounds * (guesses + 1))
+    states_BPH = rows.prefill((mask_BP.long().cumsum(-1) - 1).clamp(min=0), input_ids=ids_BP)
+    order_A = torch.arange(len(ids_BP), device=ids_BP.device).repeat_interleave(_SAMPLES)
+    rows.repeat(order_A)
+    states_AQH, kept = states_BPH[order_A, -1:], [1] * len(cases)
+    # What follows a response may be any token.
+    wanted = [[*case.response_ids, *[case.response_ids[-1]] * (rounds * (guesses + 1))] for case in cases]
+    read: list[list[torch.Tensor]] = [[] for _ in cases]
+    for turn in range(rounds):
+        logprobs_AQV, given = torch.log_softmax(layer(states_AQH).double(), dim=-1), []
+        for row, ids in enumerate(wanted):
+            first = len(read[row])
+            read[row] += [logprobs_AQV[row, place, ids[first + place]] for place in range(kept[row])]
+            last, *right = ids[len(read[row]) - 1 :][: guesses + 1]
+            is_right = (row + turn) % 2 == 0
+            given.append([last, *(right if is_right else [int(cases[row].prompt_ids_P[0])] * guesses)])
+            kept[row] = guesses + 1 if is_right else 1
+        states_AQH = rows.give(guesses + 1, input_ids=torch.tensor(given, device=ids_BP.device))
+        rows.keep(torch.tensor(kept, device=ids_BP.device), max(kept))
+    return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
 
 
 def _request(cases: Sequence[_Case], device: torch.device) -> RolloutRequest:

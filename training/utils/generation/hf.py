@@ -9,23 +9,27 @@ B sequences, of which A are still active; P prompt tokens, R response tokens, t 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.generation.bad_words import BadWords
-from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling
+from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.base import LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
 from training.utils.generation.decode_check import fitting_way
 from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.drawn import DrawnResponses, uniform_streams
+from training.utils.generation.guessing import Guessing
 from training.utils.generation.parallel import drawn_side_by_side
 from training.utils.generation.ragged_rows import RaggedRows
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.sampling import draw
-from training.utils.generation.stop_strings import StopStrings, stop_strings
+from training.utils.generation.stop_strings import stop_strings
 from training.utils.models.document_attention import share_keys_of_one_token
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
@@ -38,13 +42,32 @@ class TransformersRollout(RolloutEngine):
     """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS)."""
 
     supports_parallel_thinking = True
+    supports_speculate = True
     _way: DecodeWay = WAYS[0]
+    _guessing: Guessing | None = None
+
+    def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
+        self._guessing = Guessing(how, lent_head, tell)
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        with super().lent(actor) as model, self._lent_head():
+            yield model
+
+    def _lent_head(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._guessing is None else self._guessing.lent()
+
+    def figures(self) -> dict[str, float]:
+        return {} if self._guessing is None else self._guessing.figures()
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
         share_keys_of_one_token()
         with lent as model:
             self._way, notes = fitting_way(model, own)
-        return notes
+            if self._guessing is None:
+                return notes
+            with self._guessing.lent():
+                return [*notes, *self._guessing.check(model, own, self._way)]
 
     def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:
         with lent as model:
@@ -71,6 +94,9 @@ class TransformersRollout(RolloutEngine):
         started = time.perf_counter()
         if request.sampling.paths is not None:
             rollout = drawn_side_by_side(model, request)
+        elif self._guessing is not None and self._way.padded:
+            stop = stop_strings(request.sampling, self._decode)
+            rollout = self._guessing.drawn(model, request, stop, partial(self._drawn, model, request))
         elif self._way.padded:
             rollout = self._drawn(model, request)
         else:
@@ -84,7 +110,7 @@ class TransformersRollout(RolloutEngine):
         most, every = sampling.max_new_tokens, sampling.end_check_tokens or end_check_tokens(device)
         decoding = Decoding(model, request, self._way)
         logits_AV = decoding.prefill(request.samples_per_prompt)
-        drawn = _Drawn(request, stop_strings(sampling, self._decode))
+        drawn = DrawnResponses(request, stop_strings(sampling, self._decode))
         for start in range(0, most, every):
             end = min(start + every, most)
             token_A, over = drawn.advance(decoding, logits_AV, start, end)
@@ -133,82 +159,7 @@ def _together(request: RolloutRequest, parts: Sequence[tuple[list[int], Rollout]
     return whole
 
 
-class _Drawn:
-    """The responses of a rollout so far. Which rows are over is known after each look, of several tokens: what a row
-    draws beyond its end is cut off at the end."""
-
-    def __init__(self, request: RolloutRequest, stop: StopStrings | None) -> None:
-        sampling, device = request.sampling, request.prompt_ids_BP.device
-        self._sampling, self._stop, self._ends = sampling, stop, sampling.end_token_ids
-        self._prompt_ids_BP, self._prompt_mask_BP = request.repeated()
-        count, most = len(self._prompt_ids_BP), sampling.max_new_tokens
-        self._uniform_BR = uniform_streams(request.seeds, most, count).to(device)
-        self._ids_BR = torch.full((count, most), sampling.pad_token_id, device=device)
-        self._logprobs_BR = torch.zeros(count, most, device=device)
-        self._bad_words = None
-        if sampling.bad_words:
-            self._bad_words = BadWords(sampling.bad_words, self._prompt_ids_BP, self._prompt_mask_BP)
-        self._ended, self._lengths = [False] * count, [most] * count
-        self._texts: list[list[int]] = [[] for _ in range(count if stop else 0)]
-
-    def advance(
-        self, decoding: Decoding, logits_AV: torch.Tensor, start: int, end: int
-    ) -> tuple[torch.Tensor, list[bool]]:
-        """Draw the tokens from `start` to `end` of the active rows, the first by `logits_AV`; return the last, and
-        which rows are over. The host waits once, at the end."""
-        rows_A, bad_words = decoding.rows_A, self._bad_words
-        uniform_At = self._uniform_BR[rows_A, start:end]
-        recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else rows_A.unsqueeze(1)
-        tokens, logprobs = list[torch.Tensor](), list[torch.Tensor]()
-        for place in range(end - start):
-            if place:
-                logits_AV = decoding.step(tokens[-1])
-            banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1]) if bad_words else None
-            token_A, logprob_A = draw(logits_AV, uniform_At[:, place], self._sampling, banned_AV)
-            recent_AK = bad_words.after(recent_AK, token_A) if bad_words else recent_AK
-            tokens.append(token_A)
-            logprobs.append(logprob_A)
-        token_At = torch.stack(tokens, dim=1)
-        self._ids_BR[rows_A, start:end] = token_At
-        self._logprobs_BR[rows_A, start:end] = torch.stack(logprobs, dim=1)
-        read = torch.cat([rows_A.unsqueeze(1), token_At], dim=1).tolist()
-        return tokens[-1], [self._is_over(row, ids, start) for row, *ids in read]
-
-    def _is_over(self, row: int, ids: list[int], start: int) -> bool:
-        """Note the end of a row among `ids`, its tokens from `start` on, if it comes there."""
-        if self._ended[row]:  # before, and the row is still there
-            return True
-        for place, token in enumerate(ids, start + 1):
-            if self._stop is not None:
-                self._texts[row].append(token)
-            if token in self._ends or (self._stop and self._stop.completed(self._texts[row])):
-                self._ended[row], self._lengths[row] = True, place
-                return True
-        return False
-
-    def rollout(self) -> Rollout:
-        """What was drawn, without what is beyond an end."""
-        width, device = max(self._lengths), self._ids_BR.device
-        lengths_B = torch.tensor(self._lengths, device=device)
-        beyond_BR = torch.arange(width, device=device) >= lengths_B.unsqueeze(1)
-        return Rollout(
-            prompt_ids_BP=self._prompt_ids_BP,
-            prompt_mask_BP=self._prompt_mask_BP,
-            response_ids_BR=self._ids_BR[:, :width].masked_fill(beyond_BR, self._sampling.pad_token_id),
-            response_lengths_B=lengths_B,
-            sampled_logprobs_BR=self._logprobs_BR[:, :width].masked_fill(beyond_BR, 0.0),
-            ended_B=torch.tensor(self._ended, device=device),
-        )
-
-
 def end_check_tokens(device: torch.device) -> int:
     """Return after how many tokens a rollout looks at which responses have ended, by default. Asking a GPU makes the
     host wait until all tokens are computed; on a CPU it costs nothing."""
     return _END_CHECK_TOKENS if device.type == "cuda" else 1
-
-
-def uniform_streams(seeds: Sequence[int], tokens: int, count: int) -> torch.Tensor:
-    """float64 [B, tokens] in [0, 1): each row from its own seed, on the CPU, so that all devices draw the same."""
-    assert len(seeds) == count, f"{count} sequences need {count} seeds, got {len(seeds)}"
-    streams = [torch.rand(tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
-    return torch.stack(streams)

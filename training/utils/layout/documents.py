@@ -8,10 +8,13 @@ is causal within what a segment sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
+
+from training.utils.layout.images import ImageSpan, images_between, positions_taken
 
 PAD_SEGMENT = -1  # the segment of padding
 
@@ -22,13 +25,25 @@ class TokenSequence:
 
     input_ids: int64 [length], length >= 1.
     is_target: bool [length]; True where the token is to be predicted.
+    images: in the order of their tokens, none of which is a target.
     """
 
     input_ids: torch.Tensor
     is_target: torch.Tensor
+    images: tuple[ImageSpan, ...] = ()
 
     def __len__(self) -> int:
         return int(self.input_ids.numel())
+
+    @property
+    def positions(self) -> int:
+        """The position of the token after it, if its first is at 0: its length, unless images count by their sides."""
+        return positions_taken(len(self), self.images)
+
+    def part(self, begin: int, end: int) -> TokenSequence:
+        """Return the tokens [begin, end), with the images among them."""
+        images = images_between(self.images, begin, end)
+        return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images)
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,9 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
     """Return a document of a prompt and its responses. A response sees the prompt and itself, continues its positions,
     and its first token is predicted by the prompt's last. The prompt's own targets belong to the first sequence."""
     trunk = Segment(prompt)
-    branches = tuple(Segment(response, sees=(0,), first_position=len(prompt), predecessor=0) for response in responses)
+    branches = tuple(
+        Segment(response, sees=(0,), first_position=prompt.positions, predecessor=0) for response in responses
+    )
     count = len(branches)
     return Document((trunk, *branches), ends=tuple(range(1, count + 1)), owners=(0, *range(count)))
 
@@ -112,13 +129,24 @@ def _by_itself(document: Document, sequence: int) -> Document:
     for index in chain:
         part = document.segments[index]
         is_target = part.tokens.is_target if index in own else torch.zeros_like(part.tokens.is_target)
-        tokens, sees = TokenSequence(part.tokens.input_ids, is_target), tuple(place[seen] for seen in part.sees)
+        tokens, sees = replace(part.tokens, is_target=is_target), tuple(place[seen] for seen in part.sees)
         before = None if part.predecessor is None else place[part.predecessor]
         segments.append(Segment(tokens, sees, part.first_position, before))
     if all(len(part.sees) == number for number, part in enumerate(segments)):
-        ids = torch.cat([part.tokens.input_ids for part in segments])
-        return plain(TokenSequence(ids, torch.cat([part.tokens.is_target for part in segments])))
+        return plain(together([part.tokens for part in segments]))
     return Document(tuple(segments), ends=(place[document.ends[sequence]],), owners=(0,) * len(segments))
+
+
+def together(parts: Sequence[TokenSequence]) -> TokenSequence:
+    """Return the tokens of several sequences, one after the other, as one."""
+    begins = accumulate(map(len, parts), initial=0)
+    images = [
+        replace(image, begin=begin + image.begin)
+        for begin, part in zip(begins, parts, strict=False)
+        for image in part.images
+    ]
+    ids, is_target = (torch.cat([getattr(part, name) for part in parts]) for name in ("input_ids", "is_target"))
+    return TokenSequence(ids, is_target, tuple(images))
 
 
 def join(prompt_ids: torch.Tensor, response_ids: torch.Tensor) -> TokenSequence:

@@ -29,7 +29,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from training.utils.layout.documents import Document, Segment, TokenSequence
+from training.utils.layout.documents import Document, Segment, TokenSequence, together
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,9 @@ def _shared(
 ) -> Document:
     segments, owners, ends = [Segment(prompt)], [0], []
     for number, (response, blocks) in enumerate(zip(responses, blocks_of, strict=True)):
-        own = _segments(response, blocks, seen=(0,), position=len(prompt), predecessor=0, segments_before=len(segments))
+        own = _segments(
+            response, blocks, seen=(0,), position=prompt.positions, predecessor=0, segments_before=len(segments)
+        )
         segments += own
         owners += [number] * len(own)
         ends.append(len(segments) - 1)
@@ -187,9 +189,7 @@ def drawn_document(prompt: TokenSequence, responses: Sequence[TokenSequence], ta
     if len(responses) > 1:
         return _shared(prompt, responses, [drawn_blocks(response.input_ids, tags) for response in responses])
     (response,) = responses
-    ids = torch.cat([prompt.input_ids, response.input_ids])
-    whole = TokenSequence(ids, torch.cat([prompt.is_target, response.is_target]))
-    first = len(prompt)
+    whole, first = together([prompt, response]), len(prompt)
     blocks = [
         Block(tuple(first + path for path in block.paths), None if block.end is None else first + block.end)
         for block in drawn_blocks(response.input_ids, tags)
@@ -208,10 +208,10 @@ def _segments(
 ) -> list[Segment]:
     """Return the segments of `sequence`, which sees `seen`, starts at `position`, predicted from `predecessor`."""
     made: list[Segment] = []
+    assert not sequence.images, "positions here count tokens"
 
     def add(start: int, stop: int, sees: tuple[int, ...], first_position: int, predicted_from: int | None) -> int:
-        part = TokenSequence(sequence.input_ids[start:stop], sequence.is_target[start:stop])
-        made.append(Segment(part, sees, first_position, predicted_from))
+        made.append(Segment(sequence.part(start, stop), sees, first_position, predicted_from))
         return segments_before + len(made) - 1
 
     start = 0

@@ -99,6 +99,5 @@ def _document(sequences: Sequence[TokenSequence], tags: ParallelTags | None) -> 
     if len(sequences) == 1 and tags is None:
         return plain(sequences[0])
     cut = _prompt_tokens(sequences[0])
-    prompt = TokenSequence(sequences[0].input_ids[:cut], sequences[0].is_target[:cut])
-    responses = [TokenSequence(item.input_ids[cut:], item.is_target[cut:]) for item in sequences]
+    prompt, responses = sequences[0].part(0, cut), [item.part(cut, len(item)) for item in sequences]
     return shared_prompt(prompt, responses) if tags is None else drawn_document(prompt, responses, tags)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from training.utils.layout.documents import PAD_SEGMENT, Document, TokenSequence, plain
+from training.utils.layout.documents import PAD_SEGMENT, Document, Segment, TokenSequence, plain
+from training.utils.layout.images import ImagePixels, ImageSpan, position_axes
 from training.utils.layout.runs import RunLengths, lengths_of, runs_of
 from training.utils.layout.transfer import moved
 from training.utils.run.errors import ThreestepError
@@ -44,6 +45,12 @@ class TokenRows:
     run_lengths: what varlen attention takes; made when the rows leave the host, None as `visible_NSS`.
     before_NT: int64, flat position of the token before each in its sequence; a sequence's first token and padding have
         their own. None unless asked for.
+    axes_3NT: int64, positions along time, height and width, which replace `position_ids_NT`; None unless an image of
+        the rows counts by its sides.
+    blocks_NT: int64, a number above 0 for each image whose tokens all see each other, 0 elsewhere; None without such
+        images.
+    images: of the rows, in the order of their tokens, row by row. An image of a shared prompt is there once.
+    pixels: of these images; given to the rows by what decodes them.
     """
 
     input_ids_NT: torch.Tensor
@@ -57,6 +64,10 @@ class TokenRows:
     copies_NS: torch.Tensor | None = None
     run_lengths: RunLengths | None = None
     before_NT: torch.Tensor | None = None
+    axes_3NT: torch.Tensor | None = None
+    blocks_NT: torch.Tensor | None = None
+    images: tuple[ImageSpan, ...] = ()
+    pixels: ImagePixels | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
         leaves_host = self.input_ids_NT.device.type == "cpu" and torch.device(device).type != "cpu"
@@ -87,18 +98,26 @@ class TokenRows:
         return replace(self, target_ids_M=ids, predictor_M=predictors, sequence_M=sequences)
 
     def dense_mask(self) -> torch.Tensor | None:
-        """Return bool [N, 1, T, T], True where a token may look, or None if causal attention is enough.
+        """Return bool [N, 1, T, T], True where a token may look, or None if causal attention is enough: to what its
+        segment sees and was before it, and to all of its own image where that sees itself.
 
         Padding sees itself: a mask row of only False gives NaN in some attention kernels.
         """
-        if self.visible_NSS is None:
+        if self.visible_NSS is None and self.blocks_NT is None:
             return None
-        count, width = self.segment_ids_NT.shape
-        looking_NT = self.segment_ids_NT % self.visible_NSS.shape[1]  # -1, padding, is the last segment
-        rows_N11 = torch.arange(count, device=looking_NT.device).view(-1, 1, 1)
-        seen_NTT = self.visible_NSS[rows_N11, looking_NT.unsqueeze(2), looking_NT.unsqueeze(1)]
-        causal_TT = torch.ones(width, width, dtype=torch.bool, device=looking_NT.device).tril()
-        return (seen_NTT & causal_TT).unsqueeze(1)
+        width = self.segment_ids_NT.shape[1]
+        causal_TT = torch.ones(width, width, dtype=torch.bool, device=self.segment_ids_NT.device).tril()
+        mask_NTT = causal_TT if self.visible_NSS is None else self._seen(self.visible_NSS) & causal_TT
+        if self.blocks_NT is not None:
+            looked_at_N1T = self.blocks_NT.unsqueeze(1)
+            mask_NTT = mask_NTT | ((self.blocks_NT.unsqueeze(2) == looked_at_N1T) & (looked_at_N1T > 0))
+        return mask_NTT.unsqueeze(1)
+
+    def _seen(self, visible_NSS: torch.Tensor) -> torch.Tensor:
+        """Return bool [N, T, T], True where the segment of a token sees that of another."""
+        looking_NT = self.segment_ids_NT % visible_NSS.shape[1]  # -1, padding, is the last segment
+        rows_N11 = torch.arange(len(looking_NT), device=looking_NT.device).view(-1, 1, 1)
+        return visible_NSS[rows_N11, looking_NT.unsqueeze(2), looking_NT.unsqueeze(1)]
 
     def cumulative_lengths(self) -> tuple[torch.Tensor, int]:
         """Return what FlashAttention takes instead of a mask: where each document begins in the flattened rows, and the
@@ -173,6 +192,7 @@ def packed_rows(
             targets += _targets(document, lasts, first_sequence=len(ends))
             ends += [lasts[end] for end in document.ends]
             segments_before += len(document.segments)
+    images = tuple(image for _, _, part in _placed(rows) for image in part.tokens.images)
     target_ids_M, predictor_M, sequence_M = (torch.cat(parts) for parts in zip(*targets, strict=True))
     return TokenRows(
         input_ids_NT=input_ids_NT,
@@ -185,7 +205,39 @@ def packed_rows(
         end_B=torch.tensor(ends, dtype=torch.int64),
         copies_NS=None if one_segment_rows else copies_NS,
         before_NT=before_NT,
+        axes_3NT=_axes(rows, position_ids_NT) if any(image.sides for image in images) else None,
+        blocks_NT=_blocks(rows, position_ids_NT) if any(image.sees_itself for image in images) else None,
+        images=images,
     )
+
+
+def _placed(rows: Sequence[Sequence[Document]]) -> Iterator[tuple[int, int, Segment]]:
+    """Yield each segment with its row and the column of its first token."""
+    for n, row in enumerate(rows):
+        column = 0
+        for part in (part for document in row for part in document.segments):
+            yield n, column, part
+            column += len(part.tokens)
+
+
+def _axes(rows: Sequence[Sequence[Document]], position_ids_NT: torch.Tensor) -> torch.Tensor:
+    """Return `TokenRows.axes_3NT` of these documents; padding is where `position_ids_NT` has it."""
+    axes_3NT = position_ids_NT.repeat(3, 1, 1)
+    for n, column, part in _placed(rows):
+        axes_3T = part.first_position + position_axes(len(part.tokens), part.tokens.images)
+        axes_3NT[:, n, column : column + len(part.tokens)] = axes_3T
+    return axes_3NT
+
+
+def _blocks(rows: Sequence[Sequence[Document]], position_ids_NT: torch.Tensor) -> torch.Tensor:
+    """Return `TokenRows.blocks_NT` of these documents."""
+    blocks_NT, number = torch.zeros_like(position_ids_NT), 0
+    for n, column, part in _placed(rows):
+        for image in part.tokens.images:
+            if image.sees_itself:
+                number += 1
+                blocks_NT[n, column + image.begin : column + image.end] = number
+    return blocks_NT
 
 
 def _targets(

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
-from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
+from training.utils.loading.configurations import check_reads_text, errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
+from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
+from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
@@ -51,15 +53,16 @@ def load_causal_lm(
 
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    _refuse_images(config, settings)
+    check_reads_text(config, settings.name_or_path)
     plan = _adapter_plan(AutoModelForCausalLM, settings, config)
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(AutoModelForCausalLM, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(device, model), plan, settings)
+        put_on(_on(None if settings.quantization else device, model), plan, settings)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
+    _round_weights(model, settings, device)
     _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -96,7 +99,7 @@ def load_scalar_model(
     from transformers import AutoModelForSequenceClassification
 
     config = _config_of(settings)
-    _refuse_images(config, settings)
+    check_reads_text(config, settings.name_or_path)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
@@ -112,11 +115,12 @@ def load_scalar_model(
     )
     model = _load(AutoModelForSequenceClassification, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(device, model), plan, settings)
+        put_on(_on(None if settings.quantization else device, model), plan, settings)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
+    _round_weights(model, settings, device)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -191,7 +195,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     with errors_explained("model", wanted.where, OSError, ValueError, ImportError):
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
-        with rehearsal.without_report(), _sharding_explained(wanted.where):
+        with rehearsal.without_report(), _sharding_explained(wanted.where), merged_when_copied():
             model, report = auto_class.from_pretrained(
                 wanted.where,
                 config=wanted.config,
@@ -235,6 +239,30 @@ def _is_raised_by_a_family(problem: Exception) -> bool:
     return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
 
 
+def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torch.device | None) -> None:
+    """Round the base weights, if `settings` say so, and log which. The model has not been on `device` as a whole: it
+    may not fit there."""
+    if settings.quantization is None:
+        return
+    from training.utils.models.quantized import quantize_layers
+
+    asked = "--load_in_4bit" if settings.load_in_4bit else "--load_in_8bit"
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ThreestepError(
+            f"{asked} expects whole weights to round, and those of '{settings.name_or_path}' are quantized already, by "
+            "its config.json; leave the flag out, or give the model that was quantized"
+        )
+    done = quantize_layers(model, settings.quantization, device)
+    dtype = str(model.dtype).removeprefix("torch.")
+    before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
+    log(
+        f"model: {done.layers} linear layers are kept in {settings.quantization}, other weights in {dtype}: the base "
+        f"takes {after:,.1f} MiB, not {before:,.1f}; rounding moves the layers' weights by {done.share:.2%} (root mean "
+        f"square), and saved models have the rounded weights in {dtype}",
+        started_as_main_rank(),
+    )
+
+
 def _measure(
     model: PreTrainedModel,
     settings: ModelSettings,
@@ -270,21 +298,6 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
             f"'{settings.name_or_path}': expected a language model that writes from left to right, got an encoder "
             f"({config.model_type} with is_decoder false in config.json), whose tokens see those after them; give a "
             "causal language model"
-        )
-
-
-def _refuse_images(config: Any, settings: ModelSettings) -> None:
-    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
-
-    sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    if sees and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ThreestepError(
-            f"'{settings.name_or_path}': expected a causal language model of text, got a model of images and text "
-            f"({config.model_type}), which no step trains yet; give a language model"
         )
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from training.utils.models.own_forward import difference_now, own_forward_of, rms
+from training.utils.models.quantized import QuantizedLinear
 from training.utils.models.sharding import whole_shape
 
 READ_PAST = "the family reads the weight without calling the layer"
@@ -36,11 +37,12 @@ def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> 
     """
     uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     reasons = {name: REFUSED_BY_PEFT for name in layers if _is_refused_by_peft(model, name)}
-    reasons |= {name: SHARED for name, layer in layers.items() if uses[id(layer.weight)] > 1}
+    shared = {name for name, layer in layers.items() if uses[id(layer._parameters.get("weight"))] > 1}
+    reasons |= dict.fromkeys(shared, SHARED)
     if own_forward_of(model) is None:
         return reasons
     others = {name: layer for name, layer in layers.items() if name not in reasons}
-    of_their_own = {type(layer) for layer in others.values() if type(layer) not in (nn.Linear, Conv1D)}
+    of_their_own = {type(layer) for layer in others.values() if type(layer) not in (nn.Linear, Conv1D, QuantizedLinear)}
     is_linear = dict.fromkeys(of_their_own, False)
     with _linear_classes_found(model, is_linear):
         is_read_past = _moves(model, others)
@@ -94,6 +96,12 @@ def _weights_in_calls_alone(layers: Mapping[str, nn.Module]) -> Iterator[None]:
 
     with contextlib.ExitStack() as undo:
         for layer in layers.values():
+            if isinstance(layer, QuantizedLinear):
+                device = layer._buffers["packed"].device  # type: ignore[union-attr]
+                absent = torch.full((), torch.nan, dtype=layer.dtype, device=device)
+                layer.absent = absent.expand(layer.out_features, layer.in_features)
+                undo.callback(setattr, layer, "absent", None)
+                continue
             weight: Any = layer.weight
             nan = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
             absent = nn.Parameter(nan.expand(whole_shape(weight)), requires_grad=False)

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from training.utils.models.attention import CHOICES
+from training.utils.models.quantization import (
+    DOUBLE_HELP,
+    EIGHT_BIT_HELP,
+    FOUR_BIT_HELP,
+    FOUR_BIT_KINDS,
+    KIND_HELP,
+    check_beside_quantization,
+    check_quantization,
+    check_ranks,
+)
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag, settings_of
@@ -72,6 +82,10 @@ class ModelArguments:
     only_optimize_lora: bool = flag(
         True, "With LoRA: freeze all other weights (a new scalar head still trains).", topic="lora"
     )
+    load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
+    load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
+    bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")
+    bnb_4bit_use_double_quant: bool = flag(False, DOUBLE_HELP, topic="lora")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
@@ -80,6 +94,10 @@ class ModelArguments:
             "--model_name_or_path expects the folder or hub name of a model, got nothing; "
             "`python -m training.new_model --out DIR` makes one with random weights",
         )
+        check_quantization(mistakes, self)
+        check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
+        compiles = "which compiles the layers that it replaces" if self.torch_compile else None
+        check_beside_quantization(mistakes, self, {"--torch_compile": compiles})
 
     def settings(self) -> ModelSettings:
         return settings_of(ModelSettings, self, name_or_path=self.model_name_or_path)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from training.utils.run.errors import ThreestepError
+
 if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rows import TokenRows
@@ -50,6 +52,8 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         "attention_mask": None,
         "use_cache": False,
     }
+    if rows.images:
+        inputs.update(_image_inputs(rows, implementation))
     if implementation in FLASH:
         lengths, longest = rows.cumulative_lengths()
         inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
@@ -80,4 +84,18 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
     else:
         inputs["attention_mask"] = rows.dense_mask()
+    return inputs
+
+
+def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
+    """Return what a model of images and text takes beside the arguments for a text; ThreestepError for an attention
+    that its vision tower or its positions would not fit into."""
+    if implementation != SDPA:
+        raise ThreestepError(f"rows with images expect --attn_implementation {SDPA}, got {implementation}")
+    assert rows.pixels is not None, "an image without pixels would be read as a text"
+    inputs: dict[str, Any] = {"pixel_values": rows.pixels.values}
+    if rows.pixels.grids_I3 is not None:
+        inputs["image_grid_thw"] = rows.pixels.grids_I3
+    if rows.axes_3NT is not None:
+        inputs["position_ids"] = rows.axes_3NT
     return inputs

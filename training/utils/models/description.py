@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ _ADAPTER_FILE = "adapter_config.json"  # PEFT's name
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """model: on the meta device, with its adapters.
+    """model: on the meta device, with its adapters and its rounded layers.
     dtype: of its floating-point weights.
     buffers: those that are saved in another dtype, by name.
     trained: names of the trained weights, in the order of `model.parameters()`.
@@ -45,6 +45,8 @@ class DescribedModel:
 
 def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write the files that `read_description` reads to `folder`: small, nothing pickled."""
+    from training.utils.models.quantized import quantized_layers
+
     folder.mkdir(parents=True)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], model.dtype
@@ -63,6 +65,8 @@ def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTraine
         if name in saved and buffer.is_floating_point() and buffer.dtype is not model.dtype
     }
     facts = {"dtype": _in_words(model.dtype), "trained": trained, "buffers": buffers}
+    if rounded := dict(quantized_layers(model)):
+        facts |= {"quantization": asdict(next(iter(rounded.values())).quantization), "quantized": list(rounded)}
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -70,6 +74,9 @@ def read_description(folder: Path) -> DescribedModel:
     """Return the described model, with its weights on the meta device."""
     import torch
     import transformers
+
+    from training.utils.models.quantization import Quantization
+    from training.utils.models.quantized import quantize_layers
 
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     dtype = getattr(torch, facts["dtype"])
@@ -82,6 +89,8 @@ def read_description(folder: Path) -> DescribedModel:
             from peft import LoraConfig
 
             model.add_adapter(LoraConfig.from_pretrained(str(folder)), adapter_name=ADAPTER)
+    if "quantized" in facts:
+        quantize_layers(model, Quantization(**facts["quantization"]), names=facts["quantized"])
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from training.utils.layout.documents import Document
+from training.utils.models.quantized import rounded_elements
 from training.utils.models.sharding import whole_shape
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names in configurations of how many there are
@@ -49,6 +50,7 @@ def model_shape(model: nn.Module) -> ModelShape:
         if len(shape) >= 2 and (is_head or id(parameter) not in tables):
             part, state = "head" if is_head else "body", "trained" if parameter.requires_grad else "frozen"
             sums[f"{part}_{state}"] += _visited(shape, config)
+    sums["body_frozen"] += rounded_elements(model)
     return ModelShape(**sums, attention_width=_attention_width(config))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.utils.models.attention import AUTO
+from training.utils.models.quantization import Quantization
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class ModelSettings:
     attn_implementation, torch_compile, lora_*: see training.utils.models.attention, .compiled and .lora.
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
+    load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantization.
     trust_remote_code: run Python code that comes with the model.
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
@@ -29,9 +31,20 @@ class ModelSettings:
     lora_dropout: float = 0.0
     lora_module_name: str = "all-linear"
     only_optimize_lora: bool = True
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    bnb_4bit_quant_type: str = "nf4"
+    bnb_4bit_use_double_quant: bool = False
     trust_remote_code: bool = False
     head_chunk_mb: int = 0
     trains_adapter_on: bool = False
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What the base weights are rounded to, or None."""
+        if self.load_in_4bit:
+            return Quantization(self.bnb_4bit_quant_type, self.bnb_4bit_use_double_quant)
+        return Quantization("int8") if self.load_in_8bit else None
 
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""

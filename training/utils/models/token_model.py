@@ -20,6 +20,7 @@ from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
+from training.utils.run.errors import ThreestepError
 
 
 class PolicyModel(nn.Module):
@@ -102,6 +103,8 @@ class ScalarModel(nn.Module):
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, model.config._attn_implementation)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
+        if rows.images:  # without ids, transformers finds the places of images by comparing embeddings
+            raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
         noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks

@@ -56,12 +56,18 @@ def layers_in(folder: str | Path) -> int:
 def read_head(folder: str | Path, head: MtpHead) -> None:
     """Load the weights of a model folder's head into `head`, as many modules as that has, of the first. ThreestepError
     if they are not those of such a head."""
+    path = Path(folder) / FOLDER / _WEIGHTS
+    stored = stored_state(folder, len(head.depths))
+    fill_head(head, stored, str(path), f"remove '{path.parent}' to train a new one")
+
+
+def stored_state(folder: str | Path, layers: int) -> dict[str, torch.Tensor]:
+    """Return the state of the first `layers` modules of a model folder's head."""
     from safetensors.torch import load_file
 
+    depths = tuple(f"depths.{depth}." for depth in range(layers))
     path = Path(folder) / FOLDER / _WEIGHTS
-    depths = tuple(f"depths.{depth}." for depth in range(len(head.depths)))
-    stored = {name: tensor for name, tensor in load_file(path).items() if name.startswith(depths)}
-    fill_head(head, stored, str(path), f"remove '{path.parent}' to train a new one")
+    return {name: tensor for name, tensor in load_file(path).items() if name.startswith(depths)}
 
 
 def fill_head(head: MtpHead, stored: Mapping[str, torch.Tensor], where: str, otherwise: str) -> None:

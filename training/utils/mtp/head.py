@@ -47,11 +47,15 @@ class MtpModule(nn.Module):
 
     def forward(self, embeddings_LH: torch.Tensor, before_LH: torch.Tensor, rows: Any) -> torch.Tensor:
         """Return the states [L, H]. before_LH: of the depth before, at the token before each."""
-        joined_LH = self.eh_proj(torch.cat([self.enorm(embeddings_LH), self.hnorm(before_LH)], dim=-1))
+        joined_LH = self.joined(embeddings_LH, before_LH)
         inputs = model_inputs(rows, self.trunk.config._attn_implementation)
         shape = inputs.pop("input_ids").shape
         filled_LH = functional.pad(joined_LH, (0, 0, 0, shape.numel() - len(joined_LH)))
         return self.trunk(inputs_embeds=filled_LH.view(*shape, -1), **inputs)[0].flatten(0, 1)
+
+    def joined(self, embeddings: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return what the block reads of entries [..., H]."""
+        return self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(before)], dim=-1))
 
 
 class MtpHead(nn.Module):
@@ -76,13 +80,15 @@ class MtpHead(nn.Module):
 
 
 def new_head(model: PreTrainedModel, layers: int, seed: int, final_norm: bool = True) -> MtpHead:
-    """Return a head of `layers` modules for `model`, the blocks of which have random weights yet. On the CPU, in the
-    model's dtype. The generators of torch stay as they are. final_norm: each ends in a norm as the model's.
+    """Return a head of `layers` modules for `model`, the blocks of which have random weights yet. On the CPU, or on the
+    meta device if `model` is there; in the model's dtype. The generators of torch stay as they are.
+    final_norm: each module ends in a norm, as the model does.
 
     Raises ThreestepError if the model has no block, embeddings or output layer that such a head could take.
     """
     _check_fits(model)
-    with torch.random.fork_rng(devices=[]):
+    has_weights = next(model.parameters()).device.type != "meta"
+    with torch.random.fork_rng(devices=[]), torch.device("cpu" if has_weights else "meta"):
         torch.manual_seed(seed)
         head = MtpHead([_new_module(model, final_norm) for _ in range(layers)])
     return head.to(model.dtype)

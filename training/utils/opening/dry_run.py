@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
-from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
+from training.utils.dry_run.plan import LargestForward, plan_head, plan_training, rows_at_most
+from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.startup import DTYPES
 from training.utils.loading.configurations import check_positions
 from training.utils.opening.flags import OneModelFlags
@@ -24,11 +24,18 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     tokens = rows * max_seq_len
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded)
     planned = plan_training(built, forward, model, settings, ranks, device)
+    head = plan_head(built, flags.mtp, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
         f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
-    print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, batches])
-    print_memory(planned.engine.held, planned.moments, device.verdict)
+    sentences, held, moments = [*planned.sentences], [*planned.engine.held], [*planned.moments]
+    if head is not None:
+        sentence, memory = head
+        sentences.append(sentence)
+        held += memory.held
+        moments.append(Moment("in the head's optimizer step", (memory.stepping,)))
+    print_plan(flags.step.program, ranks, flags.settings, [*sentences, batches])
+    print_memory(held, moments, device.verdict)

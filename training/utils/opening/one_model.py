@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.quantization import NO_MTP, NOT_SHARDED, check_beside_quantization, check_package
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import ThreestepError
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.program import run_program
 from training.utils.run.step import Step
 
@@ -48,6 +49,7 @@ def one_model_program(
     def main(argv: Sequence[str]) -> None:
         groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
+        _check_quantization(flags)
         if check is not None:
             check(flags)
         if scores and flags.model.head_chunk_mb:
@@ -68,3 +70,17 @@ def one_model_program(
     if module == "__main__":
         run_program(main)
     return main
+
+
+def _check_quantization(flags: OneModelFlags) -> None:
+    """ThreestepError if base weights shall be quantized that cannot be, by flags of other groups."""
+    mistakes = Mistakes()
+    layers = flags.mtp.layers
+    others = {
+        "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
+        f"--mtp_num_layers {layers}": NO_MTP if layers else None,
+    }
+    check_beside_quantization(mistakes, flags.model, others)
+    if not flags.run.dry_run:
+        check_package(mistakes, flags.model)
+    mistakes.raise_if_any()

@@ -27,15 +27,16 @@ from training.utils.loading.configurations import check_positions, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
+from training.utils.models.quantized import count_weights
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
-from training.utils.models.sharding import count_elements
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
+from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import close_run
@@ -69,9 +70,10 @@ def run_one_model(
         chunk_mb = plan.settings["head_chunk_mb"]
         start = replace(flags.model.settings(), trains_adapter_on=not rereads_start, head_chunk_mb=chunk_mb)
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks)
+        ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
+        response_ends = [end_of_conversation_id(tokenizer, style.end_token), *ends]
         if not scores:
-            ends, inside = (map(tokenizer.convert_tokens_to_ids, found) for found in rows.report.stops)
-            set_stop_tokens(model, tokenizer, [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside))
+            set_stop_tokens(model, tokenizer, response_ends, set(inside))
         packed = may_pack(
             flags.engine.padded,
             model,
@@ -96,7 +98,17 @@ def run_one_model(
         ):
             bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
             training = TrainingRun(
-                flags.step.label, engine, rows.train, rows.eval, loop, metrics, checkpoints, bad_steps, routers, mtp
+                flags.step.label,
+                engine,
+                rows.train,
+                rows.eval,
+                loop,
+                metrics,
+                checkpoints,
+                bad_steps,
+                routers,
+                mtp,
+                EvaluationSamples(flags.report.report_samples, folder, tokenizer.decode, frozenset(response_ends)),
             )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
@@ -173,7 +185,7 @@ def loop_settings(
     """Settings of the training loop. steps: optimizer steps, and sequences of each. A collective with `--report_mfu`,
     which measures the matmul rate."""
     engine = flags.engine
-    weights = count_elements(model.parameters())
+    weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
 
     def plan(sequences: int) -> PlanSettings:

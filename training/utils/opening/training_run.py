@@ -18,6 +18,7 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
 from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
+from training.utils.opening.samples import EvaluationSamples
 from training.utils.run.ahead import Ahead
 from training.utils.run.console import LogPace, log
 from training.utils.run.metrics import MetricsWriter
@@ -75,6 +76,7 @@ class TrainingRun(Generic[Row]):
     bad_steps: BadSteps = field(default_factory=BadSteps)
     routers: RouterLoss = field(default_factory=RouterLoss)
     mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
+    samples: EvaluationSamples = EvaluationSamples()
 
     @property
     def ranks(self) -> Ranks:

@@ -24,6 +24,7 @@ from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.transfer import moved, pinned
 from training.utils.models.lora import adapters_off, is_adapter_tensor
+from training.utils.models.settings import ModelSettings
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, preference_batches
@@ -89,9 +90,14 @@ def open_references(reference: str, opened: OpenedModel) -> References:
     run, file = opened.training, None
     if run.ranks.is_main and not opened.added_tokens:  # drawn embeddings differ in each run: no file would match
         flags = opened.flags
-        name, dtype = flags.model.model_name_or_path, flags.engine.dtype
-        file = reference_file(name, opened.phase, flags.data, dtype, run.settings.train_plan.packed)
+        name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
+        file = reference_file(name, opened.phase, flags.data, precision, run.settings.train_plan.packed)
     return known_references(run, file)
+
+
+def precision_of(dtype: str, model: ModelSettings) -> str:
+    """What the numbers of a reference are rounded by: the dtype, and what its weights are kept in if that is less."""
+    return dtype if model.quantization is None else f"{dtype} on weights in {model.quantization}"
 
 
 def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None) -> References:

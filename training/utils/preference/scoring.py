@@ -35,20 +35,27 @@ def score_responses(
 
     read: TokenRows -> float32 [sequences], in eval mode. Raises ThreestepError where a score is not finite.
     """
-    mine = [np.zeros((0, 4))]
+    mine = []
     for batch in preference_batches(rows, range(len(rows)), plan, ranks, pad_token_id, False, _PLANNED_ROWS):
         with torch.no_grad():
             scores_B = read(moved(batch.ranked.rows, ranks.device))
         found = scores_B.double().cpu().numpy()[: len(batch.row_B)]
         mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, found]))
-    everyone = np.concatenate(gathered(np.concatenate(mine)))
-    prompts, places, tokens, scores = everyone.T
+    scored = gathered_scores(mine)
+    scores = scored.score_R
     not_finite = int(np.count_nonzero(~np.isfinite(scores)))
     if not_finite:
         raise ThreestepError(
             f"{not_finite:,} of {len(scores):,} scores are not finite: the model has diverged; train it with a lower "
             "--learning_rate, or in another --dtype"
         )
+    return scored
+
+
+def gathered_scores(mine: Sequence[np.ndarray]) -> ScoredResponses:
+    """Put all ranks' scores in order. A collective. mine: of micro-batches, float64 [responses, 4]: the row, the place
+    among its responses, tokens, score."""
+    prompts, places, tokens, scores = np.concatenate(gathered(np.concatenate([np.zeros((0, 4)), *mine]))).T
     order = np.lexsort((places, prompts))
     return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
 

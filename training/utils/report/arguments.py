@@ -30,7 +30,8 @@ class ReportArguments:
     )
     report_samples: int = flag(
         8,
-        "Step 3: samples of each evaluation that trackers get as a table, those of the first prompts.",
+        "Samples of each evaluation. Steps 1 and 2: held-out rows, drawn by the seed, that samples.jsonl and trackers "
+        "get; 0 writes none. Step 3, whose samples.jsonl has all: those of the first prompts, which trackers get.",
         least=0,
         unit="samples",
     )

@@ -19,15 +19,9 @@ from training.utils.report.figures import curves_of, headline, phase_seconds, sa
 from training.utils.report.numbers import duration, shown, sparkline
 from training.utils.report.overview import changed_settings, facts_of
 from training.utils.report.reading import ReportedRun, StepRun
+from training.utils.report.samples_section import samples_section
 from training.utils.report.script import PACKAGE, SCRIPT, library
-from training.utils.report.tables import (
-    SampledAnswer,
-    answers_along,
-    left_out,
-    metric_rows,
-    sampled_rows,
-    settings_rows,
-)
+from training.utils.report.tables import left_out, metric_rows, settings_rows
 
 _NO_SCRIPT = (
     '<noscript><p class="warning">The charts need JavaScript; the figures under "Every metric" do not.</p></noscript>'
@@ -83,7 +77,7 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
         drawings |= {name: drawing for name, (_, drawing) in known.items()}
         sections.append((kind, _title(own), _step_section(own, {name: chart for name, (chart, _) in known.items()})))
     sections += [
-        ("samples", "Samples", _samples(steps)),
+        ("samples", "Samples", samples_section(steps)),
         ("time", "Time", _time(runs)),
         ("left-out", "Cut and left out", _left_out(steps, len(runs) > 1)),
         ("settings", "Settings", _settings(by_kind)),
@@ -289,70 +283,6 @@ def _every_metric(step: StepRun, several: bool) -> str:
     title = f"Every metric of {step.run}: {step.path.name}" if several else f"Every metric of {step.path.name}"
     figures = scrolled(f"<table><tr><th>metric</th>{head}<td></td></tr>{rows}</table>", title)
     return f"<details><summary>{escape(title)}</summary>{figures}</details>"
-
-
-# --- samples
-
-
-def _samples(steps: Sequence[StepRun]) -> str:
-    sampled = [step for step in steps if step.samples]
-    silent = [step for step in steps if not step.samples and step.lines]
-    labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
-    without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
-    parts, why = [], ""
-    for row in sampled_rows(sampled):
-        if row.why != why:
-            why = row.why
-            parts.append(f"<h3>{escape(why)}</h3>")
-        truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
-        first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
-        answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
-        parts.append(_sample(row.prompt, truth, answers))
-    if not parts:
-        return without
-    declaration = sampled[0].declaration
-    before, after = declaration.sample_labels
-    note = (
-        f"Responses to held-out prompts before step {declaration.number} ({before}) and after it ({after}), "
-        "from the same seed for each prompt."
-    )
-    along = "".join(_along(step, len(sampled) > 1) for step in sampled)
-    return f'{without}<p class="soft">{note}</p>{"".join(parts)}{along}'
-
-
-def _sample(prompt: str, truth: str, answers: str) -> str:
-    return (
-        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>{truth}'
-        f'<div class="answers">{answers}</div></div>'
-    )
-
-
-def _along(step: StepRun, several: bool) -> str:
-    """The first prompts at every evaluation."""
-    rows = answers_along(step)
-    if len({answer.column for _, answers in rows for answer in answers}) < 3:
-        return ""  # the first and the last stand above
-    cards = "".join(
-        _sample(prompt, "", "".join(_answer(answer, answers[0]) for answer in answers)) for prompt, answers in rows
-    )
-    title = f"At every evaluation{f': {step.run}' if several else ''}"
-    return f"<details><summary>{escape(title)}</summary>{cards}</details>"
-
-
-def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
-    marks = []
-    for name, value in answer.marks:
-        before = dict(first.marks).get(name)
-        better = value is not None and before is not None and name != "tokens" and value != before
-        colour = f' class="{"good" if value > before else "bad"}"' if better else ""  # type: ignore[operator]
-        marks.append(f"<span>{escape(name)} <b{colour}>{shown(value)}</b></span>")
-    if not answer.ended:
-        marks.append('<span class="bad">cut by the length limit</span>')
-    return (
-        f'<div class="answer"><p class="soft">{escape(answer.column)}</p>'
-        f'<div class="text" dir="auto" tabindex="0">{escape(answer.text.strip()) or "(empty)"}</div>'
-        f'<div class="marks">{"".join(marks)}</div></div>'
-    )
 
 
 # --- time, what was left out, settings

@@ -20,6 +20,7 @@ header { padding-top: 28px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 20px; margin: 40px 0 12px; padding-top: 8px; }
 h3 { font-size: 15px; margin: 0; overflow-wrap: anywhere; }
+h3.kind { font-size: 17px; } p + h3.kind, .card + h3.kind, details + h3.kind { margin-top: 30px; }
 [data-part] > h3, section > h3 { margin-top: 18px; }
 .tiles + .card, .tiles + p { margin-top: 14px; }
 h2.small { font-size: 15px; margin: 0 0 4px; padding: 0; }
@@ -113,6 +114,7 @@ td.value { overflow-wrap: anywhere; font-size: 13px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
 .answer { border-left: 3px solid var(--edge); padding-left: 10px; min-width: 0; }
 .marks { display: flex; flex-wrap: wrap; gap: 2px 12px; font-size: 13px; color: var(--soft); margin-top: 3px; }
+.answers + .marks { margin-top: 8px; }
 .marks b { color: var(--text); font-weight: 600; font-variant-numeric: tabular-nums; }
 .good, .marks b.good { color: var(--good); } .bad, .marks b.bad { color: var(--bad); }
 footer { margin-top: 48px; padding-bottom: 32px; }

@@ -15,11 +15,11 @@ _LONGEST_TEXT = 4000  # characters of one text
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """One response and its scores. marks: (name, value), the reward first."""
+    """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first."""
 
     run: str
     column: str
-    text: str
+    text: str | None
     marks: tuple[tuple[str, float | None], ...]
     ended: bool
 
@@ -49,8 +49,8 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
     return [
         Sampled(
             why,
-            clipped(_text(groups[0][key].get("prompt"))),
-            clipped(_text(groups[0][key].get("ground_truth"))),
+            clipped(text_of(groups[0][key].get("prompt"))),
+            clipped(text_of(groups[0][key].get("ground_truth"))),
             tuple(_answer(run, name, samples[key]) for run, name, samples in columns if key in samples),
         )
         for why, key in picked
@@ -64,7 +64,7 @@ def answers_along(step: StepRun) -> list[tuple[str, list[SampledAnswer]]]:
         found.setdefault(_key(sample), []).append(sample)
     return [
         (
-            clipped(_text(samples[0].get("prompt"))),
+            clipped(text_of(samples[0].get("prompt"))),
             [_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples],
         )
         for samples in found.values()
@@ -74,7 +74,8 @@ def answers_along(step: StepRun) -> list[tuple[str, list[SampledAnswer]]]:
 def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> list[tuple[str, str]]:
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
-    found = [("The first", key) for key in keys[:_FIRST]]
+    has_rewards = any("reward" in group[key] for group in groups for key in keys if key in group)
+    found = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
     if not with_gains:
         return found
     gains = []
@@ -89,16 +90,18 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
 
 
 def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
-    marks = [("reward", finite(sample.get("reward")))]
+    marks: list[tuple[str, float | None]] = []
+    marks += [(name, finite(sample[name])) for name in ("reward", "loss") if name in sample]
     marks += [
         (name.removeprefix("reward/"), finite(value))
         for name, value in sample.items()
         if name == "check" or (name.startswith(("reward/", "check/")) and name != "reward/model")
     ]
-    marks.append(("tokens", finite(sample.get("response_tokens"))))
-    return SampledAnswer(
-        run, column, clipped(_text(sample.get("response"))), tuple(marks), sample.get("ended") is not False
-    )
+    text = None
+    if "response" in sample:
+        marks.append(("tokens", finite(sample.get("response_tokens"))))
+        text = clipped(text_of(sample["response"]))
+    return SampledAnswer(run, column, text, tuple(marks), sample.get("ended") is not False)
 
 
 def _key(sample: dict[str, Any]) -> str:
@@ -126,6 +129,8 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
     if skipped:
         found.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
     for label, samples in step.samples:
+        if not any("reward" in sample for sample in samples):
+            continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
         found.append((f"responses of {label} cut by the length limit", f"{cut:,} of {len(samples):,}"))
     return found
@@ -158,10 +163,11 @@ def _setting(step: StepRun, name: str) -> str:
     if name not in step.settings:
         return "–"
     value = step.settings[name]
-    return "null" if value is None else _text(value)
+    return "null" if value is None else text_of(value)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value of a user's file as text; "" for none."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -21,7 +21,10 @@ from training.utils.run.storage import read_json_object
 
 PROJECT = "threestep"
 _IDS = "tracker_runs.json"  # in the run's folder: the services' names for the run, for resuming
-_COLUMNS = ("prompt", "sample", "response", "ground_truth", "reward", "check", "response_tokens", "ended", "uid")
+_COLUMNS = (
+    "prompt", "sample", "response", "responses", "ground_truth", "reward", "scores", "margin", "loss", "check",
+    "response_tokens", "ended", "uid",
+)  # fmt: skip
 
 
 def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any], done_steps: int) -> list[Tracker]:

@@ -20,7 +20,7 @@ from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flag_names import nearest_flags
 from training.utils.run.flags import OWN_KEYS, note_mistakes
-from training.utils.run.help_page import HELP_FLAGS, asked_topic, help_page
+from training.utils.run.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
 from training.utils.run.launcher_flags import LAUNCHER_FLAGS
 from training.utils.run.old_flags import OldFlag, flags_with_values, old_defaults, translated
 from training.utils.run.typed import typed_command
@@ -30,9 +30,10 @@ class ProgramParser(argparse.ArgumentParser):
     """The flags of a small program. Unknown ones fail, with suggestions; every mistake is a ThreestepError."""
 
     def __init__(self, program: str, description: str, epilog: str | None = None) -> None:
+        typed = typed_command() or f"python -m {program}"
         super().__init__(
-            prog=typed_command() or f"python -m {program}",
-            description=description,
+            prog=typed,
+            description="\n".join(as_typed(description, typed)),
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,

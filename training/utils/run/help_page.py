@@ -29,6 +29,7 @@ _MOST_COLUMNS, _FEWEST_COLUMNS = 120, 80
 _LEFT = 40  # columns of the flags
 _TWO_COLUMNS = 100  # on a narrower page a flag has a line of its own
 _SENTENCE_END = re.compile(r"(?<!app)\.\s+(?=[A-Z`])")
+_STARTED = "python -m"
 _LONGEST_CHOICES = 24  # characters of names to show in place of a unit
 
 
@@ -46,7 +47,7 @@ def help_page(
     parts: Sequence[type], program: str, description: str, wanted: str = "", first_flags: Sequence[str] = ()
 ) -> str:
     """Return the page. parts: dataclasses of flags. program: as one types it. description: its first sentence comes
-    first; an indented line in it is an example, and starts with `python -m`. wanted: a topic, "all" or "". first_flags:
+    first; an indented line in it is an example. wanted: a topic, "all" or "". first_flags:
     names, in the order of the first page; without any it has all flags. ThreestepError for an unknown topic."""
     by_topic = _by_topic(parts)
     if wanted not in ("", ALL, *by_topic):
@@ -57,7 +58,7 @@ def help_page(
     lines = [f"usage: {program} [flags]", ""]
     if wanted in by_topic:
         return _joined([*lines, *_section(TOPICS[wanted], by_topic[wanted])])
-    lines += [*_as_typed(description, program), ""]
+    lines += [*as_typed(description, program), ""]
     if wanted == ALL or not first_flags:
         for topic, entries in by_topic.items():
             lines += [*_section(f"{TOPICS[topic]} ({topic})", entries), ""]
@@ -119,15 +120,13 @@ def _text(field: dataclasses.Field, brief: bool = False) -> str:
     return f"{text} [{shown}]"
 
 
-def _as_typed(description: str, program: str) -> list[str]:
-    """The description with its examples as one types them here."""
-    lines = [line.rstrip() for line in inspect.cleandoc(description).splitlines()]
+def as_typed(description: str, program: str) -> list[str]:
+    """The lines of a description, with `program` for `python -m MODULE` in its examples: the lines that are indented or
+    start with `python -m`."""
     found = []
-    for line in lines:
-        words = line.split()
-        is_example = words[:2] == ["python", "-m"]
-        start = line[: len(line) - len(line.lstrip())] or "  "
-        found.append(start + line.strip().replace(" ".join(words[:3]), program, 1) if is_example else line)
+    for line in (line.rstrip() for line in inspect.cleandoc(description).splitlines()):
+        start = "" if line.startswith(" ") else "  " if line.startswith(_STARTED) else None
+        found.append(line if start is None else start + re.sub(rf"{_STARTED} [\w.]+", program, line, count=1))
     return found
 
 

@@ -218,10 +218,6 @@ def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--chat_template", value]
 
 
-_QUANTIZED = (
-    "is not built: base weights stay in --dtype; --lora_dim trains adapters alone, --zero_stage 3 and --offload spread "
-    "the weights"
-)
 _STEPS = "metrics.jsonl and the trackers get every step"
 _LOADER = "rows are tokenized before training, and laid out while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"
@@ -268,8 +264,8 @@ HF_FLAGS: dict[str, OldFlag] = {
         differs="the precision of forwards; master weights are float32 in any case",
     ),
     "--tf32": refused(
-        "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 needs it "
-        "not",
+        "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 does not "
+        "need it",
         takes_value=False,
     ),
     "--eval_strategy": renamed(
@@ -324,7 +320,7 @@ HF_FLAGS: dict[str, OldFlag] = {
         "a loss is divided by the count over all ranks and micro-batches", takes_value=False
     ),
     "--auto_find_batch_size": refused(
-        "is not done here; --dry_run tells the memory of a rank, and --max_tokens_per_micro_batch bounds it",
+        "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it",
         takes_value=False,
     ),
     "--use_liger_kernel": needless(
@@ -379,8 +375,19 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--hub_model_id": Same("required with --push_to_hub"),
     "--hub_private_repo": Same(),
     "--hub_strategy": refused("is end here: checkpoints are not uploaded", unless=("end", *_NO_VALUE)),
-    "--load_in_4bit": refused(_QUANTIZED, takes_value=False),
-    "--load_in_8bit": refused(_QUANTIZED, takes_value=False),
+    "--load_in_4bit": Same("with LoRA; needs the package bitsandbytes"),
+    "--load_in_8bit": Same("with LoRA; weights alone are rounded, not activations"),
+    "--bnb_4bit_quant_type": Same(),
+    "--bnb_4bit_use_double_quant": Same(),
+    "--use_bnb_nested_quant": renamed(
+        "--bnb_4bit_use_double_quant",
+        "TRL's name",
+        takes_value=False,
+        words=either_way(["--bnb_4bit_use_double_quant", "true"], ["--bnb_4bit_use_double_quant", "false"]),
+        reads_false=True,
+    ),
+    "--bnb_4bit_compute_dtype": needless("layers compute in --dtype"),
+    "--bnb_4bit_quant_storage": needless("rounded weights are bytes, which ZeRO does not shard"),
     "--hub_token": refused(
         "would be seen by all who list the machine's processes; set HF_TOKEN, or run `hf auth login`"
     ),

@@ -77,6 +77,7 @@ class Step:
     variant_flag: the flag whose value takes the title's place unless it is the default
     closing: its rows of all_steps' closing table
     sample_labels: the models whose responses samples.jsonl holds, before and after training
+    sample_note, sample_score: what the report says of the samples, and what it calls a ranked response's score
     """
 
     name: str
@@ -91,6 +92,8 @@ class Step:
     first_flags: tuple[str, ...] = ()
     variant_flag: str | None = None
     sample_labels: tuple[str, str] = ("before", "after")
+    sample_note: str = ""
+    sample_score: str = "score"
 
     @property
     def number(self) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.generation.base import Sampling
-from training.utils.generation.sampling import _nucleus, _nucleus_in_rounds, draw, rounds_of_nucleus
+from training.utils.generation.sampling import _next_uniform, _nucleus, _nucleus_in_rounds, draw, rounds_of_nucleus
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0, -3.0, 1.5, -0.5])
 
@@ -150,8 +150,12 @@ def test_rounds_without_waits_draw_the_same_tokens(top_p, min_p):
     uniform_A = torch.rand(4_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     parts = (weights_AV, weights_AV.masked_fill(weights_AV < min_p, 0.0), uniform_A, top_p * weights_AV.sum(dim=-1))
     token_A = _nucleus(*parts)
-    assert torch.equal(_nucleus_in_rounds(*parts, rounds_of_nucleus(top_p)), token_A)
-    without = _nucleus_in_rounds(*parts, 0)  # refused rows have the likeliest token
+    numbers = [uniform_A]
+    for _ in range(rounds_of_nucleus(top_p)):
+        numbers.append(_next_uniform(numbers[-1]))
+    again_KA = torch.stack(numbers[1:])
+    assert torch.equal(_nucleus_in_rounds(*parts, again_KA), token_A)
+    without = _nucleus_in_rounds(*parts, again_KA[:0])  # refused rows have the likeliest token
     assert not torch.equal(without, token_A) and bool(((without == token_A) | (without == logits_V.argmax())).all())
 
 

@@ -29,7 +29,7 @@ def on_the_device() -> dict:
     with counted() as counts:
         there = moved(pinned(made, torch.device("cuda")), "cuda")
     parts = [*vars(there.rows).values(), there.better_Q, there.worse_Q, there.weight_Q]
-    places = sorted({str(part.device) for part in parts if part is not None})
+    places = sorted({str(part.device) for part in parts if isinstance(part, torch.Tensor)})
     ids = there.rows.input_ids_NT.tolist()
     return {"places": places, "waits": counts.total("waits"), "copies": counts.total("to_device"), "ids": ids}
 

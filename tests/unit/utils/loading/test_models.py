@@ -14,8 +14,9 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.configurations import load_config
-from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.models import _round_weights, load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
+from training.utils.models.own_forward import difference_now, own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.run.errors import ThreestepError
@@ -236,3 +237,25 @@ def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):
     assert all("lora" in name for name, part in model.named_parameters() if part.requires_grad)
     with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
         load_causal_lm(ModelSettings(folder), torch.float32, size + 1, added_pad=1)
+
+
+def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tokenizer, capsys):
+    """What checks of layouts compare with is the rounded model, and adapters stand on it."""
+    folder = save_folder()
+    settings = ModelSettings(folder, lora_dim=4, load_in_8bit=True)
+    model = load_causal_lm(settings, torch.float32, len(tiny_tokenizer))
+    own = own_forward_of(model)
+    assert own is not None and difference_now(model, own) <= own.tolerance
+    exact = load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
+    assert difference_now(exact, own) > own.tolerance
+    layers = 7 * model.config.num_hidden_layers
+    said = capsys.readouterr().out
+    assert f"model: {layers} linear layers are kept in int8, other weights in float32: the base takes " in said
+    assert "saved models have the rounded weights in float32" in said
+
+
+def test_weights_that_are_quantized_already_are_not_rounded_again(tiny_tokenizer):
+    model = tiny_causal_lm("llama")
+    model.config.quantization_config = {"quant_method": "bitsandbytes"}
+    with pytest.raises(ThreestepError, match="--load_in_8bit expects whole weights to round, and those of 'm' are qua"):
+        _round_weights(model, ModelSettings("m", lora_dim=4, load_in_8bit=True), None)

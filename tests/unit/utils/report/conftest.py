@@ -18,6 +18,17 @@ SAMPLES = [
 ]  # fmt: skip
 
 
+def pair_sample(step: int, index: int, chosen: float, rejected: float, **more) -> dict:
+    return {
+        "step": step, "uid": f"u{index}", "prompt": f"p{index}", "responses": ["good <b>", "bad"],
+        "scores": [chosen, rejected], "margin": chosen - rejected, **more,
+    }  # fmt: skip
+
+
+PAIRS = [pair_sample(0, index, 0.5, 0.25) for index in range(12)]
+PAIRS += [pair_sample(9, index, index, 8.0) for index in range(12)]
+
+
 def write_lines(path: Path, rows: list) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -67,6 +78,20 @@ def ppo_run(tmp_path) -> Callable[..., Path]:
         write_lines(folder / "samples.jsonl", samples)
         (folder / "config.yaml").write_text("ppo_epochs: 1\n")
         (folder / "summary.json").write_text('{"reward_standard_error": 0.25, "seconds": 10.0}')
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def pair_run(tmp_path) -> Callable[..., Path]:
+    """Makes the folder of a run on pairs that left samples alone."""
+
+    def make(name: str, samples: list, program: str = "training.step2_reward.main"):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_lines(folder / "samples.jsonl", samples)
+        (folder / "config.yaml").write_text(f"program: {program}\n")
         return folder
 
     return make

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.unit.utils.report.conftest import write_lines
 from training.utils.report.reading import read_runs
+from training.utils.report.samples_section import samples_section
 from training.utils.report.tables import clipped, left_out, metric_rows, sampled_rows, settings_rows
 
 
@@ -42,6 +44,22 @@ def test_parts_of_the_reward_and_the_checker_are_told(ppo_run):
     samples = [sample(0, 1, 1.0, check=0.5, response_tokens=4, **{"reward/model": 1.0, "reward/gsm8k": None})]
     (row,) = sampled_rows(steps_of(ppo_run(samples=samples)))
     assert row.answers[0].marks == (("reward", 1.0), ("check", 0.5), ("gsm8k", None), ("tokens", 4.0))
+
+
+def test_samples_of_step_1_have_losses_and_maybe_no_response(sft_run):
+    folder = sft_run()
+    plain = {"uid": "a", "prompt": "p", "ground_truth": "t"}
+    drawn = {**plain, "step": 3, "loss": 1.0, "response": "r", "response_tokens": 4, "ended": False}
+    write_lines(folder / "samples.jsonl", [{**plain, "step": 0, "loss": 2.0}, drawn])
+    steps = steps_of(folder)
+    (row,) = sampled_rows(steps)
+    assert (row.ground_truth, [answer.column for answer in row.answers]) == ("t", ["start model", "SFT"])
+    assert [(answer.text, answer.marks) for answer in row.answers] == [
+        (None, (("loss", 2.0),)), ("r", (("loss", 1.0), ("tokens", 4.0)))
+    ]  # fmt: skip
+    html = samples_section(steps)
+    assert "(no response was drawn)" in html and '<span>loss <b class="good">1</b></span>' in html  # lower is better
+    assert not any("cut by the length limit" in name for name, _ in left_out(*steps))  # short for the report alone
 
 
 def test_long_texts_are_clipped():

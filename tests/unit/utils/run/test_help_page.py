@@ -12,7 +12,7 @@ import pytest
 from training.utils.run.arguments import _parts
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import UNIT, flag
-from training.utils.run.help_page import asked_topic, entries_of, help_page
+from training.utils.run.help_page import as_typed, asked_topic, entries_of, help_page
 from training.utils.run.step import known_steps
 from training.utils.run.topics import OTHER, TOPICS, UNITS
 
@@ -100,6 +100,8 @@ def test_how_flags_look():
         [Made], "it", "It does.\n\n    python -m training.it --number 5 \\\n        --yes false"
     ).splitlines()
     assert lines[:6] == ["usage: it [flags]", "", "It does.", "", "  it --number 5 \\", "    --yes false"]
+    piped = as_typed('It.\n\n    echo "a" | python -m training.it --x\n    python -m training.it\nSo.', "threestep it")
+    assert piped == ["It.", "", '    echo "a" | threestep it --x', "    threestep it", "So."]
     assert {re.sub(r" +", " ", line) for line in lines} >= {
         " --number ROWS How many. The more the better. [3]", " --rate RATE How fast. [2e-05]",
         " --yes true|false Whether. [true]", " --maybe SECONDS Perhaps; default: not.",

@@ -103,7 +103,7 @@ def open_or_build(
     build: writes Arrow files into a folder that is empty or holds the shards of a stopped build, and returns {"splits":
         {split: fields of `dataset.Written`}} and whatever else belongs into the manifest.
     rebuild: build a folder that existed before this process began.
-    One line is logged: `read from the cache`, or `built` and why. Raises BuildStopped, which names `cache_dir`, where
+    It logs `read from the cache`; or why not, and then `built`. Raises BuildStopped, which names `cache_dir`, where
     the disk is full or not writable; an existing folder needs no write permission.
     """
     cache_dir = os.path.abspath(cache_dir)
@@ -125,12 +125,12 @@ def open_or_build(
             reason = "rebuild_cache was asked for"
         elif reason is None:
             reason = _why_not_found(cache_dir, name, parts)
-        log(f"data: {name} is being built: {reason}")
+        log(f"data: {name} is tokenized: {reason}")
         started = time.perf_counter()
         _build(final, fingerprint, parts, build, reason)
         built = CachedFolder(final, _open(final, fingerprint), resumed=False)
         _opened_here.add(final)
-    log(f"data: {name} built in {time.perf_counter() - started:.1f} s ({reason}): {built.rows_in_words}; {final}")
+    log(f"data: {name} built in {time.perf_counter() - started:.1f} s: {built.rows_in_words}; {final}")
     return built
 
 
@@ -291,5 +291,5 @@ def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
             changed = [key for key in {**parts, **old} if old.get(key) != parts.get(key)]
             found.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
     if not found:
-        return "none was built from these datasets before"
+        return "the cache has nothing of these datasets"
     return "changed since the last one: " + ", ".join(min(found, key=lambda each: each[:2])[2])

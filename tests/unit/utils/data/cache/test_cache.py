@@ -75,11 +75,12 @@ def test_nothing_is_pickled(ask):
 def test_the_log_says_which_part_changed(ask):
     ask()
     _, log = ask({**PARTS, "seed": "2"})
-    assert "changed since the last one: seed" in log[-1] and "length" not in log[-1]
+    assert "is tokenized: changed since the last one: seed" in log[-2] and "length" not in log[-2]
+    assert "changed" not in log[-1]  # said once
     _, log = ask({**PARTS, "seed": "2", "length": "3"})
-    assert "changed since the last one: length" in log[-1]  # against the nearest, which has seed 2
+    assert "changed since the last one: length" in log[-2]  # against the nearest, which has seed 2
     _, log = ask({**PARTS, "datasets": "b"})
-    assert "none was built from these datasets before" in log[-1]
+    assert "the cache has nothing of these datasets" in log[-2]
 
 
 def test_going_back_finds_the_first_one(ask):
@@ -156,13 +157,13 @@ def test_large_files_are_checked_by_size_and_footer(ask, monkeypatch):
     content = path.read_bytes()
     path.write_bytes(content[:-20] + b"\0" * 20)  # the same size, no footer
     again, log = ask()
-    assert not again.resumed and "does not open" in log[-1]
+    assert not again.resumed and "does not open" in log[-2]
 
 
 def test_rebuild_builds_what_is_there(ask):
     ask()
     again, log = ask(build=blocks(5), rebuild=True)
-    assert not again.resumed and "rebuild_cache was asked for" in log[-1] and len(again.splits["train"]) == 5
+    assert not again.resumed and "rebuild_cache was asked for" in log[-2] and len(again.splits["train"]) == 5
     assert len(ask(build=never)[0].splits["train"]) == 5
 
 

@@ -1,0 +1,43 @@
+"""Samples as HTML: escaped, coloured by what is better, every kind of step under a heading of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.utils.report.conftest import PAIRS, pair_sample
+from training.utils.report.reading import read_runs
+from training.utils.report.samples_section import samples_section
+
+
+def section(*folders) -> str:
+    return samples_section([step for run in read_runs(folders) for step in run.steps])
+
+
+def test_pairs_are_escaped_and_coloured(pair_run):
+    html = section(pair_run("one", PAIRS, "training.step2_dpo.main"))
+    assert "good &lt;b&gt;" in html and "good <b>" not in html
+    assert "<span>implicit reward <b>0.5 → 0</b></span>" in html
+    assert '<span>margin <b class="bad">0.25 → -8</b></span>' in html and "below 0 the order is wrong" in html
+
+
+@pytest.mark.parametrize("broken", [{"scores": 3}, {"responses": 4}, {"responses": [None, {}]}, {"margin": "x"}])
+def test_what_is_not_as_expected_is_a_gap(pair_run, broken):
+    assert section(pair_run("one", [*PAIRS, {**pair_sample(9, 50, 1.0, 2.0), **broken}]))
+
+
+def test_margins_between_the_evaluations_can_be_opened(pair_run):
+    between = [*PAIRS[:12], pair_sample(5, 0, 3.0, 1.0), *PAIRS[12:]]
+    assert "Margins at every evaluation" in section(pair_run("one", between))
+    assert "step 5 <b>2</b>" in section(pair_run("two", between))
+    assert "Margins at every evaluation" not in section(pair_run("three", PAIRS))
+
+
+def test_each_kind_of_step_has_a_heading_where_there_are_several(ppo_run, pair_run):
+    html = section(pair_run("one", PAIRS), ppo_run("two"))
+    assert html.index('<h3 class="kind">reward model</h3>') < html.index("Judged worst after training")
+    assert html.index("Judged worst") < html.index('<h3 class="kind">PPO</h3>') < html.index("Rose most")
+    assert 'class="kind"' not in section(ppo_run("three"))
+
+
+def test_without_samples(sft_run):
+    assert section(sft_run()) == '<p class="soft">No samples of SFT: its folder has no samples.jsonl.</p>'

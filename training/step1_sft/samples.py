@@ -1,0 +1,156 @@
+"""Samples of supervised fine-tuning: held-out rows with their loss, the response of the data and the model's own.
+
+The model's own is drawn greedily (`GreedyDrawing`), from streams of its own: no random state of training is read or
+moved. B prompts, P prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.phases import PromptRow, SentenceRow
+from training.utils.engine.collectives import gathered
+from training.utils.engine.startup import Ranks
+from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.generation.decode_check import why_not_decoded
+from training.utils.generation.decoding import WAYS
+from training.utils.generation.hf import TransformersRollout
+from training.utils.models.own_forward import own_forward_of
+from training.utils.models.stop_tokens import stop_tokens
+from training.utils.opening.opened_model import OpenedModel
+from training.utils.opening.samples import EvaluationSamples, sample_uid
+from training.utils.run.console import log
+
+MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Token ids of a row up to its first response, and of that response."""
+
+    prompt: list[int]
+    response: list[int]
+
+
+def parts_of(row: SentenceRow) -> Parts:
+    """Split a row where its loss begins, and where it first ends: of a chat, the first turn."""
+    ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
+    first = mask.index(True)
+    end = next((place for place in range(first, len(ids)) if not mask[place]), len(ids))
+    return Parts(ids[:first], ids[first:end])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A response: its token ids, and whether it ended before `MOST_TOKENS`."""
+
+    ids: list[int]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class GreedyDrawing:
+    """Draws responses from `whole`, whose weights are whole on each rank without a gather.
+
+    longest_tokens: a prompt that leaves less than `sampling.max_new_tokens` of them is not drawn from.
+    rows_at_a_time: of one rank, as in an evaluation's forward.
+    """
+
+    engine: RolloutEngine
+    whole: WholeModel
+    sampling: Sampling
+    longest_tokens: int
+    rows_at_a_time: int
+
+    def __call__(self, rows: Mapping[int, SentenceRow], ranks: Ranks) -> dict[int, Drawn]:
+        """The responses by row, of rows whose prompts leave room. A collective: ranks share the rows out."""
+        prompts = {index: parts_of(row).prompt for index, row in rows.items()}
+        most = self.longest_tokens - self.sampling.max_new_tokens
+        fitting = [index for index, prompt in prompts.items() if len(prompt) <= most]
+        mine, found = fitting[ranks.rank :: ranks.world_size], dict[int, Drawn]()
+        for start in range(0, len(mine), self.rows_at_a_time):
+            part = mine[start : start + self.rows_at_a_time]
+            found |= dict(zip(part, self._drawn([prompts[index] for index in part], ranks.device), strict=True))
+        return {index: drawn for part in gathered(found) for index, drawn in part.items()}
+
+    def _drawn(self, prompts: Sequence[Sequence[int]], device: torch.device) -> list[Drawn]:
+        flipped = [PromptRow(0, torch.tensor(prompt).flip(0).numpy(), "", None) for prompt in prompts]
+        batch = collate_prompts(flipped, self.sampling.pad_token_id)
+        ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
+        request = RolloutRequest(ids_BP, mask_BP, self.sampling, [0] * len(prompts))  # greedy: the seeds are not used
+        with torch.no_grad(), self.engine.lent(self.whole) as model:
+            rollout = rolled_out(self.engine, model, request)
+        ended = rollout.ended_B.tolist()
+        return [Drawn(rollout.response_of(row).tolist(), ended[row]) for row in range(len(prompts))]
+
+
+def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
+    """How responses of the model in training are drawn; None, with a line of the log that says why, if they are not."""
+    flags, run = opened.flags, opened.training
+    if not run.samples.count or not len(run.eval_rows):
+        return None
+    whole = WholeModel(run.engine, opened.model)
+    reason = _why_not_drawn(opened, whole)
+    if reason is not None:
+        log(f"samples show the loss of each row and draw no responses: {reason}", run.ranks.is_main)
+        return None
+    longest = flags.data.rows.max_seq_len
+    first, *more = stop_tokens(opened.model) or [-1]
+    sampling = Sampling(
+        max_new_tokens=max(1, min(MOST_TOKENS, longest // 2)),
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        end_token_id=first,
+        pad_token_id=run.settings.pad_token_id,
+        more_end_token_ids=tuple(more),
+    )
+    at_a_time = flags.engine.per_device_eval_batch_size
+    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time)
+
+
+def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
+    flags = opened.flags
+    if flags.data.rows.loss_on == "conversation":
+        return "with --loss_on conversation a row has no prompt apart from its response"
+    if whole.is_sharded:
+        return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
+    own = own_forward_of(opened.model)
+    name = type(opened.model).__name__
+    if own is None:
+        return f"{name} was not read when it was loaded"
+    with whole.lent() as model:
+        reason = why_not_decoded(model, own, WAYS[0])
+    return None if reason is None else f"{name} cannot be decoded {WAYS[0].words}: {reason}"
+
+
+def sentence_samples(
+    rows: Mapping[int, SentenceRow], losses: Mapping[int, float], drawn: Mapping[int, Drawn], samples: EvaluationSamples
+) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl. losses: nats a token, by row; a row that was not drawn has no response."""
+    found = []
+    for index, row in rows.items():
+        parts = parts_of(row)
+        prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
+        sample: dict[str, Any] = {
+            "prompt_index": index,
+            "uid": sample_uid(prompt, truth),
+            "prompt": prompt,
+            "ground_truth": truth,
+            "loss": losses[index],
+        }
+        if index in drawn:
+            response = drawn[index]
+            sample |= {
+                "response": samples.text(response.ids),
+                "response_tokens": len(response.ids),
+                "ended": response.ended,
+            }
+        found.append(sample)
+    return found

@@ -1,0 +1,56 @@
+"""Whether rollouts by guesses are faster than those without, measured in turns: both draw the same tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from statistics import median
+
+_MEASURED = 3  # rollouts in either way before anything is said, and how many of the last count
+_CHECKED_EVERY = 16  # rollouts, of which one is drawn in the other way
+
+
+@dataclass
+class _Timed:
+    """Rollouts of one size: seconds a token of the last ones by guesses (True) and without (False)."""
+
+    seconds: dict[bool, deque[float]] = field(
+        default_factory=lambda: {way: deque(maxlen=_MEASURED) for way in (True, False)}
+    )
+    count: int = 0
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast guesses are; None if that is not known yet."""
+        by_guesses, without = (self.seconds[way] for way in (True, False))
+        if len(by_guesses) < _MEASURED or len(without) < _MEASURED:
+            return None
+        return median(without) / median(by_guesses)
+
+
+class Pace:
+    """Chooses the way of each rollout, from those before it of the same kind (such as as many rows)."""
+
+    def __init__(self, is_auto: bool) -> None:
+        """is_auto: take the faster way once it is known; otherwise guesses, but for the measurements."""
+        self._is_auto = is_auto
+        self._kinds: dict[Hashable, _Timed] = {}
+        self.speedup: float | None = None  # of the last rollout's kind
+
+    def guesses_now(self, kind: Hashable) -> bool:
+        """Return whether the next rollout of this kind is by guesses."""
+        known = self._kinds.setdefault(kind, _Timed())
+        if known.speedup is None:
+            return len(known.seconds[True]) <= len(known.seconds[False])
+        usual = known.speedup >= 1.0 or not self._is_auto
+        return usual != (known.count % _CHECKED_EVERY == 0)
+
+    def note(self, kind: Hashable, by_guesses: bool, seconds: float, tokens: int) -> bool:
+        """Note a rollout; return whether guesses now pay, or no longer pay, where that was not known before."""
+        known = self._kinds.setdefault(kind, _Timed())
+        before = known.speedup
+        known.count += 1
+        known.seconds[by_guesses].append(seconds / max(1, tokens))
+        self.speedup = known.speedup
+        return self.speedup is not None and (before is None or (before >= 1.0) != (self.speedup >= 1.0))

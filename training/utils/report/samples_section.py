@@ -1,0 +1,135 @@
+"""The report's samples: responses side by side, and ranked responses with their scores, before and after training.
+
+Every text is a model's or a user's, and passes through `escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from training.utils.report.judged import Change, JudgedRow, judged_rows, judges, margins_along
+from training.utils.report.numbers import shown
+from training.utils.report.reading import StepRun
+from training.utils.report.tables import SampledAnswer, answers_along, sampled_rows
+
+
+def samples_section(steps: Sequence[StepRun]) -> str:
+    """What the section holds: of each kind of step its samples; "" without any step."""
+    silent = [step for step in steps if not step.samples and step.lines]
+    labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
+    without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
+    by_kind: dict[str, list[StepRun]] = {}
+    for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
+        by_kind.setdefault(step.declaration.kind, []).append(step)
+    return without + "".join(_kind(own, len(by_kind) > 1) for own in by_kind.values())
+
+
+def _kind(steps: Sequence[StepRun], several: bool) -> str:
+    declaration = steps[0].declaration
+    cards = _judged(steps) if judges(steps[0]) else _side_by_side(steps)
+    title = f'<h3 class="kind">{escape(declaration.label)}</h3>' if several else ""
+    return f'{title}<p class="soft">{escape(declaration.sample_note)}</p>{cards}'
+
+
+def _side_by_side(steps: Sequence[StepRun]) -> str:
+    parts, why = [], ""
+    for row in sampled_rows(steps):
+        if row.why != why:
+            why = row.why
+            parts.append(f"<h3>{escape(why)}</h3>")
+        truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
+        first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
+        answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
+        parts.append(_sample(row.prompt, truth, answers))
+    return "".join(parts) + "".join(_along(step, len(steps) > 1) for step in steps)
+
+
+def _sample(prompt: str, truth: str, answers: str, below: str = "") -> str:
+    return (
+        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>{truth}'
+        f'<div class="answers">{answers}</div>{below}</div>'
+    )
+
+
+def _along(step: StepRun, several: bool) -> str:
+    """The first prompts at every evaluation."""
+    rows = answers_along(step)
+    if len({answer.column for _, answers in rows for answer in answers}) < 3:
+        return ""  # the first and the last stand above
+    cards = "".join(
+        _sample(prompt, "", "".join(_answer(answer, answers[0]) for answer in answers)) for prompt, answers in rows
+    )
+    title = f"At every evaluation{f': {step.run}' if several else ''}"
+    return f"<details><summary>{escape(title)}</summary>{cards}</details>"
+
+
+def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
+    marks = []
+    for name, value in answer.marks:
+        before = dict(first.marks).get(name)
+        moved = value is not None and before is not None and name != "tokens" and value != before
+        is_better = moved and (value < before if name == "loss" else value > before)  # type: ignore[operator]
+        colour = f' class="{"good" if is_better else "bad"}"' if moved else ""
+        marks.append(f"<span>{escape(name)} <b{colour}>{shown(value)}</b></span>")
+    if not answer.ended:
+        marks.append('<span class="bad">cut by the length limit</span>')
+    text = "(no response was drawn)" if answer.text is None else escape(answer.text.strip()) or "(empty)"
+    return _box(answer.column, text, "".join(marks))
+
+
+def _box(title: str, text: str, marks: str) -> str:
+    """A response with its numbers. text, marks: HTML."""
+    return (
+        f'<div class="answer"><p class="soft">{escape(title)}</p>'
+        f'<div class="text" dir="auto" tabindex="0">{text}</div><div class="marks">{marks}</div></div>'
+    )
+
+
+# --- ranked responses
+
+
+def _judged(steps: Sequence[StepRun]) -> str:
+    parts, why = [], ""
+    for row in judged_rows(steps):
+        if row.why != why:
+            why = row.why
+            parts.append(f"<h3>{escape(why)}</h3>")
+        parts.append(_judged_card(row, steps[0].declaration.sample_score))
+    return "".join(parts) + "".join(_margins_along(step, len(steps) > 1) for step in steps)
+
+
+def _judged_card(row: JudgedRow, score: str) -> str:
+    boxes = "".join(
+        _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
+    )
+    margin = f'<div class="marks">{_changes("margin", row.margins, has_sign=True)}</div>'
+    return _sample(row.prompt, "", boxes, margin)
+
+
+def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
+    """A number before and after training, of each run. has_sign: it is good above 0 and bad below."""
+    marks = []
+    for change in changes:
+        last = change.before if change.after is None else change.after
+        colour = f' class="{"good" if last > 0 else "bad"}"' if has_sign and last else ""
+        text = shown(change.before) if change.after is None else f"{shown(change.before)} → {shown(change.after)}"
+        label = name if len(changes) == 1 else f"{change.run}: {name}"
+        marks.append(f"<span>{escape(label)} <b{colour}>{text}</b></span>")
+    return "".join(marks)
+
+
+def _margins_along(step: StepRun, several: bool) -> str:
+    """The first rows at every evaluation."""
+    rows = margins_along(step)
+    if len({when for _, margins in rows for when, _ in margins}) < 3:
+        return ""  # the first and the last stand above
+    cards = "".join(
+        _sample(prompt, "", "", f'<div class="marks">{_each_margin(margins)}</div>') for prompt, margins in rows
+    )
+    title = f"Margins at every evaluation{f': {step.run}' if several else ''}"
+    return f"<details><summary>{escape(title)}</summary>{cards}</details>"
+
+
+def _each_margin(margins: Sequence[tuple[str, float | None]]) -> str:
+    return "".join(f"<span>{escape(when)} <b>{shown(margin)}</b></span>" for when, margin in margins)
