@@ -38,7 +38,7 @@ class _RaggedLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write each row's new token; return all."""
-        rows, heads, _, _ = key_states.shape
+        rows, heads = key_states.shape[:2]
         index_AH = self._rows.flat_places(heads)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):
             room.view(-1, room.shape[-1]).index_copy_(0, index_AH, states.flatten(0, 2))
