@@ -174,12 +174,15 @@ def test_a_model_that_sees_describes_a_picture_by_plain_transformers(make):
 def test_the_steps_refuse_a_model_that_sees_in_one_sentence(make):
     import torch
 
+    from training.utils.loading.configurations import check_positions
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.settings import ModelSettings
 
     folder = make("seeing", "--vision")
     settings = ModelSettings(str(folder))
     said = r"seeing': expected a causal language model of text, got a model of images and text \(qwen2_vl\)"
+    with pytest.raises(ThreestepError, match=said):
+        check_positions(settings, 8, "--max_seq_len")  # before data are built
     with pytest.raises(ThreestepError, match=said):
         load_causal_lm(settings, torch.float32, 300)
     with pytest.raises(ThreestepError, match=said):

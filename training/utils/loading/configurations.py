@@ -58,9 +58,27 @@ def set_pad_token(config: Any, pad_token_id: int | None) -> None:
     config.pad_token_id = config.get_text_config().pad_token_id = pad_token_id
 
 
+def check_reads_text(config: Any, name_or_path: str) -> None:
+    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if sees and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ThreestepError(
+            f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
+            f"({config.model_type}), which no step trains yet; give a language model"
+        )
+
+
 def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
-    """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration."""
-    positions = positions_of(load_config(settings.name_or_path, settings.trust_remote_code))
+    """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration, or
+    if that is not a configuration that `check_reads_text` lets pass."""
+    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    check_reads_text(config, settings.name_or_path)
+    positions = positions_of(config)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(
             f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "

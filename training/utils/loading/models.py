@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
-from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
+from training.utils.loading.configurations import check_reads_text, errors_explained, load_config, set_pad_token
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.models.attention import AUTO, SDPA, VARLEN
@@ -53,7 +53,7 @@ def load_causal_lm(
 
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    _refuse_images(config, settings)
+    check_reads_text(config, settings.name_or_path)
     plan = _adapter_plan(AutoModelForCausalLM, settings, config)
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(AutoModelForCausalLM, settings, dtype, wanted)
@@ -99,7 +99,7 @@ def load_scalar_model(
     from transformers import AutoModelForSequenceClassification
 
     config = _config_of(settings)
-    _refuse_images(config, settings)
+    check_reads_text(config, settings.name_or_path)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
@@ -298,21 +298,6 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
             f"'{settings.name_or_path}': expected a language model that writes from left to right, got an encoder "
             f"({config.model_type} with is_decoder false in config.json), whose tokens see those after them; give a "
             "causal language model"
-        )
-
-
-def _refuse_images(config: Any, settings: ModelSettings) -> None:
-    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
-
-    sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    if sees and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ThreestepError(
-            f"'{settings.name_or_path}': expected a causal language model of text, got a model of images and text "
-            f"({config.model_type}), which no step trains yet; give a language model"
         )
 
 

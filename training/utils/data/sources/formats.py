@@ -226,7 +226,7 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         fits.pop("prompt_only", None)
     if len(fits) == 1:
         return next(iter(fits.items()))
-    found = f"{where}: the columns {column_names(kinds)} fit "
+    found = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "
     if fits:
         deciding = " or ".join(f"--data_format {name}" for name in fits)
         raise ThreestepError(f"{found}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
@@ -236,6 +236,13 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         "answers with --data_format question_answer --prompt_column Q --chosen_column A, texts as they are stored with "
         "--prompt_column, --chosen_column and --rejected_column, others with --messages_column or --text_column"
     )
+
+
+def _other_separator(kinds: Kinds) -> str:
+    """A remark where the only column's name is a CSV's first line that something other than commas divides."""
+    name = next(iter(kinds)) if len(kinds) == 1 else ""
+    mark = next((mark for mark in ";\t|" if mark in name), None)
+    return "" if mark is None else f" (one column with {mark!r} in its name: a CSV's are separated by commas)"
 
 
 def _format_of_flags(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:

@@ -332,6 +332,13 @@ def test_two_formats_that_both_fit(row, fits):
         assert read([row], data_format=name)[0] == name
 
 
+def test_another_separator_is_named():
+    with pytest.raises(
+        ThreestepError, match=r"the columns 'a;b' \(one column with ';' in its name: a CSV's are sep.* fit no"
+    ):
+        read([{"a;b": "1;2"}])
+
+
 def test_no_format_fits():
     with pytest.raises(ThreestepError) as caught:
         read([{"left": "a", "right": "b"}])
