@@ -38,23 +38,25 @@ class _RaggedLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write each row's new token; return all."""
-        rows_A, columns_A, extent = self._rows.places
+        rows, heads = key_states.shape[:2]
+        index_AH = self._rows.flat_places(heads)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):
-            room[rows_A, :, columns_A] = states[:, :, 0]
-        keys, values = (room[: len(rows_A), :, :extent] for room in self.rooms)
+            room.view(-1, room.shape[-1]).index_copy_(0, index_AH, states.flatten(0, 2))
+        extent = self._rows.extent
+        keys, values = (room[:rows, :, :extent] for room in self.rooms)
         return keys, values
 
     def get_seq_length(self) -> int:
         """Columns before this step's."""
-        return self._rows.places[2] - 1
+        return self._rows.extent - 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._rows.places[2], 0
+        return self._rows.extent, 0
 
 
 class RaggedRows:
     """The rows of a `Decoding` from its prompts on. filled: the columns of each row that hold tokens, or padding before
-    them. places: of the present step, the rows [A], the columns that they write [A], and the columns read."""
+    them. extent: the columns that the present step reads."""
 
     def __init__(self, decoding: Decoding) -> None:
         """decoding: after `prefill`; its cache is replaced. ValueError if a layer sees but the last tokens, or holds
@@ -67,7 +69,9 @@ class RaggedRows:
         self.filled = [decoding.length] * len(seen_AL)
         layers: list[Any] = decoding.cache.layers
         self._mask_AL = additive(seen_AL, layers[0].keys.dtype)
-        self.places = (torch.arange(0), torch.arange(0), decoding.length)
+        self.extent = decoding.length
+        self._places = (torch.arange(0), torch.arange(0))  # of the present step: the rows, and the columns they write
+        self._flat_places: dict[int, torch.Tensor] = {}
         decoding.cache.layers = [_RaggedLayer(layer, self) for layer in layers]
         self._layers: list[_RaggedLayer] = decoding.cache.layers
 
@@ -78,7 +82,7 @@ class RaggedRows:
         self._make_room(len(tokens), extent)
         rows_A = torch.arange(len(tokens), device=device)
         columns_A = torch.tensor(self.filled, device=device)
-        self.places = (rows_A, columns_A, extent)
+        self.extent, self._places, self._flat_places = extent, (rows_A, columns_A), {}
         self._mask_AL[rows_A, columns_A] = 0.0
         mask_A11L = self._mask_AL[: len(tokens), None, None, :extent]
         given_A = torch.tensor([list(tokens), list(positions)], device=device)
@@ -86,6 +90,16 @@ class RaggedRows:
         logits_AV = self._decoding.forward(given_A[0, :, None], masks, given_A[1, :, None])
         self.filled = [count + 1 for count in self.filled]
         return logits_AV
+
+    def flat_places(self, heads: int) -> torch.Tensor:
+        """Return int64 [A * heads], where the present step writes in a room whose rows, heads and columns are one
+        dimension: a copy by one index costs half of one by two, and layers share it."""
+        if heads not in self._flat_places:
+            rows_A, columns_A = self._places
+            heads_H = torch.arange(heads, device=rows_A.device)
+            lines_AH = rows_A[:, None] * heads + heads_H
+            self._flat_places[heads] = (lines_AH * self._mask_AL.shape[1] + columns_A[:, None]).flatten()
+        return self._flat_places[heads]
 
     def held(self, row: int, start: int) -> Held:
         """Return a copy of what a row holds from column `start` on."""
@@ -109,7 +123,7 @@ class RaggedRows:
     def reorder(self, order: Sequence[int]) -> None:
         """Let row `order[i]` be row i; rows may be there several times, or not at all. Only rows that are at another
         place than before are copied (see `arranged`)."""
-        self._make_room(len(order), max(self.filled))
+        self._make_room(len(order), max(self.filled) + 1)  # for the step that follows
         moved = [(row, old) for row, old in enumerate(order) if row != old]
         self.filled = [self.filled[old] for old in order]
         if moved:

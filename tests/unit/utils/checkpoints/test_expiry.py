@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +14,23 @@ from training.utils.run.errors import ThreestepError
 MAY_1 = 1777649400.0  # 2026-05-01 15:30 in London's winter time
 
 
+@pytest.fixture
+def in_tokyo(monkeypatch):
+    """A machine whose time zone is not that of Z."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @pytest.mark.parametrize(
     ("text", "moment"),
     [("1777649400", MAY_1), ("1777649400.5", MAY_1 + 0.5), ("2026-05-01T15:30:00+00:00", MAY_1),
      ("2026-05-01T17:30:00+02:00", MAY_1), ("2026-05-01T15:30:00Z", MAY_1), ("1777649400000", None), ("5400", None),
      ("1h30m", None), ("", None), ("soon", None), ("-1777649400", None), ("nan", None)],
 )  # fmt: skip
-def test_moments(text, moment):
+def test_moments(text, moment, in_tokyo):
     assert moment_of(text) == moment
 
 
