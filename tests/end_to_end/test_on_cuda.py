@@ -149,6 +149,20 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
     return found
 
 
+def top_p_tokens(device: str) -> list[int]:
+    """Return the tokens of 2,000 rows of 300 logits, of which top-p 0.5 sends about half back at least once."""
+    import torch
+
+    from training.utils.generation.base import Sampling
+    from training.utils.generation.sampling import draw
+
+    sampling = Sampling(1, 1.0, top_k=0, top_p=0.5, end_token_id=1, pad_token_id=0)
+    generator = torch.Generator().manual_seed(1)
+    logits_AV = torch.randn(2_000, 300, generator=generator) * 2
+    uniform_A = torch.rand(2_000, generator=generator, dtype=torch.float64)
+    return draw(logits_AV.to(device), uniform_A.to(device), sampling)[0].tolist()
+
+
 # The tests.
 
 
@@ -239,6 +253,11 @@ def test_a_drawn_token_waits_for_nothing_however_long_the_cache(on_cuda, place, 
     usual = min(operators)
     assert operators[-1] == usual <= LOOK_TOKENS * most_operators, operators
     assert sum(count > usual for count in operators) <= tokens // ROOM_TOKENS, operators
+
+
+def test_top_p_draws_the_tokens_of_a_cpu(on_cuda):
+    tokens = on_cuda(top_p_tokens, "cuda")
+    assert tokens == top_p_tokens("cpu") and len(set(tokens)) > 20
 
 
 def test_a_stopped_run_resumes_to_the_same_metrics(on_cuda, place):
