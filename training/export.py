@@ -38,10 +38,12 @@ def main(argv: Sequence[str]) -> None:
     checkpoint = find_checkpoint(run)
 
     from training.utils.checkpoints.export import described_engines, export_model
+    from training.utils.report.card import write_card
 
     name = engine_of(arguments.part, described_engines(checkpoint), checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(checkpoint, name, out, of_average=arguments.part == "average", keep_lora=arguments.keep_lora)
+    write_card(checkpoint.parent.parent, out, (arguments.part, checkpoint.name))
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")
     write_head_for(arguments.mtp, out)

@@ -92,6 +92,7 @@ def test_the_model_of_one_rank(alone, tmp_path, capsys, name):
     export.main([str(run), str(tmp_path / "out")])
     assert capsys.readouterr().out == f"model of {run}/checkpoints/step_000002 is in {tmp_path}/out\n"
     same_folder(tmp_path / "out", run / "model")
+    assert "its checkpoint step_000002: the model." in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("part", "saved"), [("model", "model"), ("critic", "critic"), ("average", "model_ema")])

@@ -1,5 +1,5 @@
-"""The model card that a run leaves in its model folder, README.md: what was trained from what, on which data, with
-which settings, how well. Made from the run's own files; no path of this machine is in it."""
+"""The model card, README.md, of a run's model folder and of exported ones: what was trained from what, on which data,
+with which settings, how well. Made from the run's own files; no path of this machine is in it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ _LEFT_OUT = frozenset(
 
 
 def model_card(
-    settings: Mapping[str, Any], summary: Mapping[str, Any], versions: Mapping[str, str], base: str | None
+    settings: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    versions: Mapping[str, str],
+    base: str | None,
+    exported: tuple[str, str] | None = None,
 ) -> str:
     """Return the card in Markdown, with the hub's fields at its top. summary: the closing figures. base: the hub name
-    of the model that training began with, if it is known"""
+    of the model that training began with, if it is known. exported: the part and the name of a checkpoint that the
+    model was made of, whose figures nobody knows; summary is empty then."""
     step = step_of(settings)
     names = [str(name) for name in settings.get("data_path") or []]
     hub_names = [found for name in names if (found := _dataset_of(name))]
@@ -41,7 +46,8 @@ def model_card(
         fields["base_model"] = base
     if hub_names:
         fields["datasets"] = hub_names
-    fields["pipeline_tag"] = "text-classification" if step.kind == "reward" else "text-generation"
+    scores = step.kind == "reward" or (exported is not None and exported[0] == "critic")
+    fields["pipeline_tag"] = "text-classification" if scores else "text-generation"
     fields["tags"] = ["threestep", step.kind]
     start = next((settings[flag] for flag in step.inputs if settings.get(flag)), "")
     lines = ["---", yaml.safe_dump(fields, sort_keys=False).rstrip(), "---", ""]
@@ -49,25 +55,30 @@ def model_card(
     lines += [
         f"Trained from `{base or _plain(start)}` on {', '.join(f'`{_plain(name)}`' for name in names)} by Threestep."
     ]
-    lines += ["", "## Figures", "", "| figure | value |", "| --- | ---: |"]
-    lines += [
+    if exported is not None:
+        lines += ["", f"Exported from its checkpoint {exported[1]}: the {exported[0]}."]
+    figures = [
         f"| {name} | {value:.4g} |"
         for name, value in summary.items()
         if isinstance(value, (int, float)) and name != "seconds"
     ]
+    if figures:
+        lines += ["", "## Figures", "", "| figure | value |", "| --- | ---: |", *figures]
     lines += ["", "## Settings that are not defaults", "", "| setting | value |", "| --- | --- |"]
     lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items()]
     lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.", ""]
     return "\n".join(lines)
 
 
-def write_card(folder: Path) -> None:
-    """Write the card of the run in `folder` into its model. A failure is one line."""
+def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] | None = None) -> None:
+    """Write the card of the run in `folder` into its model, or into `out`, which was `exported` (see `model_card`). A
+    failure is one line."""
     try:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        summary = read_json_object(str(folder / "summary.json")) or {}
+        summary = {} if exported else read_json_object(str(folder / "summary.json")) or {}
         versions = (read_json_object(str(folder / "environment.json")) or {}).get("versions", {})
-        replace_file(folder / "model" / CARD, model_card(settings, summary, versions, base_of(settings)))
+        card = model_card(settings, summary, versions, base_of(settings), exported)
+        replace_file((out or folder / "model") / CARD, card)
     except (OSError, ValueError, yaml.YAMLError) as problem:
         log(f"warning: no model card was written ({type(problem).__name__}: {problem})")
 

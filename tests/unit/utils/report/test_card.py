@@ -53,3 +53,13 @@ def test_a_card_that_cannot_be_written_is_a_line(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     write_card(tmp_path)
     assert capsys.readouterr().out.startswith("warning: no model card was written (FileNotFoundError")
+
+
+def test_an_exported_part_says_its_checkpoint_and_claims_no_figures(tmp_path):
+    run_in(tmp_path / "run")
+    write_card(tmp_path / "run", tmp_path, ("critic", "step_000100"))
+    _, fields, text = (tmp_path / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(fields)["pipeline_tag"] == "text-classification"
+    assert "Exported from its checkpoint step_000100: the critic." in text
+    assert "eval_loss_after" not in text and "| seed | 7 |" in text
+    assert not (tmp_path / "run" / "model" / "README.md").exists()
