@@ -64,7 +64,7 @@ ORDINARY: dict[str, dict[int, Collection[str]]] = {
     "mixtures": {1: ("0_padded",), 2: ("3_packed",)},
     "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
     "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
-    "paths": {1: ("0_packed",), 2: ("0_padded", "3_packed")},
+    "paths": {1: ("0_packed",), 2: ("3_packed",)},
     "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
     "reused": {1: ("0_packed", "0_grpo"), 2: ("1_recomputed", "2")},
     "nothing_to_learn": {1: ("0",), 2: ("3",)},
