@@ -35,7 +35,7 @@ MIXTURES = {
     "deepseek_v3": ("deepseek_v3", {"n_routed_experts": 8, **_DEEPSEEK}),
 }
 SCRIPT = """
-    import sys, torch, deepspeed
+    import gc, sys, torch, deepspeed
     from pathlib import Path
     from torch.profiler import ProfilerActivity, profile
     from tests.distributed.launch import report
@@ -51,6 +51,7 @@ SCRIPT = """
     models._measure = lambda *_, **__: None  # forwards, which gather what they read
 
     def held_bytes(load):
+        gc.collect()  # of the models before: what is freed while this one loads would count as held by it
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             model = load()
         live = most = 0
