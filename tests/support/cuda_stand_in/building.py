@@ -12,6 +12,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from packaging.version import Version
+
 SOURCE = Path(__file__).with_name("device.cpp")
 _BUILD = """
 import os, sys, torch
@@ -28,6 +30,8 @@ def why_not() -> str | None:
         return "the pretended GPU is built for Linux alone"
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         return "the pretended GPU needs a C++ compiler (CXX may name one), and this machine has none"
+    if Version(version("torch")) < Version("2.13"):
+        return "the pretended GPU implements the C++ interface of torch 2.13, and this torch is older"
     return None
 
 
