@@ -88,8 +88,7 @@ def run_one_model(
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
-        files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
-        digests = {"model_name_or_path": partial(digest_files, files, data.cache.cache_dir)}
+        digests = _start_digests(flags, rereads_start)
         parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, tokenizers={"model": tokenizer})
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
@@ -119,6 +118,12 @@ def run_one_model(
         close_run(folder.path, flags.settings, ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
+
+
+def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
+    """How the files of the start model are told apart from others, if a resumed run reads them again."""
+    files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
+    return {"model_name_or_path": partial(digest_files, files, flags.data.cache.cache_dir)}
 
 
 class _Added(NamedTuple):

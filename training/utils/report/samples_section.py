@@ -5,13 +5,14 @@ Every text is a model's or a user's, and passes through `escape`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 
 from training.utils.report.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.numbers import shown
 from training.utils.report.reading import StepRun
-from training.utils.report.tables import SampledAnswer, answers_along, sampled_rows
+from training.utils.report.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 
 
 def samples_section(steps: Sequence[StepRun]) -> str:
@@ -33,16 +34,23 @@ def _kind(steps: Sequence[StepRun], several: bool) -> str:
 
 
 def _side_by_side(steps: Sequence[StepRun]) -> str:
-    parts, why = [], ""
-    for row in sampled_rows(steps):
-        if row.why != why:
-            why = row.why
-            parts.append(f"<h3>{escape(why)}</h3>")
-        truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
-        first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
-        answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
-        parts.append(_sample(row.prompt, truth, answers))
-    return "".join(parts) + "".join(_along(step, len(steps) > 1) for step in steps)
+    cards = _titled((row.why, _answers_card(row)) for row in sampled_rows(steps))
+    return cards + "".join(_along(step, len(steps) > 1) for step in steps)
+
+
+def _titled(cards: Iterable[tuple[str, str]]) -> str:
+    """Cards below why they are shown, which is said once for those of one reason. cards: reason and HTML."""
+    parts = []
+    for why, own in groupby(cards, key=lambda each: each[0]):
+        parts += [f"<h3>{escape(why)}</h3>", *(card for _, card in own)]
+    return "".join(parts)
+
+
+def _answers_card(row: Sampled) -> str:
+    truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
+    first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
+    answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
+    return _sample(row.prompt, truth, answers)
 
 
 def _sample(prompt: str, truth: str, answers: str, below: str = "") -> str:
@@ -90,13 +98,9 @@ def _box(title: str, text: str, marks: str) -> str:
 
 
 def _judged(steps: Sequence[StepRun]) -> str:
-    parts, why = [], ""
-    for row in judged_rows(steps):
-        if row.why != why:
-            why = row.why
-            parts.append(f"<h3>{escape(why)}</h3>")
-        parts.append(_judged_card(row, steps[0].declaration.sample_score))
-    return "".join(parts) + "".join(_margins_along(step, len(steps) > 1) for step in steps)
+    score = steps[0].declaration.sample_score
+    cards = _titled((row.why, _judged_card(row, score)) for row in judged_rows(steps))
+    return cards + "".join(_margins_along(step, len(steps) > 1) for step in steps)
 
 
 def _judged_card(row: JudgedRow, score: str) -> str:
