@@ -111,6 +111,8 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
             checkpoints,
         )
         result = trainer.train()
+    if components.environments is not None:
+        components.environments.close()
 
     if not flags.ppo.val_only:
         save_roles(roles, tokenizers, folder)
