@@ -12,9 +12,9 @@ from training.step3_ppo.flags import PpoFlags
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.chat.turns import TurnTokens
 from training.utils.data.rows.phases import PromptRow
-from training.utils.environments.interface import AssistantMessage
+from training.utils.environments.interface import AssistantMessage, Message
 from training.utils.environments.loading import Environments
-from training.utils.environments.parsers import parser_of, read_message
+from training.utils.environments.parsers import Parsed, Parser, parser_of, read_message
 from training.utils.generation.base import RolloutEngine
 from training.utils.generation.conversations import ActingRollout, ConversationLimits, Partner, Speech
 from training.utils.run.errors import ThreestepError
@@ -45,7 +45,12 @@ def acting_engine(
     turns = TurnTokens(chat, limits.max_observation_tokens)
     if flags.environment.environment is None:
         turns.check_kept("tool", [_ANY_TOOL])
-    parser = parser_of(flags.environment.tool_parser, chat.finder([_ANY_TOOL], {}).template_text)
+    parser, unknown = _parser(flags, chat)
+
+    def opening(messages: Sequence[Message], tools: Any) -> list[int]:
+        if tools and unknown is not None:
+            raise unknown
+        return turns.opening(messages, tools)
 
     def message(ids: Sequence[int]) -> AssistantMessage:
         said = ids[:-1] if ids[-1] in end_token_ids else ids
@@ -57,7 +62,7 @@ def acting_engine(
     return ActingRollout(
         engine,
         partner_of,
-        Speech(turns.opening, message, turns.reply),
+        Speech(opening, message, turns.reply),
         ConversationLimits(
             limits.max_turns,
             limits.max_tool_calls,
@@ -65,6 +70,17 @@ def acting_engine(
             flags.data.rows.max_prompt_seq_len,
         ),
     )
+
+
+def _parser(flags: PpoFlags, chat: ChatTokenizer) -> tuple[Parser, ThreestepError | None]:
+    """Return what reads calls; and what is wrong with --tool_parser, where that matters only if an environment opens with
+    tools."""
+    try:
+        return parser_of(flags.environment.tool_parser, chat.finder([_ANY_TOOL], {}).template_text), None
+    except ThreestepError as problem:
+        if flags.environment.tools is not None:
+            raise
+        return Parsed, problem
 
 
 def deciding_flags(flags: PpoFlags) -> dict[str, Any]:

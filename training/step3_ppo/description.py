@@ -48,8 +48,8 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for experience in experiences:
         for name, part_B in experience.reward_parts.items():
-            found.setdefault(f"reward/{name}", []).extend(value for value in part_B.tolist() if not math.isnan(value))
-    return _means(found)
+            found.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
+    return {f"reward/{name}": mean for name, mean in _means(found).items()}
 
 
 def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:

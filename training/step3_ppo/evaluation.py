@@ -149,7 +149,7 @@ def evaluation_line(step: int, figures: Mapping[str, float]) -> str:
         parts.append(f"checker {figures['eval/check']:.3f}")
     parts.append(f"{figures['eval/response_tokens']:.1f} tokens a response")
     if cut_share > 0:
-        parts.append(f"{cut_share:.0%} cut at the length limit")
+        parts.append(f"{cut_share:.0%} cut {'by a limit' if 'eval/turns' in figures else 'at the length limit'}")
     return f"evaluation {f'after rollout {step:,}' if step else 'before training'}: {', '.join(parts)}"
 
 

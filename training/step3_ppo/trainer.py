@@ -294,7 +294,8 @@ def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
     if "rollout/kl" in figures:
         found.append(ShownFigure("KL", figures["rollout/kl"]))
     if cut_share > 0:
-        found.append(ShownFigure("cut at the length limit", cut_share, ".0%"))
+        by = "by a limit" if "conversation/turns" in figures else "at the length limit"
+        found.append(ShownFigure(f"cut {by}", cut_share, ".0%"))
     if rate is not None:
         found.append(ShownFigure("learning rate", rate, ".2e", is_mean=False))
     return [*found, ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]

@@ -36,8 +36,8 @@ from training.utils.run.seeds import derived_seed
 class Partner(Protocol):
     """The environment of one conversation, e.g. `environments.episodes.Episode`."""
 
-    figures: Mapping[str, float]
-
+    @property
+    def figures(self) -> Mapping[str, float]: ...
     def reset(self) -> Future[Any]: ...
     def step(self, message: Any) -> Future[Any]: ...
     def close(self) -> None: ...
@@ -101,7 +101,7 @@ class _Conversation:
 
     @property
     def record(self) -> ConversationRecord:
-        figures = {} if self.partner is None else dict(self.partner.figures)
+        figures = {} if self.partner is None else {name: float(own) for name, own in self.partner.figures.items()}
         if self.cut_messages:
             figures["cut_messages"] = figures.get("cut_messages", 0.0) + self.cut_messages
         return ConversationRecord(self.turns, self.cut, figures)
@@ -204,10 +204,10 @@ class ActingRollout(RolloutEngine):
         drawn = rolled_out(self._engine, model, part)
         logprobs_BR, ended = drawn.sampled_logprobs_BR.cpu(), drawn.ended_B.tolist()
         for row, (each, room) in enumerate(zip(going, rooms, strict=True)):
-            ids = drawn.response_of(row).tolist()
-            each.append(ids[:room], logprobs_BR[row, : min(len(ids), room)].tolist())
+            turn = drawn.response_of(row).tolist()
+            each.append(turn[:room], logprobs_BR[row, : min(len(turn), room)].tolist())
             each.turns += 1
-            each.ended = ended[row] and len(ids) <= room
+            each.ended = ended[row] and len(turn) <= room
 
     def _answered(self, going: Sequence[_Conversation], sampling: Sampling) -> list[_Conversation]:
         """Let the environments of those that have drawn a whole turn answer; return those that draw another."""

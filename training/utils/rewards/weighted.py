@@ -63,7 +63,7 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
         address, weight = _split_weight(entry.strip())
         name, rule = address.rpartition(":")[2], None
         if address not in (MODEL, ENVIRONMENT):
-            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, ENVIRONMENT, *RULES))
+            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULES, ENVIRONMENT))
             if rule is None:
                 continue
         mistakes.require(
