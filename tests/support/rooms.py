@@ -28,7 +28,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data.build": ("data.cache", "data.chat", "data.sources", "data.rows", "data.files", "layout", "run"),
     "data": ("data.sources", "run"),
     "models": ("layout", "run"),
-    "loading": ("models", "run"),
+    "loading": ("models", "layout", "run"),
     "engine": ("models", "layout", "run"),
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),

@@ -31,6 +31,7 @@ from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
+from training.utils.layout.pictures import PixelsOf
 from training.utils.run.errors import ThreestepError
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
@@ -38,11 +39,15 @@ _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The rows that one phase trains on and those it is evaluated on."""
+    """The rows that one phase trains on and those it is evaluated on.
+
+    pixels_of: decodes the images that their rows name; None where no row has one.
+    """
 
     train: CachedSplit
     eval: CachedSplit
     report: BuildReport
+    pixels_of: PixelsOf | None = None
 
 
 def build_phase(

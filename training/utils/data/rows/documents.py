@@ -13,7 +13,8 @@ from training.utils.layout.parallel import ParallelTags, drawn_document, paralle
 def sentence_document(row: SentenceRow) -> Document:
     """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking, tags count where the
     model writes them; in a prompt that quotes them, they are text."""
-    sequence = TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask))
+    ids = torch.tensor(row.input_ids, dtype=torch.int64)
+    sequence = TokenSequence(ids, torch.tensor(row.loss_mask), row.images)
     if row.parallel_tags is None:
         return plain(sequence)
     return parallel_document(sequence, ParallelTags(*row.parallel_tags), written_tokens(sequence.is_target))

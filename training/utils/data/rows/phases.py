@@ -10,9 +10,12 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from training.utils.layout.images import ImageSpan
 
 PHASES = (1, 2, 3)
 PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}
@@ -27,6 +30,7 @@ class SentenceRow:
         the end-of-conversation token. `loss_mask[0]` is always False: nothing precedes the first token.
     parallel_tags: the ids of the four tags of parallel thinking where the tokens that carry loss have blocks to lay out
         (see `layout.parallel`); otherwise None.
+    images: where they stand among the tokens; none of their tokens carries loss.
 
     Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
     input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
@@ -36,6 +40,7 @@ class SentenceRow:
     input_ids: np.ndarray
     loss_mask: np.ndarray
     parallel_tags: tuple[int, ...] | None = None
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
