@@ -75,7 +75,7 @@ def rows_of(family: Any) -> list[Any]:
     from tests.support.vision_models import sequence
     from training.utils.data.rows.phases import SentenceRow
 
-    shapes = [(2, "image 0", 7), (9,), (1, "image 1", 2, "image 3", 5), (3,), (8,), (2, "image 2", 5, "image 0", 6)]
+    shapes = [(2, "image 0", 7), (9,), (1, "image 1", 2, "image 3", 5), (4,), (8,), (2, "image 2", 5, "image 0", 6)]
     rows = []
     for index in range(STEPS * PER_STEP):
         tokens = sequence(family, *shapes[index % len(shapes)], seed=index)

@@ -1,4 +1,4 @@
-"""Tiny models of images and text in float64, random images as their processors would make them, and rows with images."""
+"""Tiny models of images and text in float64, random pixels as their processors would make, and rows with images."""
 
 from __future__ import annotations
 

@@ -98,9 +98,8 @@ def run_one_model(
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
         digests = _start_digests(flags, rereads_start)
-        parts = CheckpointParts(
-            {"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, _processor(start, model)
-        )
+        engines, processor = {"model": engine, **mtp.engines}, _processor(start, model)
+        parts = CheckpointParts(engines, ranks, None, {"model": tokenizer}, processor)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
             metrics,
@@ -125,7 +124,7 @@ def run_one_model(
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
         if ranks.is_main:
-            save_model(folder.model, model, tensors, tokenizer, partial(_write_beside, write_head, parts.processor))
+            save_model(folder.model, model, tensors, tokenizer, partial(_write_beside, write_head, processor))
         folder.write_json("summary.json", result.summary)
         close_run(folder.path, flags.settings, ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
