@@ -97,9 +97,8 @@ def run_one_model(
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
-        digests = _start_digests(flags, rereads_start)
-        engines, processor = {"model": engine, **mtp.engines}, _processor(start, model)
-        parts = CheckpointParts(engines, ranks, None, {"model": tokenizer}, processor)
+        processor, digests = _processor(start, model), _start_digests(flags, rereads_start)
+        parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
             metrics,
