@@ -54,17 +54,32 @@ class ChatTemplate:
         self.has_marks = _MARK.search(text) is not None
         self._variables = dict(variables)
         self.literals = _literals_in_tests(text)
+        self._reads_only_parts = False
+        self._reads_only_parts = self._loses_texts()
+
+    def _loses_texts(self) -> bool:
+        """Whether the template writes a text that is a part of a content, and not one that is the content, as those of
+        some models that read images."""
+        probe = "a probe"
+        for content in (probe, [{"type": "text", "text": probe}]):
+            try:
+                if probe in self.render([{"role": "user", "content": content}]).text:
+                    return content != probe
+            except TemplateRefused:
+                continue
+        return False
 
     def render(
         self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = False, marks: bool = False
     ) -> Rendering:
-        """Apply the template as transformers does; raises TemplateRefused where it raises."""
+        """Apply the template as transformers does; raises TemplateRefused where it raises. A template that reads only
+        parts gets each text as one."""
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             rendered: Any = render_jinja_template(
-                conversations=[list(messages)],
+                conversations=[[self._as_read(message) for message in messages]],
                 tools=tools,
                 chat_template=self.text,
                 return_assistant_tokens_mask=marks,
@@ -76,6 +91,12 @@ class ChatTemplate:
             raise TemplateRefused(str(error).strip() or type(error).__name__) from error
         (text,), found = rendered
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
+
+    def _as_read(self, message: Message) -> Message:
+        content = message.get("content")
+        if not self._reads_only_parts or not isinstance(content, str):
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _literals_in_tests(template: str) -> frozenset[str]:
