@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -54,16 +54,15 @@ class ChatTemplate:
         self.has_marks = _MARK.search(text) is not None
         self._variables = dict(variables)
         self.literals = _literals_in_tests(text)
-        self._reads_only_parts = False
-        self._reads_only_parts = self._loses_texts()
 
-    def _loses_texts(self) -> bool:
+    @cached_property
+    def _reads_only_parts(self) -> bool:
         """Whether the template writes a text that is a part of a content, and not one that is the content, as those of
         some models that read images."""
         probe = "a probe"
         for content in (probe, [{"type": "text", "text": probe}]):
             try:
-                if probe in self.render([{"role": "user", "content": content}]).text:
+                if probe in self._written([{"role": "user", "content": content}]).text:
                     return content != probe
             except TemplateRefused:
                 continue
@@ -74,12 +73,17 @@ class ChatTemplate:
     ) -> Rendering:
         """Apply the template as transformers does; raises TemplateRefused where it raises. A template that reads only
         parts gets each text as one."""
+        return self._written([self._as_read(message) for message in messages], tools, generation_prompt, marks)
+
+    def _written(
+        self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = False, marks: bool = False
+    ) -> Rendering:
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[self._as_read(message) for message in messages]],
+                conversations=[list(messages)],
                 tools=tools,
                 chat_template=self.text,
                 return_assistant_tokens_mask=marks,
@@ -94,7 +98,7 @@ class ChatTemplate:
 
     def _as_read(self, message: Message) -> Message:
         content = message.get("content")
-        if not self._reads_only_parts or not isinstance(content, str):
+        if not isinstance(content, str) or not self._reads_only_parts:
             return message
         return {**message, "content": [{"type": "text", "text": content}]}
 
