@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 import torch
 
@@ -31,12 +32,17 @@ class RowImages:
 
     @cached_property
     def alone(self) -> Document:
-        """The smallest image of the examples by itself, with nothing to predict."""
+        """The smallest picture of the examples by itself, with nothing to predict. One that was cut up has all its
+        parts, and the tokens between them."""
         parts = [segment.tokens for document in self.examples for segment in document.segments]
-        image, tokens = min(
-            ((image, tokens) for tokens in parts for image in tokens.images), key=lambda found: found[0].tokens
-        )
-        return plain(replace(tokens.part(image.begin, image.end), is_target=torch.zeros(image.tokens).bool()))
+        pictures = [
+            (tokens, list(images))
+            for tokens in parts
+            for _, images in groupby(tokens.images, key=lambda image: image.key)
+        ]
+        tokens, images = min(pictures, key=lambda found: found[1][-1].end - found[1][0].begin)
+        cut = tokens.part(images[0].begin, images[-1].end)
+        return plain(replace(cut, is_target=torch.zeros_like(cut.is_target)))
 
     def with_pixels(self, rows: TokenRows) -> TokenRows:
         """Return the rows with the pixels of their images."""

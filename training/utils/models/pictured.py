@@ -10,7 +10,7 @@ M targets of the documents with images.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from training.utils.layout.documents import Document, TokenSequence
 from training.utils.layout.pictures import PixelsOf, RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.rounding import rms, rounded_once_more
+from training.utils.models.vision import pixel_values_for
 from training.utils.run.errors import ThreestepError, first_line
 
 _NOISE_FACTOR = 5.0
@@ -71,7 +72,7 @@ def why_not_pictured(
     first_key = laid_out.images[0].key
     with torch.no_grad():
         read_M = read(laid_out.to(device)).double().cpu()
-        other_M = read(_with_another(laid_out, first_key, pictured.images.pixels_of).to(device)).double().cpu()
+        other_M = read(_with_another(laid_out, first_key).to(device)).double().cpu()
     count = len(pictured.numbers_M)
     difference = rms(read_M[:count] - pictured.numbers_M)
     if not difference <= pictured.tolerance:
@@ -93,13 +94,13 @@ def _keys(document: Document) -> set[int]:
     return {image.key for segment in document.segments for image in segment.tokens.images}
 
 
-def _with_another(rows: TokenRows, key: int, pixels_of: PixelsOf) -> TokenRows:
+def _with_another(rows: TokenRows, key: int) -> TokenRows:
     """The rows with the negative of one image, wherever it stands."""
     assert rows.pixels is not None
-    sizes = [len(pixels_of([image.key]).values) for image in rows.images]
-    parts = rows.pixels.values.split(sizes)
-    values = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
-    return replace(rows, pixels=replace(rows.pixels, values=torch.cat(values)))
+    values, grids_I3 = rows.pixels.values, rows.pixels.grids_I3
+    parts = values.split([1] * len(rows.images) if grids_I3 is None else grids_I3.prod(1).tolist())
+    negated = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
+    return replace(rows, pixels=replace(rows.pixels, values=torch.cat(negated)))
 
 
 def _numbers(model: Any, images: RowImages) -> torch.Tensor:
@@ -108,7 +109,7 @@ def _numbers(model: Any, images: RowImages) -> torch.Tensor:
     for document in images.examples:
         (segment,) = document.segments
         tokens = segment.tokens
-        inputs = own_inputs(tokens, images.pixels_of, accepted)
+        inputs = own_inputs(model.config, tokens, images.pixels_of, accepted)
         logits_TV = model(**{name: value.to(model.device) for name, value in inputs.items()}, use_cache=False).logits[0]
         target_M = tokens.is_target.nonzero().flatten()
         logprobs_MV = logits_TV[target_M - 1].double().cpu().log_softmax(-1)
@@ -116,14 +117,19 @@ def _numbers(model: Any, images: RowImages) -> torch.Tensor:
     return torch.cat(found)
 
 
-def own_inputs(tokens: TokenSequence, pixels_of: PixelsOf, accepted: Any) -> dict[str, torch.Tensor]:
-    """Return what a family's processor would hand to its model for one sequence. accepted: names of its arguments."""
+def own_inputs(
+    config: Any, tokens: TokenSequence, pixels_of: PixelsOf, accepted: Container[str]
+) -> dict[str, torch.Tensor]:
+    """Return what a family's processor would hand to its model for one sequence.
+
+    config: of the model. accepted: names of its forward's arguments.
+    """
     ids_1T = tokens.input_ids.unsqueeze(0)
     is_image_1T = torch.zeros_like(ids_1T)
     for image in tokens.images:
         is_image_1T[0, image.begin : image.end] = 1
     pixels = pixels_of([image.key for image in tokens.images])
-    inputs = {"input_ids": ids_1T, "pixel_values": pixels.values}
+    inputs = {"input_ids": ids_1T, "pixel_values": pixel_values_for(config, pixels.values)}
     if pixels.grids_I3 is not None:
         inputs["image_grid_thw"] = pixels.grids_I3
     return inputs | {name: is_image_1T for name in _TYPES if name in accepted}

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+# Families whose forward takes the pictures of each row, [rows, I, 3, height, width].
+_PICTURES_BY_ROW = ("idefics2", "idefics3", "smolvlm")
 _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner)([._]|$)")
 
 
@@ -45,6 +48,11 @@ def language_model_class(config: Any, with_images: bool) -> Any:
 
     sees = is_vision_config(config) and (with_images or not is_text_config(config))
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def pixel_values_for(config: Any, values: torch.Tensor) -> torch.Tensor:
+    """Return `ImagePixels.values` in the dimensions that a family's forward takes. config: of the model."""
+    return values.unsqueeze(0) if config.model_type in _PICTURES_BY_ROW else values
 
 
 def language_part(model: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
+from training.utils.data.images.reader import ImageReader, open_image_reader
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
@@ -28,7 +29,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.adapter_folders import model_of
-from training.utils.loading.configurations import check_positions, model_files
+from training.utils.loading.configurations import check_positions, load_config, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
@@ -70,7 +71,7 @@ def run_one_model(
         plan = with_head_chunk(styled, flags.start, flags.engine.dtype, ranks, predicts_tokens=not scores)
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
+        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, _reader(flags, tokenizer))
         if check_rows is not None:
             check_rows(rows.train, flags.own)
         images = _images(flags, rows, phase)
@@ -130,12 +131,20 @@ def run_one_model(
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 
 
+def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> ImageReader | None:
+    """What reads images of rows for the start model; None where the model or the step reads text alone."""
+    if not flags.step.reads_images:
+        return None
+    path = model_of(flags.start.name_or_path)
+    return open_image_reader(path, load_config(path, flags.start.trust_remote_code), tokenizer)
+
+
 def _images(flags: OneModelFlags, rows: PhaseData, phase: int) -> RowImages | None:
     """The images of the rows; ThreestepError if the run cannot train on them."""
     document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
     images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
     if images is not None:
-        check_beside_images(flags.step.title, flags.step.reads_images, flags.settings)
+        check_beside_images(flags.settings)
     return images
 
 

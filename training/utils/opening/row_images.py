@@ -32,11 +32,8 @@ def images_of(
     return RowImages(pixels_of, tuple(_unlike(shortest)[:_EXAMPLES])) if found else None
 
 
-def check_beside_images(step: str, reads_images: bool, settings: Mapping[str, Any]) -> None:
-    """ThreestepError for a step, or a flag, that does not go with rows that have images. settings: every flag's value
-    by its name."""
-    if not reads_images:
-        raise ThreestepError(f"{step} does not train on images yet, and rows of the data have some; leave them out")
+def check_beside_images(settings: Mapping[str, Any]) -> None:
+    """ThreestepError for a flag that does not go with rows that have images. settings: every flag's value by its name."""
     for name, reason in _NOT_WITH_IMAGES.items():
         if settings.get(name):
             raise ThreestepError(f"--{name} {settings[name]} does not go with rows that have images: {reason}; use 0")

@@ -76,3 +76,11 @@ def test_in_rows_of_one_document_it_has_a_row_of_its_own():
     assert padded.sequence_M.tolist() == [0, 1]
     empty = laid_out([], 0, IMAGES, lacks=True)
     assert empty.input_ids_NT.tolist() == [[IMAGE]] and empty.target_ids_M.numel() == 0
+
+
+def test_a_picture_that_was_cut_up_stays_whole():
+    """Its parts have one key; the tokens between them come along."""
+    cut_up = document([5, IMAGE, 6, IMAGE, 7], ImageSpan(1, 1, key=3), ImageSpan(3, 1, key=3))
+    (segment,) = RowImages(pixels_of, (LARGE, cut_up)).alone.segments
+    assert segment.tokens.input_ids.tolist() == [IMAGE, 6, IMAGE]
+    assert [(image.begin, image.key) for image in segment.tokens.images] == [(0, 3), (2, 3)]

@@ -45,14 +45,13 @@ def test_rows_without_images_have_none():
 
 
 @pytest.mark.parametrize(
-    "reads, settings, sentence",
+    "settings, sentence",
     [
-        (False, {}, "^pair does not train on images yet, and rows of the data have some"),
-        (True, {"neftune_alpha": 5.0}, "^--neftune_alpha 5.0 does not go with rows that have images: noise .*; use 0$"),
-        (True, {"mtp_num_layers": 1}, "^--mtp_num_layers 1 does not go with rows that have images: the head reads"),
+        ({"neftune_alpha": 5.0}, "^--neftune_alpha 5.0 does not go with rows that have images: noise .*; use 0$"),
+        ({"mtp_num_layers": 1}, "^--mtp_num_layers 1 does not go with rows that have images: the head reads"),
     ],
 )
-def test_what_does_not_go_with_images_is_refused(reads, settings, sentence):
+def test_a_flag_that_does_not_go_with_images_is_refused(settings, sentence):
     with pytest.raises(ThreestepError, match=sentence):
-        check_beside_images("pair", reads, settings)
-    check_beside_images("pair", True, {"neftune_alpha": 0.0, "mtp_num_layers": 0})
+        check_beside_images(settings)
+    check_beside_images({"neftune_alpha": 0.0, "mtp_num_layers": 0})
