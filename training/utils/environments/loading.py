@@ -10,6 +10,7 @@ from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
 from training.utils.environments.interface import AssistantMessage
+from training.utils.environments.python_tool import NO_SANDBOX, python_tool
 from training.utils.environments.schemas import schema_of
 from training.utils.environments.tool_environment import CallLimits, Tool, ToolEnvironment
 from training.utils.run.console import log
@@ -84,7 +85,7 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
         maker = mistakes.note(_checked_maker, address, flags.environment_seconds, caller)
         if maker is not None:
             makers[address.rpartition(":")[2]] = maker
-    tools = [mistakes.note(_tool, address) for address in flags.tool_addresses]
+    tools = [mistakes.note(_tool, address, flags.tool_seconds) for address in flags.tool_addresses]
     found = [tool for tool in tools if tool is not None]
     if found:
         limits = CallLimits(flags.tool_seconds, flags.max_observation_characters, flags.max_calls_per_turn)
@@ -93,8 +94,8 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
     return Environments(makers, flags, caller) if makers and complete else None
 
 
-def _tool(address: str) -> Tool:
-    function = load_function(address, "--tools")
+def _tool(address: str, seconds: float) -> Tool:
+    function = python_tool(seconds) if address == NO_SANDBOX else load_function(address, "--tools")
     return Tool(function, schema_of(function, "--tools"))
 
 
