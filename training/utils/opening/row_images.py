@@ -33,7 +33,7 @@ def images_of(
 
 
 def check_beside_images(settings: Mapping[str, Any]) -> None:
-    """ThreestepError for a flag that does not go with rows that have images. settings: every flag's value by its name."""
+    """ThreestepError for a flag that does not go with rows with images. settings: the values of all flags by name."""
     for name, reason in _NOT_WITH_IMAGES.items():
         if settings.get(name):
             raise ThreestepError(f"--{name} {settings[name]} does not go with rows that have images: {reason}; use 0")
