@@ -54,6 +54,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "models",
         "data.build",
         "data.chat",
+        "data.images",
         "data.files",
         "data.rows",
         "layout",
