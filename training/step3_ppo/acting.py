@@ -73,8 +73,8 @@ def acting_engine(
 
 
 def _parser(flags: PpoFlags, chat: ChatTokenizer) -> tuple[Parser, ThreestepError | None]:
-    """Return what reads calls; and what is wrong with --tool_parser, where that matters only if an environment opens with
-    tools."""
+    """Return what reads calls; and what is wrong with --tool_parser, where that matters only if an environment opens
+    with tools."""
     try:
         return parser_of(flags.environment.tool_parser, chat.finder([_ANY_TOOL], {}).template_text), None
     except ThreestepError as problem:

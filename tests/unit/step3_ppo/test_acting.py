@@ -1,5 +1,5 @@
-"""Conversations in step 3: what an environment says changes no advantage, turns are rewarded at their ends, and what the
-flags name answers the model."""
+"""Conversations in step 3: what an environment says changes no advantage, turns are rewarded at their ends, and the
+environments of the flags answer the model."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_what_environments_say_changes_no_advantage(name):
 
 
 def test_gae_over_two_turns_by_hand():
-    """Drawn a b | c d with an observation in between, values 1 2 3 4, the environment pays 0.5 for the first turn and 1.5
-    for the second; gamma 0.9, lambda 0.8, so that A decays by 0.72 a drawn token:
+    """Drawn a b | c d with an observation in between, values 1 2 3 4; the environment pays 0.5 for the first turn and
+    1.5 for the second; gamma 0.9, lambda 0.8, so that A decays by 0.72 a drawn token:
 
         d: delta 1.5 - 4           = -2.5    A -2.5
         c: delta 0.9 x 4 - 3       =  0.6    A  0.6 - 0.72 x 2.5   = -1.2
@@ -140,8 +140,8 @@ def test_gae_over_two_turns_by_hand():
     ids_BR = torch.tensor([[11, 12, 30, 31, 32, 13, 14]])
     inserted_BR = torch.tensor([[False, False, True, True, True, False, False]])
     rollout = Rollout(
-        torch.tensor([[5]]), torch.ones(1, 1).bool(), ids_BR, torch.tensor([7]), torch.zeros(1, 7), torch.ones(1).bool(),
-        inserted_BR=inserted_BR, turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
+        torch.tensor([[5]]), torch.ones(1, 1).bool(), ids_BR, torch.tensor([7]), torch.zeros(1, 7),
+        torch.ones(1).bool(), inserted_BR=inserted_BR, turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
         conversations=(ConversationRecord(2, None, {}),),
     )  # fmt: skip
     critic = lambda rows, **_: (rows.target_ids_M - 10).float()  # noqa: E731

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from training.utils.environments.parsers import PARSERS
+from training.utils.environments.python_tool import NO_SANDBOX
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import AUTO, flag
 from training.utils.run.user_files import check_address, is_address
+
+TOOLS = "tools"  # the environment that --tools makes
 
 
 @dataclass
@@ -25,7 +28,8 @@ class EnvironmentArguments:
     )
     tools: str | None = flag(
         None,
-        "Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME.",
+        f"Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; {NO_SANDBOX} "
+        "runs the model's own Python programs on this machine, with limits and without a sandbox.",
         unit="names",
     )
     tool_parser: str = flag(
@@ -68,11 +72,16 @@ class EnvironmentArguments:
         """Note what is wrong with these settings. Runs none of the files."""
         for name, addresses in (("--environment", self.environment_addresses), ("--tools", self.tool_addresses)):
             for address in addresses:
-                mistakes.note(check_address, address, name)
+                if address != NO_SANDBOX or name != "--tools":
+                    mistakes.note(check_address, address, name)
             names = [address.rpartition(":")[2] for address in addresses]
             mistakes.require(
                 len(set(names)) == len(names), f"{name} expects different names, got {', '.join(names)}; rename one"
             )
+        mistakes.require(
+            all(not address.endswith(f":{TOOLS}") for address in self.environment_addresses),
+            f"--environment expects a class of another name than {TOOLS}, which is that of --tools; rename it",
+        )
         if is_address(self.tool_parser):
             mistakes.note(check_address, self.tool_parser, "--tool_parser")
         else:

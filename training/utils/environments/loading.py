@@ -6,17 +6,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.environments.arguments import TOOLS, EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
 from training.utils.environments.interface import AssistantMessage
+from training.utils.environments.python_tool import NO_SANDBOX, python_tool
 from training.utils.environments.schemas import schema_of
 from training.utils.environments.tool_environment import CallLimits, Tool, ToolEnvironment
 from training.utils.run.console import log
 from training.utils.run.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.run.user_files import load_function
 
-TOOLS = "tools"  # the environment that --tools makes
 COLUMN = "environment"  # of a row: its environment
 
 
@@ -84,17 +84,21 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
         maker = mistakes.note(_checked_maker, address, flags.environment_seconds, caller)
         if maker is not None:
             makers[address.rpartition(":")[2]] = maker
-    tools = [mistakes.note(_tool, address) for address in flags.tool_addresses]
+    tools = [mistakes.note(_tool, address, flags.tool_seconds) for address in flags.tool_addresses]
     found = [tool for tool in tools if tool is not None]
     if found:
         limits = CallLimits(flags.tool_seconds, flags.max_observation_characters, flags.max_calls_per_turn)
         makers[TOOLS] = lambda: ToolEnvironment(found, limits, caller)
-    complete = len(makers) == len(flags.environment_addresses) + bool(tools) and len(found) == len(tools)
-    return Environments(makers, flags, caller) if makers and complete else None
+    names = [tool.name for tool in found]
+    mistakes.require(
+        len(set(names)) == len(names),
+        f"--tools expects functions of different names, got {', '.join(names)}; rename one",
+    )
+    return Environments(makers, flags, caller) if makers and not mistakes.sentences else None
 
 
-def _tool(address: str) -> Tool:
-    function = load_function(address, "--tools")
+def _tool(address: str, seconds: float) -> Tool:
+    function = python_tool(seconds) if address == NO_SANDBOX else load_function(address, "--tools")
     return Tool(function, schema_of(function, "--tools"))
 
 
