@@ -12,7 +12,7 @@ prompts, then at most K + 1. R response tokens, H hidden size, V vocabulary, S o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from training.utils.generation.drawn import DrawnResponses
 from training.utils.generation.frequent import FewLogits, vocabulary_of
 from training.utils.generation.kept_rows import KeptRows
 from training.utils.generation.ngrams import NOTHING, NgramRows
+from training.utils.generation.pace import RoundPace
 from training.utils.generation.records import Rollout
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import StopStrings
@@ -35,11 +36,12 @@ from training.utils.mtp.head import MtpHead
 @dataclass(frozen=True)
 class Guesses:
     """How tokens are guessed. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
-    the tokens among which a head guesses; None: among all."""
+    the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all."""
 
     count: int
     head: MtpHead | None = None
     among_S: torch.Tensor | None = None
+    pace: RoundPace = field(default_factory=RoundPace)
 
 
 @dataclass
@@ -51,6 +53,13 @@ class GuessCounts:
     tokens: int = 0
     guesses: int = 0
     accepted: int = 0
+
+    def add(self, over: list[bool], guess_AK: torch.Tensor, tokens: int) -> None:
+        """Add a forward of the rows of `over`."""
+        self.forwards += len(over)
+        self.tokens += tokens
+        self.guesses += int((guess_AK != NOTHING).sum())
+        self.accepted += tokens - len(over)
 
     def figures(self) -> dict[str, float]:
         """Metrics of the rollouts; {} where nothing was guessed."""
@@ -80,10 +89,9 @@ def drawn_by_guesses(
         token_AQ, logprob_AQ, fresh_A = _verified(model, states_AQH, guess_AK, draws)
         most = int(fresh_A.max())
         over = drawn.take(rows_A, starts_A, token_AQ, logprob_AQ, fresh_A)
-        counts.forwards += len(over)
-        counts.tokens += int(fresh_A.sum())
-        counts.guesses += int((guess_AK != NOTHING).sum())
-        counts.accepted += int(fresh_A.sum()) - len(over)
+        tokens = int(fresh_A.sum())
+        counts.add(over, guess_AK, tokens)
+        how.pace.end(tokens)
         if all(over):
             return drawn.rollout()
         if not is_prompt:
@@ -96,7 +104,11 @@ def drawn_by_guesses(
             guesser.leave(moves)
             held = (rows_A, starts_A, fresh_A, token_AQ, states_AQH)
             rows_A, starts_A, fresh_A, token_AQ, states_AQH = (compacted(part, moves) for part in held)
-        guess_AK = guesser.guess(token_AQ, fresh_A, states_AQH, draws_of(rows_A, starts_A))
+        if how.pace.begin(len(rows_A)):
+            guess_AK = guesser.guess(token_AQ, fresh_A, states_AQH, draws_of(rows_A, starts_A))
+        else:
+            guesser.skip(token_AQ, fresh_A)
+            guess_AK = token_AQ[:, :0]
         given_AQ = torch.cat([token_AQ.gather(1, fresh_A.unsqueeze(1) - 1), guess_AK.clamp(min=0)], dim=1)
         states_AQH = rows.give(given_AQ.shape[1], input_ids=given_AQ)
 
@@ -185,6 +197,10 @@ class _HeadRows:
             found.append(token_A)
         self._rows.take_back(self._count - 1)
         return torch.stack(found, dim=1)
+
+    def skip(self, token_AQ: torch.Tensor, fresh_A: torch.Tensor) -> None:
+        """Guess nothing behind these tokens, which get no entries."""
+        self._rows.skip(fresh_A)
 
     def _entries(self, tokens: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         return self._module.joined(self._embeddings(tokens), before)
