@@ -140,15 +140,15 @@ def _verified(
     model: PreTrainedModel, states_AQH: torch.Tensor, guess_AK: torch.Tensor, draws: _Draws
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw each row's next tokens up to the first that was not guessed; return tokens and log-probabilities [A, Q], of
-    which the first `fresh_A` count, and `fresh_A`. The output layer, a large part of a forward of few layers, computes
-    nothing behind a wrong guess."""
-    logits = FewLogits(model)
+    which the first `fresh_A` count, and `fresh_A`."""
+    # Of all places at once: to read the output layer's weights again, for the rows whose guess was right, costs more.
+    logits_AQV = FewLogits(model)(states_AQH)
     token_AQ = guess_AK.new_zeros(states_AQH.shape[:2])
     logprob_AQ = torch.zeros(token_AQ.shape, device=token_AQ.device)
     fresh_A = guess_AK.new_zeros(len(token_AQ))
     going = torch.arange(len(token_AQ), device=token_AQ.device)
     for place in range(token_AQ.shape[1]):
-        token, logprob = draws.next(logits(states_AQH[going, place]))
+        token, logprob = draws.next(logits_AQV[going, place])
         token_AQ[going, place], logprob_AQ[going, place], fresh_A[going] = token, logprob, place + 1
         if place < guess_AK.shape[1]:
             stay = torch.nonzero(token == guess_AK[going, place]).flatten()
