@@ -54,7 +54,7 @@ def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: st
     """What plain PyTorch makes of the case, and its losses on the evaluation rows before and after."""
     train_rows, eval_rows = (
         engine_program.rows_of(kind, rows, per_step)
-        if rows in ("plain", "eos_masked", "margins")
+        if rows in ("plain", "eos_masked", "margins", "conversations")
         else (engine_program.spread_rows(rows), [])
     )
     loss_of = eval_loss_of = loss_of_kind(kind, folder)

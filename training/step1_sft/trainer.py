@@ -18,7 +18,7 @@ import torch
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.samples import Drawn, sentence_samples
-from training.utils.data.rows.documents import sentence_document
+from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.data.rows.phases import SentenceRow
 from training.utils.engine.collectives import gathered, summed_numbers
 from training.utils.engine.startup import Ranks
@@ -196,7 +196,7 @@ class SftTrainer:
         targets = sum(int(row.loss_mask.sum()) for row in batch)
         micro_batches = self._micro_batches(batch, run.settings.train_plan)
         own = [document for part in micro_batches for document in part.documents]
-        work = run.work_of(own, sum(part.rows.target_ids_M.numel() for part in micro_batches))
+        work = run.work_of(own, sum(document.reads for document in own))
         head_targets = run.mtp.targets([sentence_document(row) for row in batch] if run.mtp.trains else [])
         return SentenceStep(micro_batches, targets, head_targets, work)
 
@@ -255,15 +255,27 @@ class SftTrainer:
         """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""
         ranks, pad = self.run.ranks, self.run.settings.pad_token_id
         found = []
-        for rows in plan_step([row.length_tokens for row in sentences], plan)[ranks.rank]:
-            documents = [[sentence_document(sentences[index]) for index in row] for row in rows]
+        groups = row_groups(sentences, plan)
+        lengths = [_tokens([sentences[index] for index in group], plan) for group in groups]
+        for layout in plan_step(lengths, plan)[ranks.rank]:
+            rows = [[groups[number] for number in row] for row in layout]
+            documents = [[_document([sentences[index] for index in group], plan) for group in row] for row in rows]
             laid_out = packed_rows(documents, pad, with_before=self.run.mtp.trains)
             found.append(
                 SentenceBatch(
                     pinned(laid_out, ranks.device),
-                    tuple(index for row in rows for index in row),
+                    tuple(index for row in rows for group in row for index in group),
                     tuple(document for row in documents for document in row),
                     pinned(self.run.mtp.entries(laid_out), ranks.device),
                 )
             )
         return found
+
+
+def _tokens(rows: Sequence[SentenceRow], plan: PlanSettings) -> int:
+    """Of `_document`."""
+    return rows[0].length_tokens if len(rows) == 1 else group_tokens(rows, plan)
+
+
+def _document(rows: Sequence[SentenceRow], plan: PlanSettings) -> Document:
+    return sentence_document(rows[0]) if len(rows) == 1 else group_document(rows, plan)
