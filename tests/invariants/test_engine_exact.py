@@ -128,7 +128,7 @@ def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case:
     assert got["losses"] == pytest.approx(want.losses, abs=3e-2 if half else rounding)
     assert got["evals"] == pytest.approx(want_evals, rel=5e-3 if half else rounding)
     if case.zero_stage > 0 or half:
-        assert got["norms"] == pytest.approx(want.norms, rel=2e-2 if half else 2e-6)
+        assert got["norms"] == pytest.approx(want.norms, rel=2e-2 if half else 4e-6 if case.shared else 2e-6)
     start = start_of(models / case.model, case.kind)
     tolerance, along = (0.08, 5e-3) if half else (1e-5, 1e-6)
     assert_weights_equal(loaded(out / case.name), want.weights, start, tolerance, along)
