@@ -13,6 +13,7 @@ from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
+from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.loading.configurations import check_positions
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.calling import Rule
@@ -86,13 +87,18 @@ def checked_components(flags: PpoFlags) -> Components:
 def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
     """Return what --speculate asks for; note what it cannot go with."""
     ppo = flags.ppo
-    speculation = mistakes.note(Speculation.of_flag, ppo.speculate)
+    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, ppo.speculate_by)
     if speculation is None:
+        mistakes.require(
+            ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
+            f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate "
+            "1, or leave --speculate_by out",
+        )
         return None
     mistakes.require(
-        flags.mtp.mtp_num_layers > 0,
+        flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 "
-        "or leave --speculate out",
+        f"or --speculate_by {BY_NGRAMS}, or leave --speculate out",
     )
     for name, given, why in (
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),

@@ -25,7 +25,7 @@ def sentence_document(row: SentenceRow) -> Document:
 
 
 def _sentence(row: SentenceRow) -> TokenSequence:
-    return TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask))
+    return TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.images)
 
 
 def written_tokens(is_target: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,8 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
         tokens = torch.tensor(ids, dtype=torch.int64)
         return TokenSequence(tokens, torch.full((len(ids),), is_target))
 
-    prompt, responses = run(row.prompt_ids, False), [run(ids, are_targets) for ids in row.response_ids]
+    prompt = replace(run(row.prompt_ids, False), images=row.images)
+    responses = [run(ids, are_targets) for ids in row.response_ids]
     if row.parallel_tags is None:
         return shared_prompt(prompt, responses)
     lay_out = drawn_document if row.are_drawn else shared_prompt_in_parallel
@@ -86,4 +87,4 @@ def _sequences(row: SentenceRow | ResponsesRow) -> list[TokenSequence]:
     if isinstance(row, SentenceRow):
         return [_sentence(row)]
     prompt, *responses = (torch.tensor(ids, dtype=torch.int64) for ids in (row.prompt_ids, *row.response_ids))
-    return [join(prompt, response) for response in responses]
+    return [replace(join(prompt, response), images=row.images) for response in responses]
