@@ -1,9 +1,9 @@
 """What learning from samples costs that share their first turns: laid out apart, with the prompt once, and
 as a trie.
 
-    python -m benchmarks.tries [--samples 8] [--turns 3] [--rounds 5]
+    python -m benchmarks.tries [--samples 8] [--turns 3] [--rounds 5] [--shape 25m]
 
-25 million float32 weights, attention run by run, one thread. A sample is a prompt, turns of a response and of what an
+float32, attention run by run, one thread. A sample is a prompt, turns of a response and of what an
 environment says to it, and a last response of its own. A round lays the samples out and runs forward, PPO's loss and
 backward in each form, in turns; processor seconds, medians.
 """
@@ -34,10 +34,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("--samples", 8), ("--turns", 3), ("--rounds", 5)):
         parser.add_argument(name, type=int, default=value)
+    parser.add_argument("--shape", choices=SHAPES, default="25m")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    policy = PolicyModel(_model())
+    policy = PolicyModel(_model(given.shape))
     sequences = samples(given.samples, given.turns)
     every = sum(map(len, sequences))
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
@@ -89,8 +90,8 @@ def learn(policy: PolicyModel, sequences: list[TokenSequence], form: str) -> int
     return computed
 
 
-def _model() -> LlamaForCausalLM:
-    hidden, layers, heads, intermediate = SHAPES["25m"]
+def _model(shape: str) -> LlamaForCausalLM:
+    hidden, layers, heads, intermediate = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,

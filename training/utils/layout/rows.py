@@ -107,8 +107,8 @@ class TokenRows:
         """Return the same rows with nothing to predict: their forward computes no logits."""
         parts = (self.target_ids_M, self.predictor_M, self.sequence_M)
         ids, predictors, sequences = (part[:0] for part in parts)
-        nothing = {"target_ids_M": ids, "predictor_M": predictors, "sequence_M": sequences}
-        return replace(self, **nothing, read_M=None, first_U=None)
+        bare = replace(self, target_ids_M=ids, predictor_M=predictors, sequence_M=sequences)
+        return replace(bare, read_M=None, first_U=None)
 
     def dense_mask(self) -> torch.Tensor | None:
         """Return bool [N, 1, T, T], True where a token may look, or None if causal attention is enough: to what its
@@ -180,7 +180,7 @@ def packed_rows(
     visible_NSS = torch.eye(most_segments + 1, dtype=torch.bool).repeat(count, 1, 1)
     copies_NS = torch.zeros(count, most_segments + 1, dtype=torch.int64)
     before_NT = torch.arange(count * width).view(count, width) if with_before else None
-    targets = [(torch.empty(0, dtype=torch.int64),) * 4]
+    targets: list[tuple[torch.Tensor, ...]] = [(torch.empty(0, dtype=torch.int64),) * 4]
     ends: list[int] = []
     for n, row in enumerate(rows):
         column = segments_before = 0

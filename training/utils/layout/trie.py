@@ -102,7 +102,7 @@ def trie_of(sequences: Sequence[TokenSequence], least_tokens: int) -> TrieNode:
         if begin < prompt <= end < prompt + least_tokens and len(held) > 1:
             end = prompt
         assert end > begin, "sequences of a trie begin with the same token"
-        starts = []
+        starts: list[int] = []
         for place in range(first, last):
             if len(keys[order[place]]) == end:
                 continue

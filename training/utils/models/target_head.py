@@ -53,8 +53,13 @@ class TokenLogprobs(NamedTuple):
         rows; None returns it as it is."""
         if read_M is None:
             return self
-        of_tokens = {name: value for name, value in self._asdict().items() if isinstance(value, torch.Tensor)}
-        return self._replace(**{name: value.index_select(0, read_M) for name, value in of_tokens.items()})
+        own: Any = self._asdict()
+        return TokenLogprobs(
+            **{
+                name: part.index_select(0, read_M) if isinstance(part, torch.Tensor) else part
+                for name, part in own.items()
+            }
+        )
 
 
 class TrunkStates(NamedTuple):

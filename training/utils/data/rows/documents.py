@@ -51,7 +51,7 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
     return lay_out(prompt, responses, ParallelTags(*row.parallel_tags))
 
 
-def row_groups(rows: Sequence[SentenceRow] | Sequence[ResponsesRow], plan: PlanSettings) -> list[list[int]]:
+def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> list[list[int]]:
     """Return indices of the rows that are one document (`trie.joined`): each by itself, unless `plan` has equal
     beginnings shared. Rows with blocks of parallel thinking never do."""
     if not (plan.packed and plan.least_shared_tokens):
@@ -62,13 +62,13 @@ def row_groups(rows: Sequence[SentenceRow] | Sequence[ResponsesRow], plan: PlanS
     return sorted([*groups, *([index] for index, row in enumerate(rows) if row.parallel_tags is not None)])
 
 
-def group_tokens(rows: Sequence[SentenceRow] | Sequence[ResponsesRow], plan: PlanSettings) -> int:
+def group_tokens(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> int:
     """Return the tokens of `group_document`."""
     return trie_tokens([sequence for row in rows for sequence in _sequences(row)], plan.least_shared_tokens)
 
 
 def group_document(
-    rows: Sequence[SentenceRow] | Sequence[ResponsesRow], plan: PlanSettings, are_targets: bool = True
+    rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings, are_targets: bool = True
 ) -> Document:
     """Return several rows with equal beginnings as one document, of the sequences of one row after the other.
     are_targets: see `responses_document`."""
