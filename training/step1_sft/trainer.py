@@ -24,9 +24,10 @@ from training.utils.engine.collectives import gathered, summed_numbers
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
 from training.utils.layout.mtp_entries import MtpEntries
+from training.utils.layout.pictures import lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import moved, pinned
 from training.utils.mtp.training import MtpSums
 from training.utils.opening.result import TrainingResult
@@ -253,20 +254,21 @@ class SftTrainer:
 
     def _micro_batches(self, sentences: Sequence[SentenceRow], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""
-        ranks, pad = self.run.ranks, self.run.settings.pad_token_id
+        run, ranks = self.run, self.run.ranks
+        places = row_groups(sentences, plan)
+        groups = [[sentences[place] for place in group] for group in places]
+        step = plan_step([_tokens(group, plan) for group in groups], plan)
+        lacking = lacks_images(step, ranks.rank, [any(row.images for row in group) for group in groups])
         found = []
-        groups = row_groups(sentences, plan)
-        lengths = [_tokens([sentences[index] for index in group], plan) for group in groups]
-        for layout in plan_step(lengths, plan)[ranks.rank]:
-            rows = [[groups[number] for number in row] for row in layout]
-            documents = [[_document([sentences[index] for index in group], plan) for group in row] for row in rows]
-            laid_out = packed_rows(documents, pad, with_before=self.run.mtp.trains)
+        for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
+            documents = [[_document(groups[number], plan) for number in row] for row in rows]
+            token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.mtp.trains)
             found.append(
                 SentenceBatch(
-                    pinned(laid_out, ranks.device),
-                    tuple(index for row in rows for group in row for index in group),
+                    pinned(token_rows, ranks.device),
+                    tuple(place for row in rows for number in row for place in places[number]),
                     tuple(document for row in documents for document in row),
-                    pinned(self.run.mtp.entries(laid_out), ranks.device),
+                    pinned(run.mtp.entries(token_rows), ranks.device),
                 )
             )
         return found

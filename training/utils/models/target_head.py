@@ -53,13 +53,11 @@ class TokenLogprobs(NamedTuple):
         rows; None returns it as it is."""
         if read_M is None:
             return self
-        own: Any = self._asdict()
-        return TokenLogprobs(
-            **{
-                name: part.index_select(0, read_M) if isinstance(part, torch.Tensor) else part
-                for name, part in own.items()
-            }
-        )
+
+        def of_owners(part: Any) -> Any:
+            return part.index_select(0, read_M) if isinstance(part, torch.Tensor) else part
+
+        return TokenLogprobs(*map(of_owners, self))
 
 
 class TrunkStates(NamedTuple):
