@@ -55,6 +55,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "data.build",
         "data.chat",
         "data.files",
+        "data.images",
         "data.rows",
         "layout",
         "report",

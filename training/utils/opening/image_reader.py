@@ -1,0 +1,20 @@
+"""What reads the images of rows for a model that is named, not loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training.utils.data.images.reader import ImageReader, open_image_reader
+from training.utils.loading.adapter_folders import find_adapter
+from training.utils.loading.configurations import load_config
+from training.utils.run.errors import ThreestepError
+
+
+def reader_of_folder(name_or_path: str, tokenizer: Any) -> ImageReader | None:
+    """The reader for a model's folder or hub name, or an adapter's; None for a tokenizer alone, and for a model that
+    reads text alone."""
+    try:
+        config, adapter = load_config(name_or_path), find_adapter(name_or_path)
+    except ThreestepError:  # a tokenizer alone
+        return None
+    return open_image_reader(name_or_path if adapter is None else adapter.base, config, tokenizer)
