@@ -99,11 +99,11 @@ def test_conversations_do_not_wait_for_each_other(caller):
     together = threading.Barrier(8)
 
     def meet():
-        together.wait(20)
+        together.wait(10)
         return [], 1.0, True
 
     episodes = [
-        episode_of(caller, returning(lambda: ([USER] * (together.wait(20) >= 0),), meet), seconds=30) for _ in range(8)
+        episode_of(caller, returning(lambda: ([USER] * (together.wait(10) >= 0),), meet), seconds=30) for _ in range(8)
     ]
     openings = [episode.reset() for episode in episodes]
     assert [opening.result(30).messages for opening in openings] == [[USER]] * 8
