@@ -81,10 +81,12 @@ class Speculation:
     """Tokens are guessed by a head for multi-token prediction, and several verified at once.
 
     guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster.
+    by_vllm: vLLM drafts and verifies, of tokens that it draws by itself.
     """
 
     guesses: int
     is_auto: bool = False
+    by_vllm: bool = False
 
     @classmethod
     def of_flag(cls, given: str) -> Speculation | None:
@@ -98,8 +100,12 @@ class Speculation:
         return cls(int(given)) if int(given) else None
 
     @property
+    def name(self) -> str:
+        return "--vllm_speculate" if self.by_vllm else "--speculate"
+
+    @property
     def flag(self) -> str:
-        return f"--speculate {AUTO if self.is_auto else self.guesses}"
+        return f"{self.name} {AUTO if self.is_auto else self.guesses}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class RolloutEngine(ABC):
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
-    supports_speculate: whether `speculate` may be called.
+    supports_speculate, supports_vllm_speculate: whether `speculate` may be called, with which kind.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -146,6 +152,7 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
+    supports_vllm_speculate: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     frees_gpu_memory: ClassVar[bool] = False
@@ -186,7 +193,8 @@ class RolloutEngine(ABC):
 
     def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
         """Before `check`, of engines that support it: draw from now on by the guesses of a head. The tokens stay those
-        that the engine draws without. tell: prints a sentence."""
+        that the engine draws without; of vLLM the greedy ones, and the distribution of others. tell: prints a
+        sentence."""
         raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
