@@ -18,7 +18,7 @@ import torch
 
 UPDATES = 3
 TOKENS = 12
-DRAWN = 2000  # responses whose second tokens are counted
+DRAWN = 2000  # responses whose tokens are counted
 
 
 def main(folder: Path) -> None:
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
         rollouts.speculate(Speculation(1, by_vllm=True), head.lent, print)
         updates = [one_update(rollouts, actor, mtp, head) for _ in range(UPDATES)]
         with rollouts.lent(actor), actor.lent() as whole:
-            report({"updates": updates, "second": second_tokens(rollouts, whole), **held_to(rollouts, whole)})
+            report({"updates": updates, "verified": verified_tokens(rollouts, whole), **held_to(rollouts, whole)})
 
 
 def read_vocabulary(folder: Path) -> int:
@@ -82,31 +82,33 @@ def drawn(rollouts: Any, model: Any, how: Any, samples: int = 1, batch: Any = No
 
 def one_update(rollouts: Any, actor: Any, mtp: Any, head: Any) -> dict[str, Any]:
     """Draw, compare, and take one step of model and head on what was drawn."""
-    from tests.unit.utils.generation.test_hf import prompts, responses, roll
+    from tests.unit.utils.generation.test_hf import responses, roll
+    from tests.vllm.test_mtp import PROMPTS
     from training.utils.generation.hybrid import _logprobs
 
     greedy, sampled = asked()
-    rollouts.figures()
+    known = torch.tensor(PROMPTS), torch.ones(len(PROMPTS), 3, dtype=torch.bool)
     with rollouts.lent(actor) as lent:
-        got, some = drawn(rollouts, lent, greedy), drawn(rollouts, lent, sampled, samples=2)
-    figures = rollouts.figures()
+        got = drawn(rollouts, lent, greedy, batch=known)
+        figures = rollouts.figures()
+        some = drawn(rollouts, lent, sampled, samples=2)
+    accepted = rollouts.figures()["rollout/guesses_accepted"]
     with actor.lent() as whole:
-        same = responses(got) == responses(roll(whole, greedy, batch=prompts((3, 5, 2, 7))))
+        same = responses(got) == responses(roll(whole, greedy, batch=known))
         with torch.no_grad():
             expected_M = _logprobs(whole, some, sampled)
     worst = float((some.sampled_logprobs_BR[some.response_mask_BR] - expected_M).abs().max())
-    found = {"same": same, "worst": worst, "draft": differences(rollouts, head), **figures}
+    found = {"same": same, "worst": worst, "draft": differences(rollouts, head), "sampled": accepted, **figures}
     learn(actor.engine, mtp, got)
     return found
 
 
 def differences(rollouts: Any, head: Any) -> dict[str, float]:
-    """The largest difference of each of the draft's weights that vLLM keeps as it was loaded from the trained head's;
-    "moved": of its projection from the first that was asked about."""
+    """How far the draft's weights that vLLM keeps as they were loaded are from the trained head's, at most; "moved": its
+    projection from the first that was asked about."""
     draft = dict(rollouts._vllm.llm.collective_rpc(draft_of)[0].named_parameters())
-    kept = {
-        "enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "trunk.norm": "final_layernorm"
-    }  # fmt: skip
+    kept = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+    kept["trunk.norm"] = "final_layernorm"
     found = {}
     with head.lent() as lent:
         state = lent.state_dict()
@@ -142,22 +144,27 @@ def learn(engine: Any, mtp: Any, rollout: Any) -> None:
     step.end("actor")
 
 
-def second_tokens(rollouts: Any, model: Any) -> float:
-    """Of many responses to one prompt: the largest distance, in standard deviations, of how often a second token was
-    drawn from how likely it is. The first token comes from the prompt; the second is the first that is drafted."""
+def verified_tokens(rollouts: Any, model: Any) -> list[float]:
+    """Of many responses to one prompt, for the second and the third token behind the most frequent tokens before: the
+    largest distance, in standard deviations, of how often a token was drawn from how likely it is. The first token
+    comes from the prompt; those behind it are drafted, or drawn in the place of a draft, or behind one."""
     from tests.unit.utils.generation.test_hf import PLAIN, prompts
 
-    how = replace(PLAIN, max_new_tokens=3, temperature=0.8)
+    how = replace(PLAIN, max_new_tokens=4, temperature=0.8, top_k=12)
     ids_BP, mask_BP = prompts((5,))
-    ids_BR = drawn(rollouts, model, how, DRAWN, (ids_BP, mask_BP)).response_ids_BR
-    first = int(ids_BR[:, 0].mode().values)
-    second_C = ids_BR[ids_BR[:, 0] == first, 1]
-    with torch.no_grad():
-        logits_V = model(torch.cat([ids_BP, torch.tensor([[first]])], dim=1)).logits[0, -1]
-    probability_V = torch.softmax(logits_V / 0.8, dim=-1)
-    count_V, total = torch.bincount(second_C, minlength=len(probability_V)), len(second_C)
-    deviation_V = (total * probability_V * (1 - probability_V)).sqrt().clamp(min=1.0)
-    return float(((count_V - total * probability_V).abs() / deviation_V).max())
+    ids_CR = drawn(rollouts, model, how, DRAWN, (ids_BP, mask_BP)).response_ids_BR
+    found, before = [], ids_BP
+    for place in range(3):
+        with torch.no_grad():
+            logits_V = model(before).logits[0, -1] / 0.8
+        logits_V[logits_V < logits_V.topk(12).values[-1]] = -torch.inf
+        probability_V = torch.softmax(logits_V, dim=-1)
+        count_V, total = torch.bincount(ids_CR[:, place], minlength=len(probability_V)), len(ids_CR)
+        deviation_V = (total * probability_V * (1 - probability_V)).sqrt().clamp(min=1.0)
+        found.append(float(((count_V - total * probability_V).abs() / deviation_V).max()))
+        most = int(count_V.argmax())
+        ids_CR, before = ids_CR[ids_CR[:, place] == most], torch.cat([before, torch.tensor([[most]])], dim=1)
+    return found[1:]
 
 
 def held_to(rollouts: Any, model: Any) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""vLLM drafts with the head that is trained: the head's weights arrive after every update, and tokens stay the model's."""
+"""vLLM drafts with the head that is trained: its weights arrive after every update, and tokens stay the model's."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def test_after_each_update_the_draft_is_the_trained_head(found):
 
 
 def test_drafts_are_accepted_and_counted(found):
+    assert found["updates"][0]["rollout/guesses_accepted"] > 0.7  # the head knows these responses by heart
     for update in found["updates"]:
-        assert 0.05 < update["rollout/guesses_accepted"] < 1
+        assert 0 < update["sampled"] < 1
         assert update["rollout/tokens_per_forward"] == pytest.approx(1 + update["rollout/guesses_accepted"])
 
 
@@ -47,4 +48,4 @@ def test_greedy_responses_and_log_probabilities_are_the_models(found):
 
 
 def test_sampled_tokens_are_drawn_as_often_as_they_are_likely(found):
-    assert found["second"] < 5
+    assert max(found["verified"]) < 5

@@ -136,8 +136,8 @@ class PpoArguments:
     )
     vllm_speculate: int = flag(
         0,
-        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent with "
-        "the weights. Greedy responses stay the same, others are drawn from the same distribution. 0 drafts none.",
+        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
+        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
         least=0,
         most=8,
         unit="tokens",

@@ -20,6 +20,7 @@ from training.utils.run.errors import ThreestepError
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
+_HEAD_INSIDE = "mtp_head."  # and PolicyModel a head that is trained with it
 
 
 def described_engines(checkpoint: Path) -> list[str]:
@@ -30,7 +31,7 @@ def described_engines(checkpoint: Path) -> list[str]:
 def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = False, keep_lora: bool = False) -> None:
     """Write engine `name` of an undamaged checkpoint to the model folder `out`.
 
-    With the head for multi-token prediction that was trained beside it, if there was one.
+    With the head for multi-token prediction that was trained beside it or with it, if there was one.
     of_average: its weights' moving average instead
     keep_lora: the model without its adapters, and PEFT's folder of them in `out`/adapter; otherwise they are merged
 
@@ -45,9 +46,10 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     _fill(described, weights, checkpoint)
     model = described.model
     save_model(out, model, dict(full_tensors(model, 0, merged=not keep_lora)), described.tokenizer)
-    if (checkpoint / FOLDER).is_dir() and name != "critic":
-        head = {key: tensor.to(described.dtype) for key, tensor in _engine_state(checkpoint / FOLDER).items()}
-        save_head(out, 1 + max(int(key.split(".")[1]) for key in head), head)
+    head = head_weights(checkpoint, name)
+    if head:
+        typed = {key: tensor.to(described.dtype) for key, tensor in head.items()}
+        save_head(out, 1 + max(int(key.split(".")[1]) for key in head), typed)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
 
@@ -56,6 +58,15 @@ def engine_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All weights and buffers in DeepSpeed's checkpoint `folder`, by the model's names; from ZeRO-3 in float32."""
     found = _engine_state(folder)
     return {name.removeprefix(_INSIDE): tensor for name, tensor in found.items() if name.startswith(_INSIDE)}
+
+
+def head_weights(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
+    """The state of the head for multi-token prediction that was trained beside engine `name`, or with it by one loss;
+    {} without one."""
+    if (checkpoint / FOLDER).is_dir():
+        return {} if name == "critic" else _engine_state(checkpoint / FOLDER)
+    found = _engine_state(checkpoint / name)
+    return {key.removeprefix(_HEAD_INSIDE): tensor for key, tensor in found.items() if key.startswith(_HEAD_INSIDE)}
 
 
 def _engine_state(folder: Path) -> dict[str, torch.Tensor]:

@@ -46,3 +46,17 @@ class VllmDraft:
         self._seen = now
         # Each draft is verified by one forward, which draws a token of its own.
         return GuessCounts(drafts, drafts + accepted, guesses, accepted).figures()
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Return x [B] repeated for the tokens of each request, [num_tokens]; values of `replace_from` become `replace_to`.
+
+    In the place of vLLM's function of this name, which gives each draft its temperature, top-k and top-p. In its CPU
+    build (0.32, utils/cpu_triton_utils.py) that writes into a copy and returns memory that nobody has filled: drafts
+    are then verified against another distribution, or indices are out of bounds.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    filled = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return filled.repeat_interleave(counts.long(), output_size=num_tokens)

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
-from training.utils.generation.vllm_draft import VllmDraft
+from training.utils.generation.vllm_draft import VllmDraft, expand_batch_to_tokens
 from training.utils.generation.vllm_weights import send_draft, send_weights
 from training.utils.run.errors import ThreestepError
 
@@ -134,6 +134,7 @@ class VllmInstance:
         if self.draft is not None:
             settings["speculative_config"] = self.draft.described(Path(self._folder.name))
             settings["disable_log_stats"] = False  # they count what is accepted
+            _mend_verification()
         try:
             from vllm import LLM
 
@@ -149,6 +150,20 @@ class VllmInstance:
         llm.llm_engine.engine_core._finalizer.detach()
         gc.unfreeze()  # vLLM hides all objects of this process from the garbage collector
         return llm
+
+
+def _mend_verification() -> None:
+    """Put working functions in the place of two of vLLM's (0.32): see `expand_batch_to_tokens`; and its top-k without
+    top-p fails where a step verifies no draft, as the first of a prompt."""
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    def cut(logits: Any, top_k: Any, top_p: Any) -> Any:
+        return apply_top_k_top_p(logits, top_k, top_p) if len(logits) else logits
+
+    rejection_sampler.apply_top_k_top_p = cut
+    if not torch.cuda.is_available():
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
 def _settings(flags: VllmArguments, longest_tokens: int, dtype: torch.dtype, ranks: int) -> dict[str, Any]:

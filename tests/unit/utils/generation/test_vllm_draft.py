@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.generation.vllm_draft import VllmDraft
+from training.utils.generation.vllm_draft import VllmDraft, expand_batch_to_tokens
 from training.utils.mtp.head import new_head
 
 
@@ -40,7 +40,9 @@ def test_the_weights_are_the_first_modules_as_vllm_loads_them():
     model, head, draft = draft_of(final_norm=True)
     found = draft.tensors(model.config, torch.bfloat16)
     state = head.state_dict()
-    assert all(name.startswith("model.mtp_layers.0.") and tensor.dtype == torch.bfloat16 for name, tensor in found.items())
+    assert all(
+        name.startswith("model.mtp_layers.0.") and tensor.dtype == torch.bfloat16 for name, tensor in found.items()
+    )
     # Nothing of the model's final norm is folded in: beside a Llama, MiMo's head reads the state after it.
     assert torch.equal(found["model.mtp_layers.0.hidden_layernorm.weight"], state["depths.0.hnorm.weight"].bfloat16())
     assert not found["model.mtp_layers.0.self_attn.q_proj.bias"].any()
@@ -64,3 +66,12 @@ def test_what_was_accepted_since_the_last_time():
         "rollout/tokens_per_forward": 1.5,
     }
     assert draft.figures(counters(14, 28, 14)) == {}
+
+
+def test_every_draft_has_its_requests_temperature():
+    """Three requests with 2, 0 and 3 drafts; 0 is greedy, which divides by 1."""
+    ends, values = torch.tensor([2, 2, 5], dtype=torch.int32), torch.tensor([0.7, 0.3, 0.0])
+    got = expand_batch_to_tokens(values, ends, 5, replace_from=0, replace_to=1)
+    assert torch.equal(got, torch.tensor([0.7, 0.7, 1.0, 1.0, 1.0]))
+    most = expand_batch_to_tokens(torch.tensor([3, 4, 5], dtype=torch.int32), ends, 5)
+    assert most.tolist() == [3, 3, 5, 5, 5] and most.dtype == torch.int32
