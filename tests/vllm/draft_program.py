@@ -104,8 +104,8 @@ def one_update(rollouts: Any, actor: Any, mtp: Any, head: Any) -> dict[str, Any]
 
 
 def differences(rollouts: Any, head: Any) -> dict[str, float]:
-    """How far the draft's weights that vLLM keeps as they were loaded are from the trained head's, at most; "moved": its
-    projection from the first that was asked about."""
+    """How far the draft's weights that vLLM keeps as they were loaded are from the trained head's, at most; "moved":
+    its projection from the first that was asked about."""
     draft = dict(rollouts._vllm.llm.collective_rpc(draft_of)[0].named_parameters())
     kept = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
     kept["trunk.norm"] = "final_layernorm"

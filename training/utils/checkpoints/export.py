@@ -7,6 +7,7 @@ zero_to_fp32, which unpickles: export only checkpoints of your own runs, after c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -40,13 +41,14 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     described = read_description(checkpoint / DESCRIPTIONS / name)
     if keep_lora and not described.has_lora:
         raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
-    weights = engine_weights(checkpoint / name)
+    state = engine_state(checkpoint / name)
+    weights = _inside(state, _INSIDE)
     if of_average:
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
     model = described.model
     save_model(out, model, dict(full_tensors(model, 0, merged=not keep_lora)), described.tokenizer)
-    head = head_weights(checkpoint, name)
+    head = _head_state(checkpoint, name, state)
     if head:
         typed = {key: tensor.to(described.dtype) for key, tensor in head.items()}
         save_head(out, 1 + max(int(key.split(".")[1]) for key in head), typed)
@@ -54,23 +56,22 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
         save_adapter(out / "adapter", model, base=out)
 
 
-def engine_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the model's names; from ZeRO-3 in float32."""
-    found = _engine_state(folder)
-    return {name.removeprefix(_INSIDE): tensor for name, tensor in found.items() if name.startswith(_INSIDE)}
+def _inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """What of an engine's state has names that begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def head_weights(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
-    """The state of the head for multi-token prediction that was trained beside engine `name`, or with it by one loss;
-    {} without one."""
+def _head_state(checkpoint: Path, name: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The head for multi-token prediction that was trained beside engine `name`, or with it by one loss (then it is in
+    its `state`); {} without one."""
     if (checkpoint / FOLDER).is_dir():
-        return {} if name == "critic" else _engine_state(checkpoint / FOLDER)
-    found = _engine_state(checkpoint / name)
-    return {key.removeprefix(_HEAD_INSIDE): tensor for key, tensor in found.items() if key.startswith(_HEAD_INSIDE)}
+        return {} if name == "critic" else engine_state(checkpoint / FOLDER)
+    return _inside(state, _HEAD_INSIDE)
 
 
-def _engine_state(folder: Path) -> dict[str, torch.Tensor]:
-    """The same by the names of the engine's module."""
+def engine_state(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
+    float32."""
     if (folder / WHOLE_FILE).is_file():
         found: dict[str, torch.Tensor] = torch.load(
             folder / WHOLE_FILE, map_location="cpu", weights_only=True, mmap=True
