@@ -123,6 +123,9 @@ def test_the_head_is_that_of_plain_pytorch_and_the_model_that_of_a_run_without(l
         assert found["norms"] == pytest.approx(norms, rel=1e-5)
     assert residual(head_of(models / "causal"), torch.load(out / case / "head.pt"), weights) < 2e-5
     assert 0.0 <= min(found["acceptances"]) and len(found["evaluated"]) == 2
+    assert len(found["speculated"]) == world_size
+    for by_guesses, without, tokens_a_forward in found["speculated"]:
+        assert by_guesses == without and tokens_a_forward >= 1
 
 
 def residual(start: Any, got: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> float:

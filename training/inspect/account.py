@@ -276,6 +276,7 @@ REASONS = {
     "no_room_for_the_prompt": "its response alone is as long as --max_seq_len",
     "malformed_parallel": "its tags of parallel thinking do not match (--malformed_parallel drop)",
     "cut_inside_a_block": "it would be cut inside a block of parallel thinking",
+    "cut_at_an_image": "it would be cut inside an image, or before one",
 }
 
 

@@ -27,6 +27,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.bad_words import tokens_of_words
 from training.utils.generation.base import Decode, PathSampling, RolloutEngine, Sampling
+from training.utils.generation.guessers import BY_HEAD
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
@@ -135,13 +136,14 @@ def make_parts(
 
 
 def _engine(decode: Decode | None, flags: PpoFlags, components: Components, roles: Roles) -> RolloutEngine:
-    """What draws, by the guesses of the head if it is asked for."""
+    """What draws, by guesses if they are asked for."""
     engine = components.rollout_engine.create(decode, longest_tokens=flags.longest_tokens, vllm=flags.vllm)
     if components.speculation is not None:
-        assert roles.mtp.head is not None, "checked with the flags"
-        layers, ranks = roles.mtp.depths, roles.actor.ranks
-        head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed))
-        engine.speculate(components.speculation, head.lent, lambda sentence: log(sentence, ranks.is_main))
+        layers, ranks, lent_head = roles.mtp.depths, roles.actor.ranks, None
+        if components.speculation.by == BY_HEAD:
+            assert roles.mtp.head is not None, "checked with the flags"
+            lent_head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed)).lent
+        engine.speculate(components.speculation, lent_head, lambda sentence: log(sentence, ranks.is_main))
     return engine
 
 

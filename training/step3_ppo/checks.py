@@ -13,6 +13,7 @@ from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
+from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.mtp.for_vllm import check_form
@@ -88,7 +89,12 @@ def checked_components(flags: PpoFlags) -> Components:
 def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
     """Return what --speculate or --vllm_speculate asks for; note what it cannot go with."""
     ppo = flags.ppo
-    speculation = mistakes.note(Speculation.of_flag, ppo.speculate)
+    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, ppo.speculate_by)
+    mistakes.require(
+        ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
+        f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate 1, "
+        "or leave --speculate_by out",
+    )
     if ppo.vllm_speculate:
         mistakes.require(
             speculation is None,
@@ -98,10 +104,11 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
         speculation = Speculation(ppo.vllm_speculate, by_vllm=True)
     if speculation is None:
         return None
+    otherwise = "" if speculation.by_vllm else f" or --speculate_by {BY_NGRAMS},"
     mistakes.require(
-        flags.mtp.mtp_num_layers > 0,
-        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 "
-        f"or leave {speculation.name} out",
+        flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
+        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
+        f"1{otherwise} or leave {speculation.name} out",
     )
     for name, given, why in (
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),

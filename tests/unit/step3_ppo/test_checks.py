@@ -147,7 +147,15 @@ def test_settings_of_paths_without_them(name):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mtp_num_layers": 0}, "--speculate 1 guesses by a head for multi-token prediction, and there is none; give"),
+        (
+            {"mtp_num_layers": 0},
+            "--speculate 1 guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 or "
+            "--speculate_by ngram, or leave --speculate out",
+        ),
+        (
+            {"speculate": "0", "speculate_by": "ngram"},
+            "--speculate_by ngram says how --speculate guesses, and it guesses nothing; give --speculate 1, or leave",
+        ),
         ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --speculate, got 1; leave it out or use"),
         ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
         ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
@@ -163,6 +171,7 @@ def test_what_guesses_cannot_go_with(given, said):
 def test_what_is_guessed():
     found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
     assert found == [None, Speculation(3), Speculation(1, is_auto=True)]
+    assert names_of(speculate="2", speculate_by="ngram").speculation == Speculation(2, by="ngram")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from training.utils.run.errors import Mistakes
 from training.utils.run.flags import AUTO, flag
 from training.utils.run.user_files import check_address, is_address
 
+TOOLS = "tools"  # the environment that --tools makes
+
 
 @dataclass
 class EnvironmentArguments:
@@ -76,6 +78,10 @@ class EnvironmentArguments:
             mistakes.require(
                 len(set(names)) == len(names), f"{name} expects different names, got {', '.join(names)}; rename one"
             )
+        mistakes.require(
+            all(not address.endswith(f":{TOOLS}") for address in self.environment_addresses),
+            f"--environment expects a class of another name than {TOOLS}, which is that of --tools; rename it",
+        )
         if is_address(self.tool_parser):
             mistakes.note(check_address, self.tool_parser, "--tool_parser")
         else:

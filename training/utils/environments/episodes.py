@@ -7,6 +7,7 @@ cannot begin is a mistake in the user's code, which stops the run in a sentence.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import threading
 import traceback
@@ -185,4 +186,8 @@ def _messages_problem(messages: Any, roles: tuple[str, ...]) -> str | None:
             return f"expects messages with a role among {', '.join(roles)}, got {message!r:.60}"
         if not isinstance(message.get("content"), str) and message["role"] != "assistant":
             return f"expects messages whose content is text, got {message!r:.60}"
+        try:
+            json.dumps(message)
+        except (TypeError, ValueError) as problem:
+            return f"expects messages of JSON's values, got {first_line(problem)}"
     return None

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.environments.arguments import TOOLS, EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
 from training.utils.environments.interface import AssistantMessage
@@ -17,7 +17,6 @@ from training.utils.run.console import log
 from training.utils.run.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.run.user_files import load_function
 
-TOOLS = "tools"  # the environment that --tools makes
 COLUMN = "environment"  # of a row: its environment
 
 
@@ -90,8 +89,12 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
     if found:
         limits = CallLimits(flags.tool_seconds, flags.max_observation_characters, flags.max_calls_per_turn)
         makers[TOOLS] = lambda: ToolEnvironment(found, limits, caller)
-    complete = len(makers) == len(flags.environment_addresses) + bool(tools) and len(found) == len(tools)
-    return Environments(makers, flags, caller) if makers and complete else None
+    names = [tool.name for tool in found]
+    mistakes.require(
+        len(set(names)) == len(names),
+        f"--tools expects functions of different names, got {', '.join(names)}; rename one",
+    )
+    return Environments(makers, flags, caller) if makers and not mistakes.sentences else None
 
 
 def _tool(address: str, seconds: float) -> Tool:

@@ -72,7 +72,8 @@ class ToolEnvironment:
         texts = [bounded(answer.text, self._limits.characters) for answer in answers]
         messages: list[Message] = [{"role": "tool", "content": text.text} for text in texts]
         for own, call in zip(messages, message.calls, strict=False):  # what could not be read has no name
-            own["name"] = call.name
+            if call.name in self._tools:  # any other is whatever a model writes
+                own["name"] = call.name
         figures = Counter(answer.figure for answer in answers if answer.figure is not None)
         figures.update(
             calls=len(message.calls),

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.guessers import BY_HEAD
 from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags
@@ -78,26 +79,27 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Tokens are guessed by a head for multi-token prediction, and several verified at once.
+    """Tokens are guessed, and several verified at once.
 
-    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster.
+    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
     by_vllm: vLLM drafts and verifies, of tokens that it draws by itself.
     """
 
     guesses: int
     is_auto: bool = False
+    by: str = BY_HEAD
     by_vllm: bool = False
 
     @classmethod
-    def of_flag(cls, given: str) -> Speculation | None:
+    def of_flag(cls, given: str, by: str = BY_HEAD) -> Speculation | None:
         """Return what --speculate asks for; None for 0. ThreestepError for anything else than a number or auto."""
         if given == AUTO:
-            return cls(1, is_auto=True)
+            return cls(1, is_auto=True, by=by)
         if not (given.isdecimal() and int(given) <= _MOST_GUESSES):
             raise ThreestepError(
                 f"--speculate expects the number of tokens to guess, 0 to {_MOST_GUESSES}, or {AUTO}, got '{given}'"
             )
-        return cls(int(given)) if int(given) else None
+        return cls(int(given), by=by) if int(given) else None
 
     @property
     def name(self) -> str:
@@ -191,10 +193,10 @@ class RolloutEngine(ABC):
         with actor.lent() as model:
             yield model
 
-    def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
-        """Before `check`, of engines that support it: draw from now on by the guesses of a head. The tokens stay those
-        that the engine draws without; of vLLM the greedy ones, and the distribution of others. tell: prints a
-        sentence."""
+    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
+        """Before `check`, of engines that support it: draw from now on by guesses. The tokens stay those that the
+        engine draws without; of vLLM the greedy ones, and the distribution of others. lent_head: None
+        where guesses need no head. tell: prints a sentence."""
         raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:

@@ -80,7 +80,8 @@ class VllmRollout(RolloutEngine):
     def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> VllmRollout:
         return cls(decode, vllm, longest_tokens)
 
-    def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
+    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
+        assert lent_head is not None, "vLLM drafts by a head"
         self._vllm.draft = VllmDraft(how.guesses, lent_head)
 
     @contextlib.contextmanager

@@ -121,6 +121,10 @@ def test_nothing_blocks(caller):
         (("text", 0.0), "step expects a list of messages, got str"),
         (([{"role": "assistant", "content": ""}],), "step expects messages with a role among system, developer, user"),
         (([{"role": "tool", "content": None}],), "step expects messages whose content is text, got"),
+        (
+            ([{"role": "tool", "content": "a", "of": {1}}],),
+            "step expects messages of JSON's values, got Object of type set",
+        ),
     ],
 )
 def test_a_step_that_fails_ends_the_conversation_counted(caller, reply, problem):

@@ -42,6 +42,10 @@ def add(a: int, b: int) -> int:
     """
     return a + b
 
+also_add = add
+
+class tools(Good): ...
+
 def untyped(a):
     """Add."""
 '''
@@ -124,6 +128,12 @@ def test_tools_answer_any_row(file):
         (["Goood"], [], "has no 'Goood'; did you mean 'Good'"),
         ([], ["untyped"], "--tools: the tool 'untyped' expects a docstring"),
         (["Good", "Good"], [], "--environment expects different names, got Good, Good; rename one"),
+        (
+            ["tools"],
+            [],
+            "--environment expects a class of another name than tools, which is that of --tools; rename it",
+        ),
+        ([], ["add", "also_add"], "--tools expects functions of different names, got add, add; rename one"),
         (["Short"], ["untyped"], "2 mistakes in the configuration"),
     ],
 )

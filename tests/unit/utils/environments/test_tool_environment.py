@@ -125,6 +125,7 @@ def test_parallel_calls_run_at_once_and_keep_their_order(environment):
 def test_what_goes_wrong_is_text_and_a_figure(environment, call, text, figure):
     reply = environment.step(said(call))
     (message,) = reply.messages
+    assert message.get("name") == (call.name if figure != "unknown_calls" else None)
     assert message["content"].startswith(text[:190]) and len(message["content"]) <= 200
     assert not reply.done and reply.reward == 0.0
     counted = {name: value for name, value in reply.figures.items() if value and name != "tool_seconds"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -13,7 +15,7 @@ from training.utils.layout.parallel import ParallelTags, drawn_document, paralle
 def sentence_document(row: SentenceRow) -> Document:
     """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking, tags count where the
     model writes them; in a prompt that quotes them, they are text."""
-    sequence = TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask))
+    sequence = TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.images)
     if row.parallel_tags is None:
         return plain(sequence)
     return parallel_document(sequence, ParallelTags(*row.parallel_tags), written_tokens(sequence.is_target))
@@ -34,7 +36,8 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
         tokens = torch.tensor(ids, dtype=torch.int64)
         return TokenSequence(tokens, torch.full((len(ids),), is_target))
 
-    prompt, responses = run(row.prompt_ids, False), [run(ids, are_targets) for ids in row.response_ids]
+    prompt = replace(run(row.prompt_ids, False), images=row.images)
+    responses = [run(ids, are_targets) for ids in row.response_ids]
     if row.parallel_tags is None:
         return shared_prompt(prompt, responses)
     lay_out = drawn_document if row.are_drawn else shared_prompt_in_parallel
