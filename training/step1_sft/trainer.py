@@ -24,9 +24,10 @@ from training.utils.engine.collectives import gathered, summed_numbers
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
 from training.utils.layout.mtp_entries import MtpEntries
+from training.utils.layout.pictures import lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import moved, pinned
 from training.utils.mtp.training import MtpSums
 from training.utils.opening.result import TrainingResult
@@ -253,17 +254,19 @@ class SftTrainer:
 
     def _micro_batches(self, sentences: Sequence[SentenceRow], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""
-        ranks, pad = self.run.ranks, self.run.settings.pad_token_id
+        run, ranks = self.run, self.run.ranks
+        step = plan_step([row.length_tokens for row in sentences], plan)
+        lacking = lacks_images(step, ranks.rank, [bool(row.images) for row in sentences])
         found = []
-        for rows in plan_step([row.length_tokens for row in sentences], plan)[ranks.rank]:
+        for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[sentence_document(sentences[index]) for index in row] for row in rows]
-            laid_out = packed_rows(documents, pad, with_before=self.run.mtp.trains)
+            token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.mtp.trains)
             found.append(
                 SentenceBatch(
-                    pinned(laid_out, ranks.device),
+                    pinned(token_rows, ranks.device),
                     tuple(index for row in rows for index in row),
                     tuple(document for row in documents for document in row),
-                    pinned(self.run.mtp.entries(laid_out), ranks.device),
+                    pinned(run.mtp.entries(token_rows), ranks.device),
                 )
             )
         return found

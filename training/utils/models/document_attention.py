@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.runs import AttentionRun
-from training.utils.models.attention import BY_DOCUMENT, SDPA
+from training.utils.models.attention import BY_DOCUMENT, SDPA, set_text_attention, text_attention
 from training.utils.models.attention_precision import attention_dtype
 
 # One more than speculative rollouts guess at most (`generation.base`).
@@ -33,11 +33,11 @@ _FEW_TOKENS = 9
 def use_document_attention(model: PreTrainedModel) -> None:
     """Switch a model from SDPA to this module, if its family passes keyword arguments on to attention
     (`_supports_attention_backend`, transformers 5.19)."""
-    if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+    if text_attention(model) != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
     AttentionInterface.register(BY_DOCUMENT, attention_by_document)
     AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
-    model.set_attn_implementation(BY_DOCUMENT)
+    set_text_attention(model, BY_DOCUMENT)
 
 
 def share_keys_of_few_tokens() -> None:
@@ -77,7 +77,7 @@ def comparisons_with_sdpa(model: PreTrainedModel) -> Iterator[list[str]]:
     """Inside, note where a family's code compares the name of the attention function with "sdpa", which it is no longer
     called: the files. Such a family does something else under another name, by however little its numbers show it."""
     configs = {id(config): config for module in model.modules() for config in _configs(module)}
-    name, files = model.config._attn_implementation, list[str]()
+    name, files = text_attention(model), list[str]()
     for config in configs.values():
         if config._attn_implementation == name:
             config._attn_implementation_internal = _NotingName(name, files)

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.rows import TokenRows
-from training.utils.models.attention import model_inputs
+from training.utils.models.attention import model_inputs, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
+from training.utils.models.vision import pixel_values_for
 from training.utils.run.errors import ThreestepError
 
 
@@ -120,7 +121,9 @@ class ScalarModel(nn.Module):
 
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
-    inputs = model_inputs(rows, model.config._attn_implementation)
+    inputs = model_inputs(rows, text_attention(model))
+    if rows.images:
+        inputs["pixel_values"] = pixel_values_for(model.config, inputs["pixel_values"])
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         if rows.images:  # without ids, transformers finds the places of images by comparing embeddings
             raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
