@@ -10,6 +10,7 @@ from training.step3_ppo.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
@@ -31,6 +32,7 @@ class Components(NamedTuple):
     rewards: tuple[Reward, ...]
     share_trunk: bool = False
     speculation: Speculation | None = None
+    environments: Environments | None = None
 
     @property
     def with_reward_model(self) -> bool:
@@ -52,11 +54,13 @@ def checked_components(flags: PpoFlags) -> Components:
     speculation = _checked_speculation(flags, mistakes)
     if speculation is not None:
         wanted[speculation.name.removeprefix("--")] = ppo.vllm_speculate if speculation.by_vllm else ppo.speculate
+    wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
-    rewards = named_rewards(flags.reward, mistakes)
+    rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    environments = _checked_environments(flags, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
@@ -83,7 +87,34 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
+
+
+def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments | None:
+    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
+    cannot go with."""
+    limits, seconds = flags.conversation, flags.environment.environment_seconds
+    if not flags.environment.is_on:
+        for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
+            mistakes.require(
+                getattr(limits, name) is None,
+                f"--{name} {getattr(limits, name)} limits conversations, and there are none; give --environment or "
+                "--tools, or leave it out",
+            )
+        return None
+    mistakes.require(
+        not flags.data.chat.parallel_thinking,
+        "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
+        "out",
+    )
+    longest = seconds * (limits.max_turns + 1)
+    mistakes.require(
+        longest < flags.faults.rank_timeout,
+        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {limits.max_turns} turns makes "
+        f"{longest:g} seconds, and other ranks wait for --rank_timeout {flags.faults.rank_timeout:g}; lower the first "
+        "two or raise the last",
+    )
+    return None if flags.ppo.rollout_replay is not None else load_environments(flags.environment, mistakes)
 
 
 def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:

@@ -116,6 +116,7 @@ class RolloutRequest:
 
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
+    rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -123,6 +124,7 @@ class RolloutRequest:
     sampling: Sampling
     seeds: Sequence[int]
     samples_per_prompt: int = 1
+    rows: Sequence[Any] | None = None
 
     @classmethod
     def of_prompt(cls, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int) -> RolloutRequest:
@@ -142,6 +144,8 @@ class RolloutEngine(ABC):
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate, supports_vllm_speculate: whether `speculate` may be called, with which kind.
+    supports_environment: whether it draws the turns of conversations: by itself, without other ranks, behind prompts
+        that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -155,6 +159,7 @@ class RolloutEngine(ABC):
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
     supports_vllm_speculate: ClassVar[bool] = False
+    supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     frees_gpu_memory: ClassVar[bool] = False
@@ -247,6 +252,8 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)
     width = ids.shape[1] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else "R"
+    if getattr(rollout, "conversations", None) is not None:  # environments began them with prompts of their own
+        prompt = rollout.prompt_ids_BP.shape[1]
     sizes = {"B": count, "P": prompt, "R": width}
     for name, (dtype, dimensions) in _COLUMNS.items():
         column, wanted = getattr(rollout, name, None), [sizes[letter] for letter in dimensions]
