@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.endless import PROMPTS, make_endless
+from benchmarks.speculation import make_drafting
 from benchmarks.workload import Workload
 
 TRL = "trl==1.16.0"
@@ -169,6 +170,15 @@ def _vllm_step(workload: Workload, arguments: argparse.Namespace) -> Competition
     return Competition("step", commands, ["weights_to_vllm is a part of the rollout's seconds"])
 
 
+def _speculation(prompts: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """Rollouts by guesses, of a model with a trained head: four responses to each of its prompts."""
+    model, rows, note = make_drafting(workload, prompts)
+    program = [sys.executable, "-m", "benchmarks.competitors.speculation", "--model", str(model), "--rows", str(rows)]
+    program += ["--prompts", str(prompts), "--dtype", arguments.dtype, "--steps", str(arguments.steps)]
+    names = {"plain": "plain", "--speculate 1": "head", "--speculate_by ngram": "ngram", "--speculate auto": "auto"}
+    return Competition("token", {name: [*program, "--how", how] for name, how in names.items()}, [note])
+
+
 def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step: 8 prompts x 4 responses of at most 64 tokens, a rule as the reward, no KL, one update."""
     commands = {"Threestep": _threestep_ppo(workload, _grpo_flags(workload, arguments, prompts=8))}
@@ -235,6 +245,8 @@ COMPETITIONS: dict[str, Make] = {
     "ppo": _ppo,
     "experience": _experience,
     "rollout": _rollout,
+    "speculation": partial(_speculation, 8),
+    "speculation8": partial(_speculation, 2),
     "vllm64": partial(_vllm, 16),
     "vllm256": partial(_vllm, 64),
     "vllm_step": _vllm_step,

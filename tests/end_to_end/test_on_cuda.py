@@ -105,7 +105,7 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
 
     from training.utils.generation import captured, decoding, drawn, hf
     from training.utils.generation.base import RolloutRequest, Sampling
-    from training.utils.models.document_attention import share_keys_of_one_token
+    from training.utils.models.document_attention import share_keys_of_few_tokens
 
     found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
 
@@ -135,7 +135,7 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
         return result
 
     drawn.DrawnResponses.advance = noted  # type: ignore[method-assign]
-    share_keys_of_one_token()  # as a rollout engine's check does
+    share_keys_of_few_tokens()  # as a rollout engine's check does
     model = AutoModelForCausalLM.from_pretrained(start).to("cuda").eval()
     ids_BP = torch.arange(3, 24).view(3, 7)
     mask_BP = ids_BP > 3  # the first prompt is padded

@@ -1,8 +1,9 @@
 """Launched on one or two ranks: SFT with a head for multi-token prediction, and without one.
 
 Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
-"acceptances", "norms", "policy_moved"}}; policy_moved: the largest difference of the policy's weights from those of the
-same run without a head.
+"acceptances", "norms", "policy_moved", "speculated"}}; policy_moved: the largest difference of the policy's weights
+from those of the same run without a head. speculated: of each rank, its rollout by the head's guesses, that without,
+and the tokens a forward.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     micro, stage, packed = CASES[ranks.world_size][name]
     case = Case(f"{name}_plain", zero_stage=stage, micro=micro, packed=packed)
-    plain, _, _ = trained(case, models, out, ranks, layers=0)
-    weights, head, lines = trained(replace(case, name=name), models, out, ranks, layers=DEPTHS)
+    plain, _, _, _ = trained(case, models, out, ranks, layers=0)
+    weights, head, lines, speculated = trained(replace(case, name=name), models, out, ranks, layers=DEPTHS)
     if not ranks.is_main:
         return {}
     torch.save(head, out / name / "head.pt")
@@ -53,11 +54,13 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "norms": [line.get("train/mtp_grad_norm") for line in steps],
         "evaluated": [line["eval/mtp_loss"] for line in lines if "eval/mtp_loss" in line],
         "policy_moved": moved,
+        "speculated": speculated,
     }
 
 
-def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """(the policy's weights, the head's, the lines of the metrics); the first two on rank 0 alone."""
+def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tuple[Any, Any, list[dict[str, Any]], Any]:
+    """(the policy's weights, the head's, the lines of the metrics, what `speculated` gives); the first two on rank 0
+    alone."""
     import json
 
     from tests.invariants.engine_program import LONGEST, PAD, SEED, STEPS, make_engine, rows_of
@@ -87,7 +90,36 @@ def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tupl
     weights = engine.full_state(model)
     head = mtp.head.engine.full_state(mtp.head.engine.module) if mtp.head else {}
     lines = (folder / "metrics.jsonl").read_text().splitlines() if ranks.is_main else []
-    return weights, head, [json.loads(line) for line in lines]
+    rolled = speculated(engine, model, mtp, ranks) if mtp.head else None
+    return weights, head, [json.loads(line) for line in lines], rolled
+
+
+def speculated(engine: Any, model: Any, mtp: Any, ranks: Any) -> Any:
+    """Every rank draws responses to its own prompts with the trained head, then without."""
+    from functools import partial
+
+    import torch
+
+    from tests.invariants.engine_program import END, PAD
+    from training.utils.engine.collectives import gathered
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.generation.base import RolloutRequest, Sampling, Speculation
+    from training.utils.generation.hf import TransformersRollout
+    from training.utils.mtp.head import new_head
+    from training.utils.mtp.lending import WholeHead
+
+    head = WholeHead(mtp.head, partial(new_head, model, DEPTHS, HEAD_SEED))
+    by_guesses, plain = TransformersRollout(), TransformersRollout()
+    by_guesses.speculate(Speculation(1), head.lent, print)
+    ids_BP = torch.randint(3, 60, (4, 6), generator=torch.Generator().manual_seed(ranks.rank))
+    sampling = Sampling(12, 0.5, 0, 1.0, END, PAD)
+    request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), sampling, range(8), 2)
+    found = []
+    for each in (by_guesses, plain):
+        with each.lent(WholeModel(engine, model)) as lent:
+            rollout = each.roll_out(lent, request)
+        found.append([rollout.response_of(row).tolist() for row in range(8)])
+    return gathered([*found, by_guesses.figures()["rollout/tokens_per_forward"]])
 
 
 if __name__ == "__main__":

@@ -121,3 +121,6 @@ def test_the_head_is_that_of_plain_pytorch_and_the_model_that_of_a_run_without(l
     residual = torch.cat([(got[name].double() - weights[name]).flatten() for name in weights])
     assert float(residual.norm() / update.norm()) < 2e-5
     assert 0.0 <= min(found["acceptances"]) and len(found["evaluated"]) == 2
+    assert len(found["speculated"]) == world_size
+    for by_guesses, without, tokens_a_forward in found["speculated"]:
+        assert by_guesses == without and tokens_a_forward >= 1

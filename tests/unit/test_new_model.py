@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data_flags import data_flags
 from training import new_model
 from training.utils.run.errors import ThreestepError
 
@@ -190,6 +191,32 @@ def test_the_steps_refuse_a_model_that_sees_in_one_sentence(make):
         load_scalar_model(settings, torch.float32, None, must_have_head=False)
 
 
+def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
+    import torch
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+    from training.utils.engine.training_engine import full_tensors
+    from training.utils.loading.configurations import check_positions
+    from training.utils.loading.models import load_causal_lm
+    from training.utils.models.processors import copy_files, processor_files
+    from training.utils.models.saving import save_model
+    from training.utils.models.settings import ModelSettings
+
+    folder = make("seeing", "--vision")
+    settings, tokenizer = ModelSettings(str(folder), takes_images=True), AutoTokenizer.from_pretrained(folder)
+    check_positions(settings, 8, "--max_seq_len")
+    model = load_causal_lm(settings, torch.float32, len(tokenizer))
+    tensors = {name: tensor.detach().clone() for name, tensor in full_tensors(model, zero_stage=0)}
+    processor = processor_files(folder)
+    save_model(tmp_path / "saved", model, tensors, tokenizer, lambda path: copy_files(processor, path))
+    start, saved = (AutoModelForImageTextToText.from_pretrained(path) for path in (folder, tmp_path / "saved"))
+    assert type(saved) is type(start)
+    weights = dict(start.named_parameters())
+    assert all(torch.equal(weight, weights[name]) for name, weight in saved.named_parameters())
+    processors = [AutoImageProcessor.from_pretrained(path).to_dict() for path in (folder, tmp_path / "saved")]
+    assert processors[0] == processors[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -223,3 +250,14 @@ def test_rows_without_text_are_a_mistake(tmp_path):
     path.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
     with pytest.raises(ThreestepError, match="^the training rows of jsonl:.*contain no text to train a tokenizer on"):
         new_model.main([f"--out={tmp_path / 'm'}", "--data_path", f"jsonl:{path}", *SMALL])
+
+
+def test_a_model_with_vision_takes_the_texts_of_rows_with_images(tmp_path):
+    part = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}
+    rows = [{"messages": [part, {"role": "assistant", "content": "red"}], "images": ["none.png"]}] * 9
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = data_flags(data_path=[f"jsonl:{file}"])
+    assert list(new_model.dataset_texts(data, 1, vision=True)) == ["Which colour?", "red"] * 9
+    with pytest.raises(ThreestepError, match="column 'images' holds images, and only text is trained on"):
+        list(new_model.dataset_texts(data, 1))

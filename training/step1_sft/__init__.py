@@ -13,6 +13,7 @@ STEP = Step(
     label="SFT",
     title="supervised fine-tuning",
     groups=(*ONE_MODEL_GROUPS, SftArguments),
+    reads_images=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": None},
     sample_labels=("start model", "SFT"),

@@ -119,6 +119,8 @@ def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
     flags = opened.flags
     if flags.data.rows.loss_on == "conversation":
         return "with --loss_on conversation a row has no prompt apart from its response"
+    if opened.training.images is not None:
+        return "rows have images, which no rollout reads yet"
     if whole.is_sharded:
         return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
     own = own_forward_of(opened.model)

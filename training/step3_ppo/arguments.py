@@ -9,6 +9,7 @@ from typing import ClassVar
 from training.utils.engine.arguments import EVAL_EPOCHS_HELP, check_epochs
 from training.utils.generation.arguments import DEFAULT_PATHS
 from training.utils.generation.engines import ENGINES_HELP
+from training.utils.generation.guessers import BY_HEAD, GUESSERS
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 from training.utils.run.user_files import check_address
@@ -46,6 +47,15 @@ class PpoArguments:
     )
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
+    )
+    share_beginnings: int = flag(
+        64,
+        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that samples "
+        "of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. The "
+        "gradient is the same.",
+        least=0,
+        unit="tokens",
+        topic="batch",
     )
     num_train_epochs: float = flag(
         1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
@@ -130,9 +140,15 @@ class PpoArguments:
     )
     speculate: str = flag(
         "0",
-        "With --mtp_num_layers and --rollout_engine hf: guess so many tokens ahead by that head and verify them in one "
-        "forward, or auto: one token, wherever that is faster. The responses stay the same. 0 guesses none.",
+        "With --rollout_engine hf: guess so many tokens ahead and verify them in one forward, or auto: one token, "
+        "wherever that is faster. The responses stay the same. 0 guesses none.",
         unit="tokens",
+    )
+    speculate_by: str = flag(
+        BY_HEAD,
+        "What --speculate guesses by: head, that of --mtp_num_layers; ngram, what followed the last tokens where they "
+        "were in the prompt or its responses before, which needs no head.",
+        choices=GUESSERS,
     )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
     rollout_replay: str | None = flag(

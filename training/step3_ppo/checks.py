@@ -10,9 +10,11 @@ from training.step3_ppo.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
+from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.loading.configurations import check_positions
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.calling import Rule
@@ -29,6 +31,7 @@ class Components(NamedTuple):
     rewards: tuple[Reward, ...]
     share_trunk: bool = False
     speculation: Speculation | None = None
+    environments: Environments | None = None
 
     @property
     def with_reward_model(self) -> bool:
@@ -49,11 +52,13 @@ def checked_components(flags: PpoFlags) -> Components:
     _check_paths(ppo, thinks, mistakes)
     speculation = _checked_speculation(flags, mistakes)
     wanted["speculate"] = speculation and ppo.speculate
+    wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
-    rewards = named_rewards(flags.reward, mistakes)
+    rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    environments = _checked_environments(flags, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
@@ -80,19 +85,51 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
+
+
+def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments | None:
+    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
+    cannot go with."""
+    limits, seconds = flags.conversation, flags.environment.environment_seconds
+    if not flags.environment.is_on:
+        for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
+            mistakes.require(
+                getattr(limits, name) is None,
+                f"--{name} {getattr(limits, name)} limits conversations, and there are none; give --environment or "
+                "--tools, or leave it out",
+            )
+        return None
+    mistakes.require(
+        not flags.data.chat.parallel_thinking,
+        "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
+        "out",
+    )
+    longest = seconds * (limits.max_turns + 1)
+    mistakes.require(
+        longest < flags.faults.rank_timeout,
+        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {limits.max_turns} turns makes "
+        f"{longest:g} seconds, and other ranks wait for --rank_timeout {flags.faults.rank_timeout:g}; lower the first "
+        "two or raise the last",
+    )
+    return None if flags.ppo.rollout_replay is not None else load_environments(flags.environment, mistakes)
 
 
 def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
     """Return what --speculate asks for; note what it cannot go with."""
     ppo = flags.ppo
-    speculation = mistakes.note(Speculation.of_flag, ppo.speculate)
+    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, ppo.speculate_by)
     if speculation is None:
+        mistakes.require(
+            ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
+            f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate "
+            "1, or leave --speculate_by out",
+        )
         return None
     mistakes.require(
-        flags.mtp.mtp_num_layers > 0,
+        flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 "
-        "or leave --speculate out",
+        f"or --speculate_by {BY_NGRAMS}, or leave --speculate out",
     )
     for name, given, why in (
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 
 import benchmarks.__main__ as program
 from benchmarks import ahead, floors, startup, steady_memory
+from benchmarks import speculation as drafting
 from benchmarks.competitions import COMPETITIONS, Competition
 from benchmarks.competitors import floor_sft
 from benchmarks.endless import PROMPTS, make_endless
@@ -103,6 +105,33 @@ def test_generation_runs(workload):
     for name in ("Threestep, rows finish early", "bare decode loop"):
         run = ran([*commands[name], "--new_tokens", "3"])
         assert len(run.rates) == 2 and min(run.rates) > 0, name
+
+
+def test_rollouts_by_guesses_run(workload, monkeypatch):
+    """Of a model whose head is as it begins: no training."""
+    from transformers import AutoModelForCausalLM
+
+    from training.utils.mtp.folder import save_head
+    from training.utils.mtp.head import new_head
+
+    folder = workload.folder / "drafting"
+    shutil.copytree(workload.model, folder / "round1" / "model")
+    head = new_head(AutoModelForCausalLM.from_pretrained(workload.model), 1, 0)
+    save_head(folder / "round1" / "model", 1, head.state_dict())
+    (folder / "done").write_text("round1")
+
+    def forked(command, **_):
+        return run_python([*command[1:], "--new_tokens", "4"], {**os.environ}, folder=program.ROOT)
+
+    monkeypatch.setattr(drafting.subprocess, "run", forked)
+    competition = COMPETITIONS["speculation8"](workload, flags(steps=3))
+    assert re.search(
+        r"0\.\d\d of the head's guesses are right, 1\.\d\d tokens a forward, .* 1.2 times from", *competition.notes
+    )
+    assert list(competition.commands) == ["plain", "--speculate 1", "--speculate_by ngram", "--speculate auto"]
+    for name in ("--speculate 1", "--speculate auto"):
+        run = ran([*competition.commands[name], "--new_tokens", "4"])
+        assert len(run.rates) == 1 and min(run.rates) > 0, name
 
 
 def test_only_some_competitors_run():

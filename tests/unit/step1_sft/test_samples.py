@@ -83,11 +83,11 @@ def test_lines_of_a_drawn_row_and_of_one_that_was_not():
     assert other.keys() == {"prompt_index", "uid", "prompt", "ground_truth", "loss"} and other["loss"] == 1.5
 
 
-def opened(model, zero_stage: int = 0, loss_on: str = "response", count: int = 8) -> Any:
+def opened(model, zero_stage: int = 0, loss_on: str = "response", count: int = 8, images: Any = None) -> Any:
     engine = SimpleNamespace(settings=SimpleNamespace(zero_stage=zero_stage))
     run = SimpleNamespace(
         samples=EvaluationSamples(count), eval_rows=[row(0, 3)], engine=engine, ranks=Ranks(0, 0, 1, CPU),
-        settings=SimpleNamespace(pad_token_id=0),
+        settings=SimpleNamespace(pad_token_id=0), images=images,
     )  # fmt: skip
     data = SimpleNamespace(rows=SimpleNamespace(loss_on=loss_on, max_seq_len=100))
     flags = SimpleNamespace(data=data, engine=SimpleNamespace(per_device_eval_batch_size=4))
@@ -106,6 +106,7 @@ def test_what_can_be_drawn_is(model):
     [
         ({"zero_stage": 3}, "under --zero_stage 3 no rank has whole weights"),
         ({"loss_on": "conversation"}, "with --loss_on conversation a row has no prompt"),
+        ({"images": object()}, "rows have images, which no rollout reads yet"),
         ({}, "LlamaForCausalLM cannot be decoded prompts of different lengths in one batch: it counts its padding"),
     ],
 )

@@ -145,7 +145,15 @@ def test_settings_of_paths_without_them(name):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mtp_num_layers": 0}, "--speculate 1 guesses by a head for multi-token prediction, and there is none; give"),
+        (
+            {"mtp_num_layers": 0},
+            "--speculate 1 guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 or "
+            "--speculate_by ngram, or leave --speculate out",
+        ),
+        (
+            {"speculate": "0", "speculate_by": "ngram"},
+            "--speculate_by ngram says how --speculate guesses, and it guesses nothing; give --speculate 1, or leave",
+        ),
         ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --speculate, got 1; leave it out or use"),
         ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
         ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
@@ -161,3 +169,31 @@ def test_what_guesses_cannot_go_with(given, said):
 def test_what_is_guessed():
     found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
     assert found == [None, Speculation(3), Speculation(1, is_auto=True)]
+    assert names_of(speculate="2", speculate_by="ngram").speculation == Speculation(2, by="ngram")
+
+
+LOOKUP = "examples/environments/lookup.py:Lookup"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
+        ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --environment, got examples/env"),
+        ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
+        ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
+        ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),
+        ({"environment": None}, "--reward environment is what an environment gives the turns of a conversation, and"),
+    ],
+)
+def test_what_does_not_go_with_environments(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        names_of(reward="environment", **{"advantage": "grpo", "environment": LOOKUP, **given})
+
+
+def test_environments_are_loaded_unless_a_replay_has_their_answers(tmp_path):
+    found = names_of("", "environment", advantage="grpo", environment=LOOKUP)
+    assert found.environments.names == ("Lookup",) and not found.with_reward_model
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    replayed = names_of("", "environment", advantage="grpo", environment=LOOKUP, rollout_replay=str(tmp_path))
+    assert replayed.environments is None

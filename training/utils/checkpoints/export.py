@@ -14,6 +14,7 @@ import torch
 from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joined_shards
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.description import DescribedModel, read_description
+from training.utils.models.processors import copy_files, processor_files
 from training.utils.models.saving import save_adapter, save_model
 from training.utils.mtp.folder import FOLDER, save_head
 from training.utils.run.errors import ThreestepError
@@ -44,7 +45,9 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
     model = described.model
-    save_model(out, model, dict(full_tensors(model, 0, merged=not keep_lora)), described.tokenizer)
+    processor = processor_files(checkpoint / DESCRIPTIONS / name)
+    tensors = dict(full_tensors(model, 0, merged=not keep_lora))
+    save_model(out, model, tensors, described.tokenizer, lambda folder: copy_files(processor, folder))
     if (checkpoint / FOLDER).is_dir() and name != "critic":
         head = {key: tensor.to(described.dtype) for key, tensor in _engine_state(checkpoint / FOLDER).items()}
         save_head(out, 1 + max(int(key.split(".")[1]) for key in head), head)

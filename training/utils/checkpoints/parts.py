@@ -1,7 +1,7 @@
 """What the ranks write into a checkpoint's folder and load from it: engines, moving average, generators.
 
 model/ (step 3: actor/, critic/)   DeepSpeed's own files
-models/model/, ...                 what an export needs besides: configuration, tokenizer
+models/model/, ...                 what an export needs besides: configuration, tokenizer, image processor
 average_0.safetensors, ...         each rank's share of the moving average
 random_0.json, ...                 each rank's generators
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.models.description import write_description
+from training.utils.models.processors import copy_files
 from training.utils.run.seeds import random_state, seed_everything, set_random_state
 
 
@@ -33,12 +34,14 @@ class CheckpointParts:
 
     average: of the weights, if the run keeps one
     tokenizers: by the engines' names, for `training.export`
+    processor: files of the image processor that belongs to the models, for the same
     """
 
     engines: Mapping[str, TrainingEngine]
     ranks: Ranks
     average: WeightAverage | None = None
     tokenizers: Mapping[str, Any] = field(default_factory=dict)
+    processor: Sequence[Path] = ()
 
     def write(self, folder: Path) -> str | None:
         """Write every rank's files to `folder`, which has a folder for each engine; return the first disk error."""
@@ -56,6 +59,7 @@ class CheckpointParts:
         for name in self.engines.keys() & self.tokenizers.keys():
             model: Any = self.engines[name].module.model
             write_description(folder / DESCRIPTIONS / name, model, self.tokenizers[name])
+            copy_files(self.processor, folder / DESCRIPTIONS / name)
 
     def load(self, folder: Path) -> None:
         """Load what the same number of ranks wrote, with the same ZeRO stages."""

@@ -6,7 +6,7 @@ For dry runs and the recipes' tests. Of a hub name only the configuration is dow
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.utils.loading.configurations import load_config
 from training.utils.loading.models import prepared
@@ -23,13 +23,14 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     dropout, its weights on the meta device. The vocabulary is the configuration's, without tokens added to the
     tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
     from training.utils.models.quantized import quantize_layers
+    from training.utils.models.vision import language_model_class
 
     config = load_config(settings.name_or_path, settings.trust_remote_code)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here
-    auto_class: Any = AutoModelForCausalLM
+    auto_class = language_model_class(config, with_images=False)
     if scores:
         auto_class, config.num_labels = AutoModelForSequenceClassification, 1
     try:

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.guessers import BY_HEAD
 from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags
@@ -78,24 +79,25 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Tokens are guessed by a head for multi-token prediction, and several verified at once.
+    """Tokens are guessed, and several verified at once.
 
-    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster.
+    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
     """
 
     guesses: int
     is_auto: bool = False
+    by: str = BY_HEAD
 
     @classmethod
-    def of_flag(cls, given: str) -> Speculation | None:
+    def of_flag(cls, given: str, by: str = BY_HEAD) -> Speculation | None:
         """Return what --speculate asks for; None for 0. ThreestepError for anything else than a number or auto."""
         if given == AUTO:
-            return cls(1, is_auto=True)
+            return cls(1, is_auto=True, by=by)
         if not (given.isdecimal() and int(given) <= _MOST_GUESSES):
             raise ThreestepError(
                 f"--speculate expects the number of tokens to guess, 0 to {_MOST_GUESSES}, or {AUTO}, got '{given}'"
             )
-        return cls(int(given)) if int(given) else None
+        return cls(int(given), by=by) if int(given) else None
 
     @property
     def flag(self) -> str:
@@ -108,6 +110,7 @@ class RolloutRequest:
 
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
+    rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -115,6 +118,7 @@ class RolloutRequest:
     sampling: Sampling
     seeds: Sequence[int]
     samples_per_prompt: int = 1
+    rows: Sequence[Any] | None = None
 
     @classmethod
     def of_prompt(cls, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int) -> RolloutRequest:
@@ -134,6 +138,8 @@ class RolloutEngine(ABC):
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate: whether `speculate` may be called.
+    supports_environment: whether it draws the turns of conversations: by itself, without other ranks, behind prompts
+        that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -146,6 +152,7 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
+    supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     frees_gpu_memory: ClassVar[bool] = False
@@ -184,9 +191,9 @@ class RolloutEngine(ABC):
         with actor.lent() as model:
             yield model
 
-    def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
-        """Before `check`, of engines that support it: draw from now on by the guesses of a head. The tokens stay those
-        that the engine draws without. tell: prints a sentence."""
+    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
+        """Before `check`, of engines that support it: draw from now on by guesses. The tokens stay those that the
+        engine draws without. lent_head: None where guesses need no head. tell: prints a sentence."""
         raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
@@ -237,6 +244,8 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)
     width = ids.shape[1] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else "R"
+    if getattr(rollout, "conversations", None) is not None:  # environments began them with prompts of their own
+        prompt = rollout.prompt_ids_BP.shape[1]
     sizes = {"B": count, "P": prompt, "R": width}
     for name, (dtype, dimensions) in _COLUMNS.items():
         column, wanted = getattr(rollout, name, None), [sizes[letter] for letter in dimensions]

@@ -30,7 +30,7 @@ from training.utils.generation.ragged_rows import RaggedRows
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import stop_strings
-from training.utils.models.document_attention import share_keys_of_one_token
+from training.utils.models.document_attention import share_keys_of_few_tokens
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
@@ -46,7 +46,7 @@ class TransformersRollout(RolloutEngine):
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
 
-    def speculate(self, how: Speculation, lent_head: LentHead, tell: Callable[[str], None]) -> None:
+    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
         self._guessing = Guessing(how, lent_head, tell)
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class TransformersRollout(RolloutEngine):
         return {} if self._guessing is None else self._guessing.figures()
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
-        share_keys_of_one_token()
+        share_keys_of_few_tokens()
         with lent as model:
             self._way, notes = fitting_way(model, own)
             if self._guessing is None:

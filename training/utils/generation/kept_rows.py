@@ -72,6 +72,10 @@ class KeptRows:
         """Keep the tokens that were given last."""
         self._next_A = self._next_A + self._given
 
+    def skip(self, count_A: torch.Tensor) -> None:
+        """Leave out so many positions of each row before the next token."""
+        self._next_A = self._next_A + count_A
+
     def take_back(self, count: int) -> None:
         """Take back the last `count` tokens of every row, all of which were kept by all."""
         self._next_A = self._next_A - count

@@ -55,6 +55,7 @@ class VllmRollout(RolloutEngine):
     """See RolloutEngine. Bad words apply within the response: vLLM does not detect those that begin in the prompt."""
 
     logprobs_are_trained_models = False
+    supports_environment = False
     frees_gpu_memory = True
 
     def __init__(self, decode: Decode | None, flags: VllmArguments, longest_tokens: int) -> None:

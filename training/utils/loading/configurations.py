@@ -12,6 +12,7 @@ from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import stop_tokens_in
+from training.utils.models.vision import is_text_config, is_vision_config
 from training.utils.run.errors import ThreestepError, first_line
 
 
@@ -58,18 +59,15 @@ def set_pad_token(config: Any, pad_token_id: int | None) -> None:
     config.pad_token_id = config.get_text_config().pad_token_id = pad_token_id
 
 
-def check_reads_text(config: Any, name_or_path: str) -> None:
-    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
+def check_reads_text(config: Any, name_or_path: str, takes_images: bool = False) -> None:
+    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model.
 
-    sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    if sees and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    takes_images: what reads it trains such models too
+    """
+    if is_vision_config(config) and not is_text_config(config) and not takes_images:
         raise ThreestepError(
             f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
-            f"({config.model_type}), which no step trains yet; give a language model"
+            f"({config.model_type}), which only step 1 trains so far; give a language model"
         )
 
 
@@ -77,7 +75,7 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration, or
     if that is not a configuration that `check_reads_text` lets pass."""
     config = load_config(settings.name_or_path, settings.trust_remote_code)
-    check_reads_text(config, settings.name_or_path)
+    check_reads_text(config, settings.name_or_path, settings.takes_images)
     positions = positions_of(config)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(

@@ -21,14 +21,18 @@ from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
+from training.utils.models.freezing import freeze_vision
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
+from training.utils.models.vision import is_vision_config, language_model_class
 from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.utils.layout.pictures import RowImages
 
 
 def load_causal_lm(
@@ -39,8 +43,11 @@ def load_causal_lm(
     longest_tokens: int = 0,
     device: torch.device | None = None,
     added_pad: int = 0,
+    images: RowImages | None = None,
 ) -> PreTrainedModel:
-    """Return an `AutoModelForCausalLM` in `dtype` (a torch dtype), whose own forward has been measured.
+    """Return a language model in `dtype` (a torch dtype), whose own forward has been measured: an
+    `AutoModelForCausalLM`, or for rows with images, and where transformers has no other class, an
+    `AutoModelForImageTextToText`.
 
     added_tokens: what `add_tokens` returned for its tokenizer. The embeddings grow to hold them, and train, also with
     LoRA.
@@ -48,22 +55,23 @@ def load_causal_lm(
     added_pad: 1 if the tokenizer's pad token is new. The embeddings grow to hold it too; as nothing reads it, it is no
     reason for them to train.
     device: where it is measured and stays; the CPU by default. A ZeRO-3 model is where DeepSpeed puts it.
+    images: of the rows that it will read, if they have some.
     """
-    from transformers import AutoModelForCausalLM
-
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    check_reads_text(config, settings.name_or_path)
-    plan = _adapter_plan(AutoModelForCausalLM, settings, config)
+    check_reads_text(config, settings.name_or_path, settings.takes_images)
+    _check_sees(config, settings, images)
+    auto_class = language_model_class(config, with_images=images is not None)
+    plan = _adapter_plan(auto_class, settings, config)
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
-    model = _load(AutoModelForCausalLM, settings, dtype, wanted)
+    model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
         put_on(_on(None if settings.quantization else device, model), plan, settings)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
     _round_weights(model, settings, device)
-    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0)
+    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, images=images)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -269,6 +277,7 @@ def _measure(
     longest_tokens: int,
     device: torch.device | None,
     drew_weights: bool,
+    images: RowImages | None = None,
 ) -> None:
     """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
@@ -282,8 +291,17 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
-    own = read_own_forward(model, longest_tokens)
+    own = read_own_forward(model, longest_tokens, images)
     settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
+
+
+def _check_sees(config: Any, settings: ModelSettings, images: RowImages | None) -> None:
+    """ThreestepError if the rows have images and the model reads text alone."""
+    if images is not None and not is_vision_config(config):
+        raise ThreestepError(
+            f"'{settings.name_or_path}': expected a model of images and text, as rows of the data have images, got "
+            f"{config.model_type}, which reads text alone; give another model, or data without images"
+        )
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
@@ -369,6 +387,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)
+    freeze_vision(model, settings)
     if embeddings_train:
         for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
             if embeddings is not None:

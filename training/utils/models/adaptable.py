@@ -18,8 +18,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from training.utils.models.own_forward import difference_now, own_forward_of, rms
+from training.utils.models.own_forward import difference_now, own_forward_of
 from training.utils.models.quantized import QuantizedLinear
+from training.utils.models.rounding import rms
 from training.utils.models.sharding import whole_shape
 
 READ_PAST = "the family reads the weight without calling the layer"

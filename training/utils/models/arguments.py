@@ -82,6 +82,14 @@ class ModelArguments:
     only_optimize_lora: bool = flag(
         True, "With LoRA: freeze all other weights (a new scalar head still trains).", topic="lora"
     )
+    freeze_vision_tower: bool = flag(
+        ModelSettings.freeze_vision_tower,
+        "Models of images and text: do not train the vision tower, apart from its projector.",
+    )
+    freeze_projector: bool = flag(
+        ModelSettings.freeze_projector,
+        "Models of images and text: do not train the projector, which makes embeddings of the tower's states.",
+    )
     load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
     load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
     bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")

@@ -34,12 +34,24 @@ def long_rows_are_free(implementation: str) -> bool:
     return implementation in (BY_DOCUMENT, VARLEN, FLEX, *FLASH)
 
 
+def text_attention(model: Any) -> str:
+    """The attention implementation of a transformers model, where it reads images too: of its language model."""
+    return str(model.config.get_text_config()._attn_implementation)
+
+
+def set_text_attention(model: Any, name: str) -> None:
+    """Give a transformers model the attention `name`. A vision tower keeps its own: its patches all see each other."""
+    text_config = model.config.get_text_config()
+    parts = [part for part in model.config.sub_configs if getattr(model.config, part, None) is text_config]
+    model.set_attn_implementation({parts[0]: name} if parts else name)
+
+
 def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> PlanSettings:
     """Return `forward_plan` with the attention costs of a transformers model. others: its other arguments."""
     from training.utils.layout.planner import forward_plan
 
     hidden_size = model.config.get_text_config().hidden_size
-    is_free = long_rows_are_free(model.config._attn_implementation)
+    is_free = long_rows_are_free(text_attention(model))
     return forward_plan(sequences, longest_tokens, hidden_size, long_rows_are_free=is_free, **others)
 
 
@@ -70,7 +82,7 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         for name in ("input_ids", "position_ids"):
             inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
         inputs["attention_mask"] = block_mask(rows)
-    elif implementation in (BY_DOCUMENT, VARLEN) and rows.visible_NSS is not None:
+    elif implementation in (BY_DOCUMENT, VARLEN) and rows.visible_NSS is not None and rows.blocks_NT is None:
         import torch
 
         from training.utils.layout.runs import runs_of
@@ -88,10 +100,12 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
 
 
 def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
-    """Return what a model of images and text takes beside the arguments for a text; ThreestepError for an attention
-    that its vision tower or its positions would not fit into."""
-    if implementation != SDPA:
-        raise ThreestepError(f"rows with images expect --attn_implementation {SDPA}, got {implementation}")
+    """Return what a model of images and text takes beside the arguments for a text; ThreestepError for an attention of
+    all rows as one, which its positions would not fit into."""
+    if implementation in (FLEX, *FLASH):
+        raise ThreestepError(
+            f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"
+        )
     assert rows.pixels is not None, "an image without pixels would be read as a text"
     inputs: dict[str, Any] = {"pixel_values": rows.pixels.values}
     if rows.pixels.grids_I3 is not None:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.utils.models.attention import AUTO, FLEX, SDPA, VARLEN
+from training.utils.models.attention import AUTO, FLEX, SDPA, VARLEN, set_text_attention, text_attention
 from training.utils.models.document_attention import (
     attention_by_document,
     comparisons_with_sdpa,
@@ -71,12 +71,12 @@ def settle_attention(
     elif wanted in (AUTO, SDPA) and not on_cuda and not compiled:
         reason = _unless_other(model, own, use_document_attention)
         if reason is not None:
-            own.notes.append(f"attention stays '{model.config._attn_implementation}': {reason}")
+            own.notes.append(f"attention stays '{text_attention(model)}': {reason}")
 
 
 def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> None:
     """Take the first of the order that the model can be given, keep the later ones in `own.others`, and note why."""
-    loaded = model.config._attn_implementation
+    loaded = text_attention(model)
     if loaded != SDPA:
         own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
         return
@@ -87,6 +87,8 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     flex = _why_not_flex(model, call)
     if flex is None and not has_triton():
         flex = "Triton, which compiles it, cannot be used here"
+    if flex is None and own.pictured is not None:
+        flex = "it takes all rows as one, and images do not"
     if reason is None:
         own.others.extend([*([FLEX] if flex is None else []), SDPA])
         own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
@@ -105,7 +107,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
     check of packed rows then turns down is not known. wanted, dropout: see `settle_attention`."""
     if wanted != AUTO:
         return wanted
-    if not on_cuda or model.config._attn_implementation != SDPA:
+    if not on_cuda or text_attention(model) != SDPA:
         return SDPA
     config = model.config.get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -119,7 +121,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:
     """Give `model` the attention `name`, which `choose_on_cuda` found possible."""
-    model.set_attn_implementation(name)
+    set_text_attention(model, name)
     use_flex_attention(model, attention_by_document)
 
 
@@ -127,7 +129,7 @@ def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
     """Give `model` the next attention of the order, because of `reason`; return False if there is none."""
     if not own.others:
         return False
-    before, name = model.config._attn_implementation, own.others.pop(0)
+    before, name = text_attention(model), own.others.pop(0)
     switch_attention(model, name)
     own.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
     return True
@@ -170,9 +172,9 @@ def _why_not_flex(model: PreTrainedModel, call: AttentionCall) -> str | None:
 
 def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:
     """Switch by `use`; if the model then computes something else, take that back and return why."""
-    loaded = model.config._attn_implementation
+    loaded = text_attention(model)
     use(model)
-    if model.config._attn_implementation == loaded:
+    if text_attention(model) == loaded:
         return None
     try:
         with comparisons_with_sdpa(model) as comparing:
@@ -180,11 +182,11 @@ def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTra
     except (ThreestepError, torch.OutOfMemoryError):
         raise
     except Exception as problem:  # noqa: BLE001 - a family may refuse a name that it does not know by any exception
-        model.set_attn_implementation(loaded)
+        set_text_attention(model, loaded)
         return f"its forward then fails ({type(problem).__name__}: {first_line(problem)})"
     if not comparing and difference <= own.tolerance:
         return None
-    model.set_attn_implementation(loaded)
+    set_text_attention(model, loaded)
     return _ANOTHER_NAME
 
 
@@ -203,10 +205,10 @@ def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> 
         changes.update(name for name in CHANGES_SCORES if others.get(name) is not None)
         return sdpa_attention_forward(module, query, key, value, mask, **others)
 
-    loaded, was_training = model.config._attn_implementation, model.training
+    loaded, was_training = text_attention(model), model.training
     AttentionInterface.register(_NOTING, noting)
     AttentionMaskInterface.register(_NOTING, sdpa_mask)
-    model.set_attn_implementation(_NOTING)
+    set_text_attention(model, _NOTING)
     model.train()
     ids_T = own.probes.alone[0].segments[0].tokens.input_ids
     devices = [model.device] if model.device.type == "cuda" else []
@@ -215,7 +217,7 @@ def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> 
             model(input_ids=ids_T.unsqueeze(0).to(model.device), use_cache=False)
     finally:
         model.train(was_training)
-        model.set_attn_implementation(loaded)
+        set_text_attention(model, loaded)
     sizes = [size for call in calls for size in call[:2]] or [0]
     rate = max([call[2] for call in calls], default=0.0)
     if dropout is not None:

@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from training.utils.layout.rows import TokenRows
-from training.utils.models.attention import FLEX, SDPA, VARLEN, model_inputs
+from training.utils.models.attention import FLEX, SDPA, VARLEN, model_inputs, text_attention
 from training.utils.models.flex_attention import FlexAttention
 from training.utils.models.varlen_attention import VarlenAttention, torch_kernel
 
@@ -117,7 +117,7 @@ def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[
 
 
 def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
-    config, own = model.config.get_text_config(), model.config._attn_implementation
+    config, own = model.config.get_text_config(), text_attention(model)
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads

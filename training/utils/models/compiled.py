@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
+from training.utils.models.vision import language_part
 from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -28,7 +29,8 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = RECOMPILE_LIMIT) -> int:
     """Compile every transformer block of `model` in place (the whole model if transformers marks no blocks); return how
-    many. Rows may have any width; compilation happens at the first forward.
+    many. A vision tower is left as it is: it computes one image after the other. Rows may have any width; compilation
+    happens at the first forward.
 
     The compiled forward equals the plain one up to rounding. Names of weights do not change.
     limit: compilations of one code; beyond it the blocks run uncompiled, and one line says so. Blocks of sharded
@@ -37,7 +39,8 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = REC
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    blocks = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)] or [model]
+    parts = language_part(model).modules()
+    blocks = [part for part in parts if isinstance(part, GradientCheckpointingLayer)] or [model]
     fallback = _Fallback(type(model).__name__, limit)
     for block in blocks:
         block.compile(dynamic=True, backend=backend)

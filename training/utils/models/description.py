@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.models.lora import ADAPTER
+from training.utils.models.vision import language_model_class
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +82,7 @@ def read_description(folder: Path) -> DescribedModel:
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     dtype = getattr(torch, facts["dtype"])
     config = transformers.AutoConfig.from_pretrained(folder)
-    scores = any("SequenceClassification" in name for name in config.architectures)
-    auto_class = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    auto_class = _class_of(config)
     with torch.device("meta"):
         model: Any = auto_class.from_config(config, dtype=dtype)
         if (folder / _ADAPTER_FILE).is_file():
@@ -96,6 +96,17 @@ def read_description(folder: Path) -> DescribedModel:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     buffers = {name: getattr(torch, of) for name, of in facts.get("buffers", {}).items()}
     return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
+
+
+def _class_of(config: Any) -> Any:
+    """Return transformers' class that makes the model whose class `architectures` names."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    if any("SequenceClassification" in name for name in config.architectures):
+        return AutoModelForSequenceClassification
+    seeing = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    return language_model_class(config, with_images=seeing in config.architectures)
 
 
 def _in_words(dtype: torch.dtype) -> str:

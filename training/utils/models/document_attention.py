@@ -1,4 +1,4 @@
-"""Attention run by run, for a CPU: masked blocks are not computed. And attention of a decoded token, on any device.
+"""Attention run by run, for a CPU: masked blocks are not computed. And attention of a few decoded tokens on any device.
 
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
@@ -23,22 +23,25 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.runs import AttentionRun
-from training.utils.models.attention import BY_DOCUMENT, SDPA
+from training.utils.models.attention import BY_DOCUMENT, SDPA, set_text_attention, text_attention
 from training.utils.models.attention_precision import attention_dtype
+
+# One more than speculative rollouts guess at most (`generation.base`).
+_FEW_TOKENS = 9
 
 
 def use_document_attention(model: PreTrainedModel) -> None:
     """Switch a model from SDPA to this module, if its family passes keyword arguments on to attention
     (`_supports_attention_backend`, transformers 5.19)."""
-    if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+    if text_attention(model) != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
     AttentionInterface.register(BY_DOCUMENT, attention_by_document)
     AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
-    model.set_attn_implementation(BY_DOCUMENT)
+    set_text_attention(model, BY_DOCUMENT)
 
 
-def share_keys_of_one_token() -> None:
-    """Have transformers' own SDPA, under its name, compute a decoded token as `attention_by_document` does; all else
+def share_keys_of_few_tokens() -> None:
+    """Have transformers' own SDPA, under its name, compute decoded tokens as `attention_by_document` does; all else
     stays as it is."""
     AttentionInterface.register(SDPA, _sdpa_that_shares_keys)
 
@@ -54,14 +57,19 @@ def _sdpa_that_shares_keys(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     given = (query_NATD, key_NKTD, value_NKTD, attention_mask)
-    if _is_one_token(query_NATD, others):
-        return _of_one_token(*given, dropout, scaling), None
+    if _are_few_tokens(query_NATD, attention_mask, others):
+        return _of_few_tokens(*given, dropout, scaling), None
     return sdpa_attention_forward(module, *given, dropout=dropout, scaling=scaling, **others)
 
 
-def _is_one_token(query_NATD: torch.Tensor, others: Mapping[str, Any]) -> bool:
-    """Whether a call is of one token of each row. others: its further arguments, of which these change what it is."""
-    return query_NATD.shape[2] == 1 and all(others.get(name) is None for name in ("position_bias", "cache"))
+def _are_few_tokens(query_NATD: torch.Tensor, attention_mask: torch.Tensor | None, others: Mapping[str, Any]) -> bool:
+    """Whether a call is of one token of each row, or of a few with a mask that all heads share. others: its further
+    arguments, of which these change what it is."""
+    if any(others.get(name) is not None for name in ("position_bias", "cache")):
+        return False
+    tokens = query_NATD.shape[2]
+    is_shared = attention_mask is not None and attention_mask.shape[1:3] == (1, tokens)
+    return tokens == 1 or (tokens <= _FEW_TOKENS and is_shared)
 
 
 @contextlib.contextmanager
@@ -69,7 +77,7 @@ def comparisons_with_sdpa(model: PreTrainedModel) -> Iterator[list[str]]:
     """Inside, note where a family's code compares the name of the attention function with "sdpa", which it is no longer
     called: the files. Such a family does something else under another name, by however little its numbers show it."""
     configs = {id(config): config for module in model.modules() for config in _configs(module)}
-    name, files = model.config._attn_implementation, list[str]()
+    name, files = text_attention(model), list[str]()
     for config in configs.values():
         if config._attn_implementation == name:
             config._attn_implementation_internal = _NotingName(name, files)
@@ -121,12 +129,12 @@ def attention_by_document(
     """transformers' attention function: return ([N, T, A, D], None).
 
     others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
-    scores themselves or a paged `cache` the keys, this is transformers' own function for SDPA (one token alone:
-    `_of_one_token`). The output has the queries' dtype, whatever attention was computed in.
+    scores themselves or a paged `cache` the keys, this is transformers' own function for SDPA (a few tokens:
+    `_of_few_tokens`). The output has the queries' dtype, whatever attention was computed in.
     """
     runs: Sequence[AttentionRun] | None = others.pop("runs", None)
-    if runs is None and _is_one_token(query_NATD, others):
-        return _of_one_token(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
+    if runs is None and _are_few_tokens(query_NATD, attention_mask, others):
+        return _of_few_tokens(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
     dtype = query_NATD.dtype
     if runs is None or others.get("position_bias") is not None:
         if others.get("position_bias") is None:
@@ -162,27 +170,31 @@ def attention_by_document(
     return torch.cat(outputs).to(dtype).view(count, width, heads, -1), None
 
 
-def _of_one_token(
-    query_NA1D: torch.Tensor,
-    key_NKTD: torch.Tensor,
-    value_NKTD: torch.Tensor,
+def _of_few_tokens(
+    query_NATD: torch.Tensor,
+    key_NKLD: torch.Tensor,
+    value_NKLD: torch.Tensor,
     attention_mask: torch.Tensor | None,
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return [N, 1, A, D]. Heads that share keys become the queries of one head: transformers would copy all keys and
-    values of the cache for each of them, for every token (`repeat_kv`, transformers 5.19), and torch's `enable_gqa`
-    does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone query is doubled: torch takes 1.6 times
-    as long for one query as for two (torch 2.13, docs/lab_book.md)."""
-    count, heads, _, size = query_NA1D.shape
-    group = heads // key_NKTD.shape[1]
-    query_NKgD = query_NA1D.reshape(count, -1, group, size)
-    if group == 1 and query_NKgD.dtype == torch.bfloat16 and query_NKgD.device.type == "cpu":
-        query_NKgD = query_NKgD.expand(-1, -1, 2, -1)
-    output_NKgD = functional.scaled_dot_product_attention(
-        query_NKgD, key_NKTD, value_NKTD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    """Return [N, T, A, D]; keys and values are of L tokens. Heads that share keys become the queries of one head:
+    transformers would copy all keys and values of the cache for each of them, for every token (`repeat_kv`,
+    transformers 5.19), and torch's `enable_gqa` does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone
+    query is doubled: torch takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
+    count, heads, tokens, size = query_NATD.shape
+    group = heads // key_NKLD.shape[1]
+    queries = group * tokens
+    query_NKqD = query_NATD.reshape(count, -1, queries, size)
+    if queries == 1 and query_NKqD.dtype == torch.bfloat16 and query_NKqD.device.type == "cpu":
+        query_NKqD = query_NKqD.expand(-1, -1, 2, -1)
+    if tokens > 1 and group > 1 and attention_mask is not None:
+        attention_mask = attention_mask.repeat(1, 1, group, 1)
+    output_NKqD = functional.scaled_dot_product_attention(
+        query_NKqD, key_NKLD, value_NKLD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
-    return output_NKgD[:, :, :group].reshape(count, 1, heads, value_NKTD.shape[-1])
+    output_NATD = output_NKqD[:, :, :queries].reshape(count, heads, tokens, -1)
+    return output_NATD.transpose(1, 2).contiguous()
 
 
 def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:

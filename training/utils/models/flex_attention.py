@@ -41,7 +41,7 @@ def use_flex_attention(model: PreTrainedModel, by_dense_mask: Callable[..., Any]
 
     by_dense_mask: an attention function for SDPA's masks, which rollouts then get: it compiles nothing
     """
-    if model.config._attn_implementation == "flex_attention":
+    if model.config.get_text_config()._attn_implementation == "flex_attention":
         AttentionInterface.register("flex_attention", FlexAttention(by_dense_mask=by_dense_mask))
         if by_dense_mask is not None:
             AttentionMaskInterface.register("flex_attention", sdpa_mask)

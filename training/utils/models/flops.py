@@ -17,6 +17,7 @@ from torch import nn
 from training.utils.layout.documents import Document
 from training.utils.models.quantized import rounded_elements
 from training.utils.models.sharding import whole_shape
+from training.utils.models.vision import is_of_vision
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names in configurations of how many there are
 
@@ -39,12 +40,16 @@ class ModelShape:
 
 def model_shape(model: nn.Module) -> ModelShape:
     """Return the shape of a transformers model, sharded or not. Embedding tables count only where the head is tied to
-    one: they are looked up, not multiplied. Vectors (biases, norms) do not count."""
+    one: they are looked up, not multiplied. Vectors (biases, norms) do not count, nor does a vision tower, which no
+    token passes."""
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     head = _head(model)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     sums = dict.fromkeys(("body_trained", "body_frozen", "head_trained", "head_frozen"), 0.0)
-    for parameter in model.parameters():
+    of_vision = is_of_vision(model)
+    for name, parameter in model.named_parameters():
+        if of_vision(name):
+            continue
         shape = whole_shape(parameter)
         is_head = head is not None and parameter is head
         if len(shape) >= 2 and (is_head or id(parameter) not in tables):

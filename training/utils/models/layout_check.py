@@ -15,9 +15,11 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.documents import Document, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.models.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS
+from training.utils.models.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
 from training.utils.models.attention_choice import take_next
-from training.utils.models.own_forward import OwnForward, own_forward_of, rms
+from training.utils.models.own_forward import OwnForward, own_forward_of
+from training.utils.models.pictured import why_not_pictured
+from training.utils.models.rounding import rms
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -53,6 +55,12 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
             f"single sequences (rounding explains {own.tolerance:.2g}); try --torch_compile false, --zero_stage 2, "
             "shorter sequences, or another family"
         )
+    if own.pictured is not None:
+        reason = why_not_pictured(own.pictured, read, device, text=None)
+        if reason is not None:
+            raise ThreestepError(
+                f"{type(model).__name__} cannot be trained on images: {reason}; use another --dtype, or another family"
+            )
 
 
 def why_not_packed(
@@ -88,7 +96,7 @@ def check_segments(reason: str | None, needed_by: str | None, name: str) -> None
 
 def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, sharing: bool) -> str | None:
     """`why_not_packed` by the attention that the model has now."""
-    implementation = model.config._attn_implementation
+    implementation = text_attention(model)
     if implementation not in (*IMPLEMENTATIONS, BY_DOCUMENT):
         return f"its attention implementation '{implementation}' takes no mask of segments here"
     if sharing and implementation in FLASH:
@@ -111,7 +119,7 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
     difference = _largest_difference(own, packed_M, beside_long_M if own.probes.long else None, at=tail.start)
     if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
-    return None
+    return None if own.pictured is None else why_not_pictured(own.pictured, read, device, text=second[0])
 
 
 def notes_on(model: PreTrainedModel) -> list[str]:

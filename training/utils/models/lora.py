@@ -6,7 +6,7 @@ A model with adapters keeps its class, so other rooms treat it like any model.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.run.errors import ThreestepError, first_line
@@ -25,8 +25,8 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     are these, trained on, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
-    by commas. With
-    `only_optimize_lora` all other weights are frozen, except a scalar head.
+    by commas. Of a model of images and text these are layers of the language model, but for a part that only names of
+    its tower or projector have. With `only_optimize_lora` all other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
         return model
@@ -113,7 +113,8 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
         if isinstance(module, (torch.nn.Linear, Conv1D)) and module not in heads
     }
     lacking = [part for part in parts if not any(part in name for name in found)]
-    found = {name: module for name, module in found.items() if any(part in name for part in parts)}
+    named = _in_language(model, found, parts)
+    found = {name: module for name, module in found.items() if name in named}
     if lacking or not found:
         raise ThreestepError(
             f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
@@ -131,6 +132,18 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
     if own is not None:
         own.notes.extend(sorted(notes))
     return left
+
+
+def _in_language(model: PreTrainedModel, names: Collection[str], parts: Sequence[str]) -> set[str]:
+    """Return the names that hold one of `parts`: in the language model, and of a tower or projector where a part is of
+    no name in the language model."""
+    from training.utils.models.vision import is_of_vision
+
+    of_vision, found = is_of_vision(model), set[str]()
+    for part in parts:
+        named = {name for name in names if part in name}
+        found |= {name for name in named if not of_vision(name)} or named
+    return found
 
 
 def _in_words(reason: str, names: list[str]) -> str:

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from training.utils.models.quantization import BLOCK, SCALES_BLOCK, Quantization
 from training.utils.models.sharding import count_elements
+from training.utils.models.vision import is_of_vision
 
 
 class QuantizedLinear(nn.Linear):
@@ -119,8 +120,9 @@ def quantize_layers(
 
 def quantizable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The linear layers of `model` but its output layer or scalar head, and those that share their weight, belong to
-    adapters, or are kept in another precision than the model."""
+    adapters, are kept in another precision than the model, or are of a vision tower or projector."""
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
+    of_vision = is_of_vision(model)
     names: dict[int, int] = {}
     for _, weight in model.named_parameters(remove_duplicate=False):
         names[id(weight)] = names.get(id(weight), 0) + 1
@@ -132,6 +134,7 @@ def quantizable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
         and ".lora_" not in name
         and names[id(module.weight)] == 1
         and module.weight.dtype == model.dtype
+        and not of_vision(name)
     }
 
 

@@ -38,3 +38,8 @@ def rounded_once_more(model: nn.Module, seed: int) -> Iterator[None]:
         for leaf in leaves:
             hooks.callback(leaf.register_forward_hook(after).remove)
         yield
+
+
+def rms(numbers: torch.Tensor) -> float:
+    """Return the root mean square; NaN if a number is."""
+    return float(numbers.square().mean().sqrt())

@@ -19,6 +19,8 @@ class ModelSettings:
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
         other adapters are merged into their base.
+    freeze_vision_tower, freeze_projector: of a model of images and text, see training.utils.models.freezing.
+    takes_images: what trains the model also trains models of images and text.
     """
 
     name_or_path: str
@@ -38,6 +40,9 @@ class ModelSettings:
     trust_remote_code: bool = False
     head_chunk_mb: int = 0
     trains_adapter_on: bool = False
+    freeze_vision_tower: bool = True
+    freeze_projector: bool = False
+    takes_images: bool = False
 
     @property
     def quantization(self) -> Quantization | None:

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.layout.runs import RunLengths
-from training.utils.models.attention import VARLEN
+from training.utils.models.attention import VARLEN, set_text_attention
 from training.utils.models.document_attention import attention_by_document
 from training.utils.run.errors import ThreestepError
 
@@ -36,7 +36,7 @@ def use_varlen_attention(model: PreTrainedModel) -> None:
     """Switch a model whose family passes keyword arguments on to attention to this module's function."""
     AttentionInterface.register(VARLEN, VarlenAttention(torch_kernel()))
     AttentionMaskInterface.register(VARLEN, sdpa_mask)  # for rollouts, which pass no runs
-    model.set_attn_implementation(VARLEN)
+    set_text_attention(model, VARLEN)
 
 
 def why_no_kernel() -> str | None:

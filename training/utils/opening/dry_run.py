@@ -13,7 +13,7 @@ from training.utils.opening.flags import OneModelFlags
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
-    engine, model, max_seq_len = flags.engine, flags.model.settings(), flags.data.rows.max_seq_len
+    engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     settings = engine.settings(flags.own.learning_rate)

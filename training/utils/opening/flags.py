@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.arguments import EngineArguments
 from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import ModelSettings
 from training.utils.mtp.settings import MtpSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.arguments import resolved_settings
@@ -37,6 +38,11 @@ class OneModelFlags:
     @property
     def settings(self) -> dict[str, Any]:
         return resolved_settings(self.groups)
+
+    @property
+    def start(self) -> ModelSettings:
+        """How the model that is trained is loaded."""
+        return replace(self.model.settings(), takes_images=self.step.reads_images)
 
     @property
     def mtp(self) -> MtpSettings:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,28 +16,35 @@ from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
-from training.utils.data.build.build import build_phase
+from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
+from training.utils.data.images.reader import ImageReader, open_image_reader
+from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.router_loss import router_loss
 from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
-from training.utils.loading.configurations import check_positions, model_files
+from training.utils.loading.adapter_folders import model_of
+from training.utils.loading.configurations import check_positions, load_config, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
+from training.utils.models.processors import copy_files, processor_files
 from training.utils.models.quantized import count_weights
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.vision import is_vision_config
 from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
+from training.utils.opening.row_images import check_beside_images, images_of
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
@@ -56,20 +65,21 @@ def run_one_model(
     run, data, faults = flags.run, flags.data, flags.faults
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
-        check_positions(flags.model.settings(), data.rows.max_seq_len, "--max_seq_len")
+        check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
         styled = plan.decided({"prompt_style": style.chat.prompt_style})
-        plan = with_head_chunk(styled, flags.model.settings(), flags.engine.dtype, ranks, predicts_tokens=not scores)
+        plan = with_head_chunk(styled, flags.start, flags.engine.dtype, ranks, predicts_tokens=not scores)
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log)
+        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, _reader(flags, tokenizer))
         if check_rows is not None:
             check_rows(rows.train, flags.own)
+        images = _images(flags, rows, phase)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         chunk_mb = plan.settings["head_chunk_mb"]
-        start = replace(flags.model.settings(), trains_adapter_on=not rereads_start, head_chunk_mb=chunk_mb)
-        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks)
+        start = replace(flags.start, trains_adapter_on=not rereads_start, head_chunk_mb=chunk_mb)
+        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
         ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
         response_ends = [end_of_conversation_id(tokenizer, style.end_token), *ends]
         if not scores:
@@ -81,15 +91,15 @@ def run_one_model(
             engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
             data.rows.max_seq_len,
             log,
-            sharing=phase == 2,
+            sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
         )
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
-        digests = _start_digests(flags, rereads_start)
-        parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, tokenizers={"model": tokenizer})
+        processor, digests = _processor(start, model), _start_digests(flags, rereads_start)
+        parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
             metrics,
@@ -108,16 +118,46 @@ def run_one_model(
                 routers,
                 mtp,
                 EvaluationSamples(flags.report.report_samples, folder, tokenizer.decode, frozenset(response_ends)),
+                images,
             )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
         if ranks.is_main:
-            save_model(folder.model, model, tensors, tokenizer, write_head)
+            save_model(folder.model, model, tensors, tokenizer, partial(_write_beside, write_head, processor))
         folder.write_json("summary.json", result.summary)
         close_run(folder.path, flags.settings, ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
+
+
+def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> ImageReader | None:
+    """What reads images of rows for the start model; None where the model or the step reads text alone."""
+    if not flags.step.reads_images:
+        return None
+    path = model_of(flags.start.name_or_path)
+    return open_image_reader(path, load_config(path, flags.start.trust_remote_code), tokenizer)
+
+
+def _images(flags: OneModelFlags, rows: PhaseData, phase: int) -> RowImages | None:
+    """The images of the rows; ThreestepError if the run cannot train on them."""
+    document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
+    images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
+    if images is not None:
+        check_beside_images(flags.settings)
+    return images
+
+
+def _processor(start: ModelSettings, model: PreTrainedModel) -> list[Path]:
+    """The files of the start model's image processor; none of a model of text."""
+    return processor_files(model_of(start.name_or_path)) if is_vision_config(model.config) else []
+
+
+def _write_beside(write_head: Callable[[Path], None] | None, processor: Sequence[Path], folder: Path) -> None:
+    """Write what belongs into a model folder besides the model."""
+    copy_files(processor, folder)
+    if write_head is not None:
+        write_head(folder)
 
 
 def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
@@ -164,6 +204,7 @@ def _engine(
     scores: bool,
     total_steps: int,
     ranks: Ranks,
+    images: RowImages | None,
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
     settings = flags.engine.settings(flags.own.learning_rate)
@@ -172,7 +213,7 @@ def _engine(
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
             return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
-        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, images=images, **reading)
 
     model = load_under(settings, ranks, load)
     module = ScalarModel(model) if scores else PolicyModel(model, start.head_chunk_mb)
@@ -192,6 +233,8 @@ def loop_settings(
     engine = flags.engine
     weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+    if engine.share_beginnings and not packed:
+        log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 
     def plan(sequences: int) -> PlanSettings:
         most = engine.max_tokens_per_micro_batch
@@ -208,7 +251,7 @@ def loop_settings(
     return LoopSettings(
         total_steps=steps[0],
         items_per_step=steps[1],
-        train_plan=plan(engine.per_device_train_batch_size),
+        train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
         eval_epochs=engine.eval_epochs,

@@ -20,6 +20,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import load_config
+from training.utils.models.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.one_precision import to_one_precision
 from training.utils.models.settings import ModelSettings
@@ -132,7 +133,7 @@ def may_pack(
 def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None:
     from training.utils.models.attention_forms import FORMS, time_on_first_rows
 
-    if model.config._attn_implementation in FORMS and getattr(reader, "model", None) is model:
+    if text_attention(model) in FORMS and getattr(reader, "model", None) is model:
         time_on_first_rows(reader, model, say)
 
 

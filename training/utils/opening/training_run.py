@@ -14,6 +14,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import Document
 from training.utils.layout.order import ShuffledStream, completes_epochs
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter
 from training.utils.mtp.training import MultiTokenPrediction
@@ -64,6 +65,7 @@ class TrainingRun(Generic[Row]):
     """One model in training.
 
     name: what the log calls it, e.g. `SFT`
+    images: of the rows; None if no row has one
     """
 
     name: str
@@ -77,6 +79,7 @@ class TrainingRun(Generic[Row]):
     routers: RouterLoss = field(default_factory=RouterLoss)
     mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
     samples: EvaluationSamples = EvaluationSamples()
+    images: RowImages | None = None
 
     @property
     def ranks(self) -> Ranks:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.test_decode_check import known
-from tests.unit.utils.generation.test_hf import PLAIN, prompts, responses
+from tests.unit.utils.generation.test_hf import GREEDY, PLAIN, prompts, responses
 from training.utils.generation import kept_rows
 from training.utils.generation.base import RolloutRequest, Speculation
 from training.utils.generation.decode_check import why_not_verified
@@ -89,6 +89,19 @@ def test_families_that_cannot_be_verified(family, said):
         ids_BP, mask_BP = prompts()
         engine.roll_out(lent, RolloutRequest(ids_BP, mask_BP, replace(PLAIN, max_new_tokens=2), list(range(8))))
     assert engine.figures() == {}
+
+
+def test_ngrams_need_no_head(llama):
+    """From the first rollout on, whether the model is lent or not."""
+    model, own = llama
+    engine, plain = TransformersRollout(), TransformersRollout()
+    engine.speculate(Speculation(2, by="ngram"), None, print)
+    assert engine.check(nullcontext(model), own) == plain.check(nullcontext(model), own) == []
+    ids_BP, mask_BP = prompts()
+    request = RolloutRequest(ids_BP, mask_BP, replace(GREEDY, max_new_tokens=30), list(range(8)))
+    assert responses(engine.roll_out(model, request)) == responses(plain.roll_out(model, request))
+    assert engine.figures()["rollout/tokens_per_forward"] > 1
+    assert engine._guessing._frequent.among(ids_BP[0, -1:]) is not None  # a head would guess among these
 
 
 def test_a_cache_that_keeps_wrong_tokens_is_found(llama, monkeypatch):

@@ -13,7 +13,7 @@ from training.utils.models.document_attention import (
     BY_DOCUMENT,
     attention_by_document,
     comparisons_with_sdpa,
-    share_keys_of_one_token,
+    share_keys_of_few_tokens,
     use_document_attention,
 )
 from training.utils.models.token_model import PolicyModel
@@ -89,25 +89,26 @@ def test_generation_and_the_saved_configuration_are_plain(tmp_path):
     assert BY_DOCUMENT not in (tmp_path / "config.json").read_text()
 
 
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("tokens", "masked"), [(1, True), (1, False), (3, True)])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.bfloat16, 8e-3)])
 @pytest.mark.parametrize(("key_heads", "value_size"), [(1, 8), (2, 8), (4, 8), (4, 6), (2, 10)])
-def test_one_token(key_heads, value_size, dtype, close, masked):
+def test_few_tokens(key_heads, value_size, dtype, close, tokens, masked):
     """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads).
     Multi-head latent attention has narrower values than keys."""
     generator = torch.Generator().manual_seed(key_heads)
     query, key, value = (
-        torch.randn(3, heads, tokens, size, generator=generator, dtype=torch.float64).to(dtype)
-        for heads, tokens, size in ((4, 1, 8), (key_heads, 5, 8), (key_heads, 5, value_size))
+        torch.randn(3, heads, count, size, generator=generator, dtype=torch.float64).to(dtype)
+        for heads, count, size in ((4, tokens, 8), (key_heads, 5, 8), (key_heads, 5, value_size))
     )
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
+    mask = mask & torch.ones(tokens, 5, dtype=torch.bool).tril(5 - tokens)
     module = torch.nn.Module().eval()
     module.num_key_value_groups, module.is_causal = 4 // key_heads, True
     given = (module, query, key, value, mask if masked else None)
     want, _ = sdpa_attention_forward(*given, scaling=0.3)
     got, _ = attention_by_document(*given, scaling=0.3)
     torch.testing.assert_close(got, want, rtol=0, atol=close)
-    assert got.shape == (3, 1, 4, value_size)
+    assert got.shape == (3, tokens, 4, value_size)
     plain, own = functional.scaled_dot_product_attention, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -129,14 +130,14 @@ def test_transformers_own_sdpa_shares_keys_too(monkeypatch):
         return plain(query, key, value, **others)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
-    ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.ones(2, 4).long()
+    ids, mask = torch.arange(20).view(2, 10), torch.ones(2, 10).long()
     mask[0, :2] = 0
     generated = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
-    assert set(heads) == {(4, 4), (1, 4)}  # the prompts, and a token: four heads of keys, of two
+    assert set(heads) == {(10, 4), (1, 4)}  # the prompts, and a token: four heads of keys, of two
     heads.clear()
-    share_keys_of_one_token()
+    share_keys_of_few_tokens()
     assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False), generated)
-    assert set(heads) == {(4, 4), (2, 2)}  # two queries of each head of keys
+    assert set(heads) == {(10, 4), (2, 2)}  # two queries of each head of keys
 
 
 def test_a_family_that_asks_for_the_name_is_noted():

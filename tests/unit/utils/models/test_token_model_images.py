@@ -3,166 +3,34 @@ by itself gives, and its gradients; positions are the model's own; a shared imag
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
-from training.utils.layout.images import ImagePixels, ImageSpan, position_axes
+from tests.support.vision_models import FAMILIES, IMAGE_ID, answers, awake, qwen2_vl, sequence
+from training.utils.layout.documents import plain, shared_prompt, unshared
+from training.utils.layout.images import position_axes
 from training.utils.layout.rows import packed_rows
+from training.utils.models.attention import BY_DOCUMENT, set_text_attention, text_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
 
-IMAGE_ID = 90
-TEXT = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
 
-
-@dataclass
-class Family:
-    """A tiny model in float64, the sides of its images in tokens, and how pixels are made for them."""
-
-    model: Any
-    sides: tuple[tuple[int, int], ...]
-    counts_sides: bool
-    sees_itself: bool = False
-
-    def pixels(self, keys) -> ImagePixels:
-        """Of the images with these keys; an image is its key's random numbers."""
-        values, grids = [], []
-        for key in keys:
-            draw = torch.Generator().manual_seed(key)
-            if self.counts_sides:
-                height, width = self.sides[key]
-                grids.append([1, 2 * height, 2 * width])
-                values.append(torch.randn(4 * height * width, 3 * 2 * 14 * 14, generator=draw, dtype=torch.float64))
-            else:
-                values.append(torch.randn(1, 3, 28, 28, generator=draw, dtype=torch.float64))
-        return ImagePixels(torch.cat(values), torch.tensor(grids) if grids else None)
-
-    def span(self, begin, key) -> ImageSpan:
-        height, width = self.sides[key]
-        return ImageSpan(begin, height * width, (height, width) if self.counts_sides else None, key, self.sees_itself)
-
-    def own_logprobs(self, document: Document) -> torch.Tensor:
-        """Of the targets of one sequence, by the model's own forward with its own positions."""
-        (segment,) = document.segments
-        tokens = segment.tokens
-        inputs = {"input_ids": tokens.input_ids.unsqueeze(0)}
-        if tokens.images:
-            pixels = self.pixels([image.key for image in tokens.images])
-            is_image = inputs["input_ids"] == IMAGE_ID
-            inputs["pixel_values"] = pixels.values
-            if self.sees_itself:
-                inputs["token_type_ids"] = is_image.int()
-            if self.counts_sides:
-                inputs.update(image_grid_thw=pixels.grids_I3, mm_token_type_ids=is_image.int())
-        logprobs_TV = self.model(**inputs, use_cache=False).logits[0].log_softmax(-1)
-        targets = tokens.is_target.nonzero().flatten()
-        return logprobs_TV[targets - 1, tokens.input_ids[targets]]
-
-
-QWEN_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-QWEN_ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
-UNEVEN = ((2, 3), (1, 1), (3, 1), (2, 2))
-
-
-def qwen2_vl() -> Family:
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-    vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "mlp_ratio": 2}
-    torch.manual_seed(0)
-    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
-    return Family(Qwen2VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
-
-
-def qwen2_5_vl() -> Family:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-              "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
-    torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
-    return Family(Qwen2_5_VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
-
-
-def qwen3_vl() -> Family:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
-    rope = {**QWEN_ROPE, "mrope_interleaved": True}
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-              "patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
-    torch.manual_seed(0)
-    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
-    config = Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
-    return Family(Qwen3VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
-
-
-def llava() -> Family:
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
-
-    vision = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    torch.manual_seed(0)
-    config = LlavaConfig(
-        vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=IMAGE_ID, image_seq_length=4
-    )
-    return Family(LlavaForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False)
-
-
-def gemma3() -> Family:
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
-
-    layers = {"head_dim": 8, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
-    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"image_token_index": IMAGE_ID, "boi_token_index": 91, "eoi_token_index": 92}
-    torch.manual_seed(0)
-    config = Gemma3Config(
-        text_config=Gemma3TextConfig(**{**TEXT, **layers}),
-        vision_config=SiglipVisionConfig(**tower, image_size=28, patch_size=14, vision_use_head=False),
-        mm_tokens_per_image=4,
-        **ids,
-    )
-    return Family(Gemma3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, sees_itself=True)
-
-
-@pytest.fixture(scope="module", params=[qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
-    made = request.param()
-    for weight in made.model.parameters():  # a fresh tower is nearly deaf
-        torch.nn.init.normal_(weight, std=0.2 if weight.dim() > 1 else 0.5)
-    return made
+    return awake(FAMILIES[request.param]())
 
 
-def sequence(family: Family, *parts: Any, is_target: bool = False, seed: int = 0) -> TokenSequence:
-    """parts: a number of tokens of text, or "image K" for the one with that key."""
-    draw = torch.Generator().manual_seed(seed)
-    ids: list[int] = []
-    images = []
-    for part in parts:
-        if isinstance(part, str):
-            images.append(family.span(len(ids), int(part.split()[1])))
-            ids += [IMAGE_ID] * images[-1].tokens
-        else:
-            ids += torch.randint(2, 90, (part,), generator=draw).tolist()
-    return TokenSequence(torch.tensor(ids), torch.full((len(ids),), is_target), tuple(images))
-
-
-def answers(family: Family, *lengths: int) -> list[TokenSequence]:
-    return [sequence(family, length, is_target=True, seed=length) for length in lengths]
+@pytest.fixture(params=["sdpa", BY_DOCUMENT])
+def by_each_attention(request, family):
+    if request.param == BY_DOCUMENT:
+        use_document_attention(family.model)
+    assert text_attention(family.model) == request.param
+    yield
+    set_text_attention(family.model, "sdpa")
 
 
 @pytest.fixture
@@ -187,6 +55,7 @@ def gradients(model, loss):
     return dict(zip(weights, torch.autograd.grad(loss, list(weights.values()), allow_unused=True), strict=True))
 
 
+@pytest.mark.usefixtures("by_each_attention")
 def test_packed_rows_give_the_numbers_and_gradients_of_the_models_own_forward(family, rows_of_documents):
     policy = PolicyModel(family.model)
     own = [family.own_logprobs(alone) for row in rows_of_documents for document in row for alone in unshared(document)]
@@ -270,5 +139,7 @@ def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
         policy(rows, noise_NTE=torch.zeros(*rows.input_ids_NT.shape, 32))
     from training.utils.models.attention import model_inputs
 
-    with pytest.raises(ThreestepError, match="rows with images expect --attn_implementation sdpa, got varlen"):
-        model_inputs(rows, "varlen")
+    with pytest.raises(
+        ThreestepError, match="rows with images expect --attn_implementation auto, sdpa or varlen, got flex_attention"
+    ):
+        model_inputs(rows, "flex_attention")

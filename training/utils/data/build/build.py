@@ -9,25 +9,36 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags, parts_of_parallel_thinking
-from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources, part_of, share_sentence
+from training.utils.data.build.portions import (
+    DataSource,
+    Portion,
+    Portions,
+    divide_rows,
+    open_sources,
+    part_of,
+    share_sentence,
+)
 from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.build.splits import parse_data_split
-from training.utils.data.cache.cache import WAITING, Log, open_or_build, silent
+from training.utils.data.cache.cache import PICTURES, WAITING, Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
+from training.utils.data.images.reader import ImageReader, PixelReader
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.rows.pictures import Pictures, PictureWriter
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
@@ -38,18 +49,29 @@ _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The rows that one phase trains on and those it is evaluated on."""
+    """The rows that one phase trains on and those it is evaluated on.
+
+    pixels_of: what a vision tower takes of images by their keys; None where no row has an image.
+    """
 
     train: CachedSplit
     eval: CachedSplit
     report: BuildReport
+    pixels_of: PixelReader | None = None
 
 
 def build_phase(
-    phase: int, data: DataArguments, tokenizer: Any, seed: int, is_main_rank: bool = True, log: Log | None = None
+    phase: int,
+    data: DataArguments,
+    tokenizer: Any,
+    seed: int,
+    is_main_rank: bool = True,
+    log: Log | None = None,
+    images: ImageReader | None = None,
 ) -> PhaseData:
     """The tokenized rows of phase 1, 2 or 3, from the cache or built now; `log` gets lines on the main rank only.
 
+    images: reads those of the rows; None where the model reads text alone.
     Raises ThreestepError for mistakes in the data or the flags.
     """
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
@@ -60,13 +82,18 @@ def build_phase(
     texts = text_maker(data.chat, tokenizer, tags)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+    for source in sources:
+        source.raw.reads_images = images is not None
 
     def build(folder: str) -> dict[str, Any]:
-        return _build_splits(folder, phase, data, texts, sources, seed, log)
+        shared = divide_rows(phase, data.split, sources, seed)
+        log.begin(share_sentence(phase, data.split, shared.described))
+        return _build_splits(folder, phase, data, texts, shared, images, log)
 
     with _pointing_to_inspect():
         parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed)
         parts |= parts_of_parallel_thinking(data.chat, tags)
+        parts |= {} if images is None else images.parts()
         cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
@@ -77,7 +104,12 @@ def build_phase(
     log(f"data: phase {phase}: {report.sentence}")
     for sentence in cut_sentences(phase, data.rows, report):
         log(f"warning: {sentence}")
-    return PhaseData(cached.splits["train"], cached.splits["eval"], report)
+    pictures = cached.splits["train"].pictures
+    pixels_of = None
+    if images is not None and pictures is not None:
+        log(f"data: {images.sentence}")
+        pixels_of = PixelReader(images, pictures)
+    return PhaseData(cached.splits["train"], cached.splits["eval"], report, pixels_of)
 
 
 def cut_sentences(phase: int, flags: RowArguments, report: BuildReport) -> list[str]:
@@ -171,36 +203,38 @@ def _build_splits(
     phase: int,
     data: DataArguments,
     texts: TextTokenizer | ChatTokenizer,
-    sources: Sequence[DataSource],
-    seed: int,
-    log: _ShareFirst,
+    shared: Portions,
+    images: ImageReader | None,
+    log: Log,
 ) -> dict[str, Any]:
-    """Write train.arrow and eval.arrow; returns their part of the manifest."""
+    """Write train.arrow, eval.arrow and the pictures of both; returns their part of the manifest."""
 
-    def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts], Iterator[Row]]:
-        def make(begin: int, end: int, counts: Counts) -> Iterator[Row]:
+    def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, Pictures], Iterator[Row]]:
+        def make(begin: int, end: int, counts: Counts, pictures: Pictures) -> Iterator[Row]:
+            read = None if images is None else RowPictures(images, pictures)
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(phase, data.chat, data.rows, texts, portion.source, counts)
+                maker = RowMaker(phase, data.chat, data.rows, texts, portion.source, counts, read)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make
 
-    shared = divide_rows(phase, data.split, sources, seed)
-    log.begin(share_sentence(phase, data.split, shared.described))
     plans = [
         SplitPlan(key, _ROW_TYPES[phase], sum(len(portion.indices) for portion in portions), maker_of(portions))
         for key, portions in (("train", shared.train), ("eval", shared.eval))
     ]
     built = build_shards(folder, plans, data.cache.num_workers, log)
     if built["train"].rows == 0:
-        raise ThreestepError(_nothing_left(phase, data, sources, plans[0].raw_rows, built["train"].counts))
-    splits = {key: shards.join(os.path.join(folder, f"{key}.arrow")) for key, shards in built.items()}
-    return {"phase": phase, "splits": splits, "sources": shared.described}
+        raise ThreestepError(_nothing_left(phase, data, shared, plans[0].raw_rows, built["train"].counts))
+    with closing(PictureWriter(os.path.join(folder, f"{PICTURES}.arrow"))) as pictures:
+        splits = {key: shards.join(os.path.join(folder, f"{key}.arrow"), pictures) for key, shards in built.items()}
+        aside = pictures.finish()
+    held = {PICTURES: {"file": f"{PICTURES}.arrow", **aside}} if aside else {}
+    return {"phase": phase, "splits": splits, **held, "sources": shared.described}
 
 
-def _nothing_left(phase: int, data: DataArguments, sources: Sequence[DataSource], offered: int, counts: Counts) -> str:
+def _nothing_left(phase: int, data: DataArguments, shared: Portions, offered: int, counts: Counts) -> str:
     """Why a phase has no training rows though its sources offered `offered` of them."""
-    names = ", ".join(f"'{source.name}'" for source in sources)
+    names = ", ".join(f"'{source['name']}'" for source in shared.described)
     start = f"phase {phase} ({PHASE_NAMES[phase]}) has no training rows: "
     if offered == 0:
         return start + (

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from training.utils.data.build.parallel_thinking import ParallelCheck
 from training.utils.data.build.portions import DataSource
+from training.utils.data.build.row_pictures import RowPictures, after_cut
 from training.utils.data.build.samples import read_carried, read_margins
 from training.utils.data.build.sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.build.strategies import GLUED, ChatText, PlainText, ReadSample, is_glued
@@ -24,6 +25,7 @@ from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
 from training.utils.data.sources.messages import BadConversation
+from training.utils.layout.images import ImageSpan
 from training.utils.layout.parallel import MalformedBlocks
 from training.utils.run.errors import ThreestepError
 
@@ -52,14 +54,18 @@ class RowMaker:
         texts: TextTokenizer | ChatTokenizer,
         source: DataSource,
         counts: Counts,
+        images: RowPictures | None = None,
     ) -> None:
+        """images: reads those of the rows; None where the model reads text alone."""
         self._phase = phase
         self._flags = rows
         self._source = source
         self._counts = counts
+        self._images = images
         self._strategy: PlainText | ChatText
         if isinstance(texts, ChatTokenizer):
-            self._strategy = ChatText(phase, texts, source.raw, chat.train_turns, rows.return_raw_chat, rows.loss_on)
+            asked = (chat.train_turns, rows.return_raw_chat, rows.loss_on)
+            self._strategy = ChatText(phase, texts, source.raw, *asked, images)
             self._drops_bad = chat.bad_conversations == "drop"
             texts = texts.texts
         else:
@@ -85,10 +91,7 @@ class RowMaker:
             yield from self._made(waiting)
 
     def _take(self, sample: Any, row_id: int, where: str) -> _Waiting:
-        if self._source.raw.get_images(sample):
-            raise BadConversation(
-                f"{where}: get_images returned images, and only text is trained on; leave such rows out"
-            )
+        self._check_images(sample, where)
         mark = self._source.raw.get_mark(sample)
         if mark is False and self._phase == 1:
             raise Dropped("marked_bad")
@@ -108,6 +111,28 @@ class RowMaker:
             reference, columns = read_carried(self._source.raw, sample, self._source.name, where)
             return _Waiting(row_id, read, None, reference, columns)
         return _Waiting(row_id, read)
+
+    def _check_images(self, sample: Any, where: str) -> None:
+        """Raise BadConversation for images that nothing reads."""
+        if self._images is not None and isinstance(self._strategy, ChatText):
+            return
+        if not self._source.raw.get_images(sample):
+            return
+        if self._images is None:
+            raise BadConversation(
+                f"{where}: get_images returned images, and only text is trained on; leave such rows out"
+            )
+        raise BadConversation(
+            f"{where}: the row has images, whose places a chat template writes; use --prompt_style chat_template"
+        )
+
+    def _spans(self, one: _Waiting, ids: Ids, others: Sequence[Ids] = ()) -> tuple[ImageSpan, ...]:
+        """Where the images of a row stand in its tokens `ids`; none stand in `others`."""
+        if self._images is None:
+            return ()
+        for each in others:
+            self._images.spans(each, (), one.sample.where)
+        return self._images.spans(ids, one.sample.images, one.sample.where)
 
     def _made(self, waiting: Sequence[_Waiting]) -> Iterator[Row]:
         for one, ids in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
@@ -139,8 +164,13 @@ class RowMaker:
 
     def _sentence(self, one: _Waiting, ids: list[Ids]) -> Row:
         whole = joined(one.sample.pieces, ids)
+        spans = self._spans(one, whole.ids)
         tags = self._parallel.tags_of([whole.ids], one.sample.where, whole.loss)
         conversation, was_cut = fit_conversation(whole, self._flags.max_seq_len, self._flags.truncation)
+        if was_cut and spans:
+            placed = replace(whole, ids=list(range(len(whole.ids))))
+            kept, _ = fit_conversation(placed, self._flags.max_seq_len, self._flags.truncation)
+            spans = after_cut(spans, kept.ids)
         if was_cut and tags and not self._parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
             raise Dropped("cut_inside_a_block")
         self._counts.truncated += was_cut
@@ -150,15 +180,21 @@ class RowMaker:
         loss_mask = np.array(conversation.loss, bool)
         if self._flags.loss_on == "conversation":
             loss_mask[:] = True
+            for span in spans:
+                loss_mask[span.begin : span.end] = False
         loss_mask[0] = False
-        return SentenceRow(one.row_id, np.array(conversation.ids, np.int32), loss_mask, tags)
+        return SentenceRow(one.row_id, np.array(conversation.ids, np.int32), loss_mask, tags, spans)
 
     def _responses(self, one: _Waiting, ids: list[Ids]) -> Row:
         prompts = one.sample.prompts
         prompt_ids = [token for own in ids[:prompts] for token in own]
+        spans = self._spans(one, prompt_ids, ids[prompts:])
         tags = self._parallel.tags_of(ids[prompts:], one.sample.where)
         most, truncation = self._flags.max_seq_len, self._flags.truncation
-        prompt_ids, responses, was_cut = fit_sentences(prompt_ids, ids[prompts:], most, truncation, self._end_id)
+        places = list(range(len(prompt_ids)))  # cut as the tokens would be
+        places, responses, was_cut = fit_sentences(places, ids[prompts:], most, truncation, self._end_id)
+        spans = after_cut(spans, places)
+        prompt_ids = [prompt_ids[place] for place in places]
         self._counts.truncated += was_cut
         if not prompt_ids:  # only phase 1 trains on text without a prompt
             raise Dropped("empty_prompt")
@@ -169,7 +205,8 @@ class RowMaker:
         if not was_cut:
             self._count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
         response_ids = tuple(np.array(own, np.int32) for own in responses)
-        return ResponsesRow(one.row_id, np.array(prompt_ids, np.int32), response_ids, one.margins, tags)
+        prompt = np.array(prompt_ids, np.int32)
+        return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, images=spans)
 
     def _count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
         """Count the special tokens in what is learnt: those at the end of a response, and those before it."""
@@ -193,7 +230,9 @@ class RowMaker:
                 f"max_prompt_seq_len is {most} with prompt_truncation 'error'; raise max_prompt_seq_len or choose "
                 "another prompt_truncation"
             )
-        cut = cut_prompt(whole, most, truncation)
+        places = cut_prompt(list(range(len(whole))), most, truncation)
+        spans = after_cut(self._spans(one, whole), places)
+        cut = [whole[place] for place in places]
         self._counts.truncated += len(cut) < len(whole)
         columns = dict(one.columns)  # and those on request, by verl's names
         if self._flags.return_raw_ids:
@@ -204,4 +243,5 @@ class RowMaker:
             columns["full_prompts"] = "".join(piece.text for piece in one.sample.pieces)
         self._counts.columns.update(columns.keys())
         flipped = np.array(cut[::-1], np.int32)
-        return PromptRow(one.row_id, flipped, one.sample.prompt_text, one.reference, columns)
+        digests = tuple(image.digest for image in one.sample.images)
+        return PromptRow(one.row_id, flipped, one.sample.prompt_text, one.reference, columns, spans, digests)

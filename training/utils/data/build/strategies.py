@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.data.build.row_pictures import RowPicture, RowPictures
 from training.utils.data.build.samples import checked_json, read_texts
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
@@ -35,6 +36,7 @@ class ReadSample:
     prompt_text: phase 3, the prompt as the dataset gives it.
     raw_chat: phase 3, the prompt's messages where `--return_raw_chat` asks for them.
     noted: what the report counts of it.
+    images: of the prompt, in the order of their places.
     """
 
     where: str
@@ -43,6 +45,7 @@ class ReadSample:
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
     noted: str | None = None
+    images: tuple[RowPicture, ...] = ()
 
 
 OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
@@ -125,6 +128,7 @@ class ChatText:
         train_turns: str,
         return_raw_chat: bool,
         loss_on: str,
+        images: RowPictures | None = None,
     ) -> None:
         self._phase = phase
         self._texts = texts
@@ -132,22 +136,33 @@ class ChatText:
         self._loss_on = loss_on
         self._train_turns = train_turns
         self._return_raw_chat = return_raw_chat
+        self._images = images
         self.read = {1: self._read_conversation, 2: self._read_responses, 3: self._read_prompt}[phase]
 
     def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids] | BadConversation]:
         return self._texts.encode([sample.pieces for sample in samples], [sample.where for sample in samples])
 
-    def _conversation(self, messages: Any, sample: Any, where: str) -> Conversation:
-        bare, weights = split_weights(checked_messages(messages, where), where)
+    def _conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowPicture, ...]]:
+        """The messages, checked and with their images in place, and those images."""
+        reads_images = self._images is not None
+        bare, weights = split_weights(checked_messages(messages, where, reads_images), where)
         if self._phase == 1:
             check_weights(bare, weights, self._loss_on, where)
-        return Conversation(
+        images: tuple[RowPicture, ...] = ()
+        if self._images is not None:
+            values = self._raw.get_images(sample) or ()
+            bare, images = self._images.placed(bare, values, self._raw.images_folder, where)
+        conversation = Conversation(
             bare,
             where,
             checked_tools(self._raw.get_tools(sample), where),
             self._raw.get_chat_template_kwargs(sample) or {},
             frozenset(place for place, weight in enumerate(weights) if weight is False),
         )
+        return conversation, images
+
+    def _expanded(self, pieces: list[TextPiece], images: Sequence[RowPicture], where: str) -> list[TextPiece]:
+        return pieces if self._images is None else self._images.expanded(pieces, images, where)
 
     def _read_conversation(self, sample: Any, where: str) -> ReadSample:
         messages, train_turns = self._raw.get_messages(sample), self._train_turns
@@ -155,9 +170,11 @@ class ChatText:
             # The dataset offers its response to learn from, not the turns before it.
             prompt, (response,) = read_texts(self._raw, 1, sample, where)
             if not prompt:
+                if self._images is not None and self._raw.get_images(sample):
+                    raise BadConversation(f"{where}: expected a prompt, which the images belong to, got a text alone")
                 return ReadSample(where, self._texts.text(response))
             messages, train_turns = [*messages_of_text(prompt), response_message(prompt, response)], "last"
-        conversation = self._conversation(messages, sample, where)
+        conversation, images = self._conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
         pieces = self._texts.sentence(conversation, train_turns)
@@ -165,9 +182,8 @@ class ChatText:
             raise Dropped("no_assistant_turn")
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
-        return ReadSample(
-            where, pieces, noted=None if self._texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
-        )
+        noted = None if self._texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
+        return ReadSample(where, self._expanded(pieces, images, where), noted=noted, images=images)
 
     def _read_responses(self, sample: Any, where: str) -> ReadSample:
         messages = self._raw.get_prompt_messages(sample)
@@ -177,11 +193,13 @@ class ChatText:
             answers = [response_message(prompt, response) for response in responses]
         else:
             answers = self._response_messages(sample, where)
-        pieces = self._texts.responses(self._conversation(list(messages), sample, where), answers)
+        conversation, images = self._conversation(list(messages), sample, where)
+        pieces = self._texts.responses(conversation, answers)
         if pieces is None:
             raise Dropped("prompt_no_prefix_of_the_response")
         prompt_pieces, answer_pieces = pieces
-        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces))
+        prompt_pieces = self._expanded(prompt_pieces, images, where)
+        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), images=images)
 
     def _response_messages(self, sample: Any, where: str) -> list[Message]:
         """The chosen and the rejected message."""
@@ -209,11 +227,12 @@ class ChatText:
         if messages is None:
             text, _ = read_texts(self._raw, 3, sample, where)
             messages = messages_of_text(text)
-        conversation = self._conversation(messages, sample, where)
+        conversation, images = self._conversation(messages, sample, where)
         pieces = self._texts.prompt(conversation)
         if text is None:
             text = "".join(piece.text for piece in pieces)
         raw_chat = None
         if self._return_raw_chat:
             raw_chat = checked_json(self._raw, "get_prompt_messages", conversation.messages, where)
-        return ReadSample(where, pieces, len(pieces), text, raw_chat)
+        pieces = self._expanded(pieces, images, where)
+        return ReadSample(where, pieces, len(pieces), text, raw_chat, images=images)

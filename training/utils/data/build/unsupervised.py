@@ -21,6 +21,7 @@ from training.utils.data.files.columns import Expected
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
 from training.utils.data.rows.phases import TextBlock
+from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.raw_dataset import load_by_name
@@ -64,7 +65,7 @@ def build_unsupervised(
             source, _ = stored.open(Expected({column: "unsupervised_text_column"}, (column,)))
         order = shuffled_order(len(source), seed)
 
-        def make(begin: int, end: int, counts: Counts) -> Iterator[TextBlock]:
+        def make(begin: int, end: int, counts: Counts, _: Pictures) -> Iterator[TextBlock]:
             return _documents(source, order[begin:end], begin, column, texts, end_id, counts)
 
         plan = SplitPlan("train", TextBlock, len(source), make)

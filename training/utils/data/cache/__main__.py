@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.data.cache.arguments import CacheArguments
-from training.utils.data.cache.cache import BUILDING, LOCK, OLD, damage_of, read_manifest
+from training.utils.data.cache.cache import BUILDING, LOCK, OLD, damage_of, entries_of, read_manifest
 from training.utils.run.errors import ThreestepError
 from training.utils.run.program import run_program
 from training.utils.run.storage import try_lock, try_to_own
@@ -125,7 +125,7 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
         if entry.manifest is None:
             print(f"{entry.name}  unfinished; its shards are verified when its build resumes")
             continue
-        wrong = [what for split in entry.manifest["splits"].values() if (what := _damage(entry.path, split))]
+        wrong = [what for each in entries_of(entry.manifest).values() if (what := _damage(entry.path, each))]
         damaged += bool(wrong)
         print(f"{entry.name}  {'; '.join(wrong) or 'sound'}")
     if damaged:
@@ -133,11 +133,11 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _damage(folder: str, split: dict[str, Any]) -> str | None:
+def _damage(folder: str, entry: dict[str, Any]) -> str | None:
     try:
-        return damage_of(folder, split, math.inf)
+        return damage_of(folder, entry, math.inf)
     except OSError as error:
-        return f"{split['file']} does not open ({error.strerror})"
+        return f"{entry['file']} does not open ({error.strerror})"
 
 
 def _prune(folder: str, arguments: argparse.Namespace) -> None:

@@ -38,9 +38,10 @@ from training.utils.run.storage import (
 if TYPE_CHECKING:
     from training.utils.data.rows.dataset import CachedSplit
 
-CACHE_FORMAT = 3  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself
+CACHE_FORMAT = 4  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have images
 CHECKED_BYTES = 16 * 2**20
 MANIFEST = "manifest.json"
+PICTURES = "pictures"  # the key of their entry
 LOCK = ".lock"
 WAITING = "waiting for another process to build it"  # the only line before a pause
 BUILDING = ".building"
@@ -193,18 +194,25 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     if manifest.get("sha256") != sha256_of_object({key: manifest[key] for key in manifest if key != "sha256"}):
         raise Damaged("its manifest was changed")
     splits = {}
-    for key, entry in manifest["splits"].items():
+    for key, entry in entries_of(manifest).items():
         try:
             if damage := damage_of(final, entry, CHECKED_BYTES):
                 raise Damaged(damage)
-            splits[key] = CachedSplit(os.path.join(final, entry["file"]), entry["rows"], manifest)
+            if key != PICTURES:
+                splits[key] = CachedSplit(os.path.join(final, entry["file"]), entry["rows"], manifest)
         except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are OSError or ValueError
             raise Damaged(f"{entry['file']} does not open ({error})") from error
     return splits
 
 
+def entries_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A manifest's entries of files by name: those of the splits, and `pictures` if rows have some."""
+    pictures = manifest.get(PICTURES)
+    return {**manifest["splits"], **({PICTURES: pictures} if pictures else {})}
+
+
 def damage_of(folder: str, entry: dict[str, Any], checked_bytes: float) -> str | None:
-    """How a split's file differs from its manifest's entry; its content is compared up to this size."""
+    """How a file differs from its manifest's entry; its content is compared up to this size."""
     path = os.path.join(folder, entry["file"])
     size = os.path.getsize(path)
     if size != entry["bytes"]:
@@ -242,7 +250,7 @@ def _build(
         }
         manifest["sha256"] = sha256_of_object(manifest)
         write_json(os.path.join(building, MANIFEST), manifest)
-        for name in [*(entry["file"] for entry in splits.values()), MANIFEST]:
+        for name in [*(entry["file"] for entry in entries_of(manifest).values()), MANIFEST]:
             flush_to_disk(os.path.join(building, name))
         drop_shards(building)
         flush_to_disk(building)

@@ -1,8 +1,8 @@
 """The files of shards: which are finished, and which are removed. Knows nothing of their content.
 
 A shard is an Arrow file and a JSON file, which is written last and holds its entry: what the manifest says of a split,
-with the checksum of the Arrow file. Both are in the subfolder `shards` of the folder that is being built, whose name
-holds the fingerprint of what is built.
+with the checksum of the Arrow file. The pictures of its rows, if they have some, are in a third file. All are in the
+subfolder `shards` of the folder that is being built, whose name holds the fingerprint of what is built.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ def make_shards_folder(folder: str) -> None:
     os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
 
 
+def pictures_path(path: str) -> str:
+    """The pictures of a shard."""
+    return path.removesuffix(".arrow") + ".pictures"
+
+
 def finish_shard(path: str, written: str, entry: dict[str, Any]) -> None:
-    """Give the file `written` the shard's name, then mark it as finished."""
+    """Give the file `written` the shard's name, and that of its pictures, then mark it as finished."""
+    if entry.get("pictures"):
+        os.replace(pictures_path(path) + ".part", pictures_path(path))
     os.replace(written, path)
     about = _about(path)
     write_json(about + ".part", {"key": _key(path), **entry})
@@ -35,17 +42,20 @@ def finish_shard(path: str, written: str, entry: dict[str, Any]) -> None:
 
 
 def finished_shard(path: str) -> dict[str, Any] | None:
-    """The shard's entry if the shard exists, belongs to this build and has its checksum."""
+    """The shard's entry if the shard exists, belongs to this build and has its checksums."""
     entry = read_json_object(_about(path))
     try:
-        return entry if entry and entry["key"] == _key(path) and entry["sha256"] == sha256_of(path) else None
+        if not entry or entry["key"] != _key(path) or entry["sha256"] != sha256_of(path):
+            return None
+        pictures = entry.get("pictures")
+        return entry if not pictures or pictures["sha256"] == sha256_of(pictures_path(path)) else None
     except (OSError, KeyError):
         return None
 
 
 def keep_shards(folder: str, paths: Collection[str]) -> None:
     """Remove all files from the folder of the shards except those of these shards."""
-    stays = {*paths, *map(_about, paths)}
+    stays = {*paths, *map(_about, paths), *map(pictures_path, paths)}
     shards = os.path.join(folder, _FOLDER)
     for name in os.listdir(shards):
         path = os.path.join(shards, name)

@@ -8,7 +8,9 @@ rows into new batches, so the result has the same bytes for any number of worker
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,11 +21,13 @@ from training.utils.data.cache.shard_files import (
     finished_shard,
     keep_shards,
     make_shards_folder,
+    pictures_path,
     shard_path,
 )
 from training.utils.data.cache.workers import run_jobs, worker_count
-from training.utils.data.rows.dataset import join_files, write_rows
+from training.utils.data.rows.dataset import join_files, picture_keys, write_rows
 from training.utils.data.rows.phases import Row
+from training.utils.data.rows.pictures import Pictures, PictureWriter, copy_pictures
 from training.utils.run.progress import progress_bar
 
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
@@ -33,12 +37,13 @@ _LEAST_ROWS, _MOST_ROWS = 512, 8192
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """One split: `make(begin, end, counts)` yields rows of raw rows begin .. end - 1 in any process and counts."""
+    """One split: `make(begin, end, counts, pictures)` yields rows of raw rows begin .. end - 1 in any process, counts,
+    and puts aside their pictures."""
 
     name: str
     row_type: type
     raw_rows: int
-    make: Callable[[int, int, Counts], Iterator[Row]]
+    make: Callable[[int, int, Counts, Pictures], Iterator[Row]]
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,15 @@ class BuiltShards:
     tokens: int
     counts: Counts
 
-    def join(self, path: str) -> dict[str, Any]:
-        """Write the rows of all shards to one file; returns its entry in the manifest."""
-        written = join_files(self.paths, path, self.row_type)
+    def join(self, path: str, pictures: PictureWriter) -> dict[str, Any]:
+        """Write the rows of all shards to one file, and add their pictures to `pictures`; returns the entry of the rows
+        in the manifest."""
+        new_keys = {
+            shard: copy_pictures(pictures_path(shard), picture_keys(shard), pictures)
+            for shard in self.paths
+            if os.path.exists(pictures_path(shard))
+        }
+        written = join_files(self.paths, path, self.row_type, new_keys)
         return {**asdict(written), **self.counts.as_json()}
 
 
@@ -116,8 +127,12 @@ def _make(jobs: list[_Job], num_workers: int | None, all_rows: int) -> Iterator[
 
 def _build_shard(job: _Job) -> dict[str, Any]:
     """Write a shard under another name first: a file with the right name is whole."""
-    counts = Counts()
-    written = write_rows(job.path + ".part", job.plan.row_type, job.plan.make(job.begin, job.end, counts))
-    entry = {**asdict(written), **counts.as_json()}
+    counts, pictures = Counts(), PictureWriter(pictures_path(job.path) + ".part")
+    with closing(pictures):
+        made = job.plan.make(job.begin, job.end, counts, pictures)
+        written = write_rows(job.path + ".part", job.plan.row_type, made)
+        entry = {**asdict(written), **counts.as_json()}
+        if (aside := pictures.finish()) is not None:
+            entry["pictures"] = aside
     finish_shard(job.path, job.path + ".part", entry)
     return entry

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -55,10 +55,29 @@ class ChatTemplate:
         self._variables = dict(variables)
         self.literals = _literals_in_tests(text)
 
+    @cached_property
+    def _reads_only_parts(self) -> bool:
+        """Whether the template writes a text that is a part of a content, and not one that is the content, as those of
+        some models that read images."""
+        probe = "a probe"
+        for content in (probe, [{"type": "text", "text": probe}]):
+            try:
+                if probe in self._written([{"role": "user", "content": content}]).text:
+                    return content != probe
+            except TemplateRefused:
+                continue
+        return False
+
     def render(
         self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = False, marks: bool = False
     ) -> Rendering:
-        """Apply the template as transformers does; raises TemplateRefused where it raises."""
+        """Apply the template as transformers does; raises TemplateRefused where it raises. A template that reads only
+        parts gets each text as one."""
+        return self._written([self._as_read(message) for message in messages], tools, generation_prompt, marks)
+
+    def _written(
+        self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = False, marks: bool = False
+    ) -> Rendering:
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -76,6 +95,12 @@ class ChatTemplate:
             raise TemplateRefused(str(error).strip() or type(error).__name__) from error
         (text,), found = rendered
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
+
+    def _as_read(self, message: Message) -> Message:
+        content = message.get("content")
+        if not isinstance(content, str) or not self._reads_only_parts:
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _literals_in_tests(template: str) -> frozenset[str]:

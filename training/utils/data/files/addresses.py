@@ -87,6 +87,17 @@ def _of_folder(found: Sequence[str], suffixes: Sequence[str], folder: str, flag:
     return names
 
 
+def folder_of(address: str) -> str | None:
+    """The folder that an address names, or that its files are in (of a glob, the one before the first pattern); None of
+    a remote address."""
+    if is_remote(address):
+        return None
+    folder = os.path.expanduser(address)
+    while glob.has_magic(folder) and not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return folder if os.path.isdir(folder) else os.path.dirname(folder) or "."
+
+
 def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """The (training, evaluation) files of a folder, by the parts in which their paths differ.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from training.utils.data.files.addresses import check_address, content_of_files, share_files
+from training.utils.data.files.addresses import check_address, content_of_files, folder_of, share_files
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.hub_rows import HubRows, parse_hub_address
 from training.utils.data.files.readers import HUB, Rows, files_of, open_rows, split_reader
@@ -14,9 +14,11 @@ class StoredRows(Protocol):
     """Training rows, and evaluation rows where there are any.
 
     address: for errors.
+    folder: that relative paths in the rows begin at; None of what is not stored here.
     """
 
     address: str
+    folder: str | None
 
     def fingerprint(self) -> str:
         """A string that changes whenever a row may change."""
@@ -30,6 +32,7 @@ class StoredFiles:
 
     def __init__(self, reader: str, address: str, flag: str, spool_dir: str | None, hold_out: bool) -> None:
         self.address = address
+        self.folder = folder_of(address)
         self._reader = reader
         self._spool_dir = spool_dir
         files = files_of(reader, address, flag)

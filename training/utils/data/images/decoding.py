@@ -1,8 +1,7 @@
 """Encoded pictures as pixels: formats are a list, sizes are checked before anything is decoded, Exif's rotation is
 applied, and every picture becomes RGB.
 
-Pillow decodes; nothing here knows rows, models or processors. Serves builds of rows with images, which are refused
-today (`sources.media`).
+Pillow decodes; nothing here knows rows, models or processors.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
 | TRL, OpenAI's typed parts | a part {"type": "image"}, without or with its own image in it |
 | TRL's plain text | none: all images come before the first user's text |
 
-Knows nothing of bytes, tokens or templates. Serves builds of rows with images, which are refused today
-(`sources.media`).
+Knows nothing of bytes, tokens or templates.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.media import BadConversation
+from training.utils.data.sources.media import BadConversation, is_image_part
 from training.utils.data.sources.messages import Message
 
 TAG = "<image>"
 _TEXT_TYPES = (None, "text", "input_text", "output_text")
-_IMAGE_TYPES = ("image", "image_url", "input_image")
 _HELD_IN = ("image", "image_url", "url", "path", "base64", "bytes")  # keys of a part that may hold its image
 
 
@@ -44,10 +42,10 @@ def place_images(messages: Sequence[Message], images: Sequence[Any], where: str)
     Raises BadConversation, which begins with `where`, where places and images differ in number, for an image that the
     model would have to write, and for video, audio and other parts.
     """
-    typed = any(_is_image(part) for message in messages for part in _parts(message))
+    typed = any(is_image_part(part) for message in messages for part in _parts(message))
     split_tags = bool(images) and not typed
     read = [_read(message, split_tags, f"{where}, message {at}") for at, message in enumerate(messages, start=1)]
-    held = [part["image"] for message in read for part in _parts(message) if _is_image(part)]
+    held = [part["image"] for message in read for part in _parts(message) if is_image_part(part)]
     own = [image for image in held if image is not None]
     if own and (images or len(own) < len(held)):
         raise BadConversation(
@@ -68,10 +66,6 @@ def _parts(message: Message) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES
-
-
 def _read(message: Message, split_tags: bool, where: str) -> Message:
     """The message with its image parts as {"type": "image", "image": the one it holds, or None}."""
     content = message.get("content")
@@ -83,7 +77,7 @@ def _read(message: Message, split_tags: bool, where: str) -> Message:
         return message
     else:
         raise BadConversation(f"{where}: 'content': expected text or typed parts, got {kind_of(content)}")
-    if message.get("role") == "assistant" and any(map(_is_image, read)):
+    if message.get("role") == "assistant" and any(map(is_image_part, read)):
         raise BadConversation(
             f"{where}: an image in the assistant's message: a model learns to write text; put it before, or leave the "
             "row out"
@@ -92,7 +86,7 @@ def _read(message: Message, split_tags: bool, where: str) -> Message:
 
 
 def _read_part(part: Any, split_tags: bool, where: str) -> list[dict[str, Any]]:
-    if _is_image(part):
+    if is_image_part(part):
         return [{"type": "image", "image": _held(part, where)}]
     kind = part.get("type") if isinstance(part, Mapping) else None
     text = part.get("text") if isinstance(part, Mapping) else None
@@ -138,9 +132,9 @@ def _before_first_user(messages: list[Message], count: int, where: str) -> list[
 
 def _without_images(message: Message) -> Message:
     """The message with image parts that only mark their place; a list of one text as the text."""
-    parts = [{"type": "image"} if _is_image(part) else part for part in _parts(message)]
+    parts = [{"type": "image"} if is_image_part(part) else part for part in _parts(message)]
     if not parts:
         return message if not isinstance(message.get("content"), list) else {**message, "content": ""}
-    if any(map(_is_image, parts)):
+    if any(map(is_image_part, parts)):
         return {**message, "content": parts}
     return {**message, "content": "".join(part["text"] for part in parts)}

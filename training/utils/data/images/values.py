@@ -1,7 +1,7 @@
 """Images as rows hold them: bytes, a path inside the data's folder, Hugging Face's struct of both, a PIL image.
 
 All become the bytes of an encoded picture, and nothing is decoded but a PIL image. No address is fetched, and no path
-leaves the folder. Serves builds of rows with images, which are refused today (`sources.media`).
+leaves the folder.
 """
 
 from __future__ import annotations
@@ -15,34 +15,11 @@ from typing import Any
 
 from training.utils.data.files.columns import kind_of
 from training.utils.data.sources.media import BadConversation
-from training.utils.data.sources.messages import from_json
 
 MOST_FILE_BYTES = 2**26  # of one encoded picture
-COLUMNS = ("images", "image")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:", re.ASCII)
 _FORMS = "bytes, a path inside the data's folder, an object with 'bytes' or 'path', or a PIL image"
 _KEYS = ("bytes", "path", "image")  # of Hugging Face's struct and of verl's object
-
-
-def image_values(row: Mapping[str, Any], where: str) -> list[Any]:
-    """The values in a row's column `images` (TRL, verl, LLaMA-Factory) or `image` (TRL): a list, its JSON text, or one
-    image; none of an empty one.
-
-    Raises BadConversation where both columns hold something.
-    """
-    held = [column for column in COLUMNS if not _is_empty(row.get(column))]
-    if len(held) > 1:
-        raise BadConversation(f"{where}: expected images in one column, got both 'images' and 'image'; remove one")
-    if not held:
-        return []
-    value = row[held[0]]
-    if isinstance(value, str) and value.startswith("["):  # of CSV
-        value = from_json(value, f"{where}, column '{held[0]}'", "a list of images")
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, (str, list, tuple)) and value in ("", "[]", [], ()))
 
 
 def image_bytes(value: Any, folder: Path | None, where: str) -> bytes:

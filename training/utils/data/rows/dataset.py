@@ -12,34 +12,38 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
+from training.utils.data.rows.pictures import KEY_AT, SPAN_NUMBERS, PictureStore, span_numbers, spans_of
 from training.utils.run.storage import HashedFile, share
 
 ROWS_PER_BATCH = 2048
 
 _IDS = pa.list_(pa.int32())
 _COLUMNS: dict[type, dict[str, pa.DataType]] = {
-    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS, "parallel_tags": _IDS},
+    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS, "parallel_tags": _IDS, "images": _IDS},
     ResponsesRow: {
         "prompt_ids": _IDS,
         "response_ids": pa.list_(_IDS),
         "margins": pa.list_(pa.float32()),
         "parallel_tags": _IDS,
+        "images": _IDS,
     },
     PromptRow: {
         "flipped_prompt_ids": _IDS,
         "prompt_text": pa.string(),
         "reference": pa.string(),
         "columns": pa.string(),
+        "images": _IDS,
+        "picture_digests": pa.string(),
     },
     TextBlock: {"input_ids": _IDS},
 }
@@ -68,9 +72,25 @@ def write_rows(path: str, row_type: type, rows: Iterable[Row]) -> Written:
     return _write(path, row_type, (_to_batch(row_type, batch) for batch in taken))
 
 
-def join_files(paths: Sequence[str], path: str, row_type: type) -> Written:
-    """Write the rows of several files to one, in order and in new batches: the same rows give the same bytes."""
-    return _write(path, row_type, _cut_anew(paths))
+def join_files(
+    paths: Sequence[str], path: str, row_type: type, new_keys: Mapping[str, np.ndarray] | None = None
+) -> Written:
+    """Write the rows of several files to one, in order and in new batches: the same rows give the same bytes.
+
+    new_keys: for the path of a file, the keys that the pictures of its rows get, by their old keys.
+    """
+    return _write(path, row_type, _cut_anew(paths, new_keys or {}))
+
+
+def picture_keys(path: str) -> np.ndarray:
+    """The keys of the pictures that the rows of a file have, int64, in the order of the rows."""
+    held = [_numbers_of_spans(batch)[:, KEY_AT] for batch in _batches([path]) if "images" in batch.schema.names]
+    return np.concatenate([np.zeros(0, np.int64), *held])
+
+
+def _numbers_of_spans(batch: pa.RecordBatch) -> np.ndarray:
+    """Int64 [images, SPAN_NUMBERS]."""
+    return _view(batch.column("images").values).astype(np.int64).reshape(-1, SPAN_NUMBERS)
 
 
 def _write(path: str, row_type: type, batches: Iterable[pa.RecordBatch]) -> Written:
@@ -104,10 +124,22 @@ def _batches(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(number)
 
 
-def _cut_anew(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _with_keys(path: str, new_keys: np.ndarray | None) -> Iterator[pa.RecordBatch]:
+    """The batches of a file, with other keys of their pictures where there are some."""
+    for batch in _batches([path]):
+        if new_keys is None:
+            yield batch
+            continue
+        numbers = _numbers_of_spans(batch)
+        numbers[:, KEY_AT] = new_keys[numbers[:, KEY_AT]]
+        column = pa.ListArray.from_arrays(batch.column("images").offsets, pa.array(numbers.reshape(-1), pa.int32()))
+        yield batch.set_column(batch.schema.get_field_index("images"), "images", column)
+
+
+def _cut_anew(paths: Sequence[str], new_keys: Mapping[str, np.ndarray]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in _batches(paths):
+    for batch in chain.from_iterable(_with_keys(path, new_keys.get(path)) for path in paths):
         waiting.append(batch)
         rows += batch.num_rows
         if rows >= ROWS_PER_BATCH:
@@ -127,6 +159,8 @@ def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "loss_spans":
         return _spans([row.loss_mask for row in rows])
+    if name == "images":
+        return _ragged([span_numbers(row.images) for row in rows])
     values = [getattr(row, name) for row in rows]
     if name == "response_ids":
         return pa.ListArray.from_arrays(
@@ -135,10 +169,10 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name in ("margins", "parallel_tags"):  # an empty array means None
         dtype = np.float32 if name == "margins" else np.int32
         return _ragged([np.array(() if value is None else value, dtype) for value in values], dtype)
-    if name in ("reference", "columns"):  # null means None, of columns none
-        null: Any = None if name == "reference" else {}
-        values = [None if value == null else json.dumps(value, ensure_ascii=False) for value in values]
-    if name in ("prompt_text", "reference", "columns"):
+    nulls: dict[str, Any] = {"reference": None, "columns": {}, "picture_digests": ()}
+    if name in nulls:
+        values = [None if value == nulls[name] else json.dumps(value, ensure_ascii=False) for value in values]
+    if name in ("prompt_text", *nulls):
         return pa.array(values, pa.string())
     return _ragged(values)
 
@@ -211,9 +245,11 @@ class _Batch:
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "margins": lambda margins: margins if len(margins) else None,
     "parallel_tags": lambda tags: tuple(tags.tolist()) or None,
+    "images": spans_of,
     "prompt_text": lambda text: text.as_py(),
     "reference": lambda text: json.loads(text.as_py()) if text.is_valid else None,
     "columns": lambda text: json.loads(text.as_py()) if text.is_valid else {},
+    "picture_digests": lambda text: tuple(json.loads(text.as_py())) if text.is_valid else (),
 }
 
 
@@ -248,6 +284,12 @@ class CachedSplit(Sequence):
 
     def __len__(self) -> int:
         return self._rows
+
+    @cached_property
+    def pictures(self) -> PictureStore | None:
+        """The pictures of the rows, by `ImageSpan.key`: those of the whole folder; None if it has none."""
+        entry = self.manifest.get("pictures")
+        return entry and PictureStore(os.path.join(os.path.dirname(self.path), entry["file"]))
 
     @cached_property
     def lengths(self) -> np.ndarray:

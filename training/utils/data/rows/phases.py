@@ -10,9 +10,12 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from training.utils.layout.images import ImageSpan
 
 PHASES = (1, 2, 3)
 PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}
@@ -27,6 +30,7 @@ class SentenceRow:
         the end-of-conversation token. `loss_mask[0]` is always False: nothing precedes the first token.
     parallel_tags: the ids of the four tags of parallel thinking where the tokens that carry loss have blocks to lay out
         (see `layout.parallel`); otherwise None.
+    images: among the tokens, none of which carries loss.
 
     Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
     input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
@@ -36,6 +40,7 @@ class SentenceRow:
     input_ids: np.ndarray
     loss_mask: np.ndarray
     parallel_tags: tuple[int, ...] | None = None
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -51,6 +56,7 @@ class ResponsesRow:
     margins: float32 [K - 1], the dataset's `get_margin` between neighbours in the ranking, or None.
     parallel_tags: as in SentenceRow, where responses have blocks.
     are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
+    images: of the prompt.
     """
 
     row_id: int
@@ -59,6 +65,7 @@ class ResponsesRow:
     margins: np.ndarray | None = None
     parallel_tags: tuple[int, ...] | None = None
     are_drawn: bool = False
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -73,6 +80,7 @@ class PromptRow:
     prompt_text: the text as the dataset gave it (messages: as the chat template renders them), never truncated.
     reference: the dataset's `get_reference` (a string, or any other JSON value), or None.
     columns: JSON values by name that rewards and samples get (see `samples.read_carried`), always with `data_source`.
+    images: counted from the first token of the prompt. picture_digests: the sha256 of each picture, in hex.
     """
 
     row_id: int
@@ -80,6 +88,8 @@ class PromptRow:
     prompt_text: str
     reference: Any
     columns: dict[str, Any] = field(default_factory=dict)
+    images: tuple[ImageSpan, ...] = ()
+    picture_digests: tuple[str, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -87,8 +97,8 @@ class PromptRow:
 
     @cached_property
     def uid(self) -> str:
-        """16 hex digits of the prompt's text and reference: the same in every run, epoch and data order."""
-        content = json.dumps([self.prompt_text, self.reference], sort_keys=True)
+        """16 hex digits of the prompt's text, reference and pictures: the same in every run, epoch and data order."""
+        content = json.dumps([self.prompt_text, self.reference, *self.picture_digests], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -15,8 +15,9 @@ from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.readers import Rows
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats import FileColumns, Format, has_column, missing_column, recognise
+from training.utils.data.sources.image_columns import image_values
 from training.utils.data.sources.marks import read_mark
-from training.utils.data.sources.media import check_media, media_columns
+from training.utils.data.sources.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.sources.messages import Message, from_json, prompt_text, read_tools, response_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.recognition import Recognition, recognition_of
@@ -81,6 +82,7 @@ class FileDataset(PromptRawDataset):
         further += [(_THINKING, "a variable of the template"), (columns.margin or "", "margin")]
         references = (columns.reference,) if columns.reference else (f"{_REWARD_MODEL}.{_GROUND_TRUTH}", _GROUND_TRUTH)
         further += [(column, "reference") for column in references]
+        further += [(column, "images") for column in IMAGE_COLUMNS if self.reads_images]
         read = [(column, role) for role, column in self.format.roles.items()]
         read += [(column, role) for column, role in further if has_column(kinds, column)]
         return recognition_of(kinds, self.format.name, self.format.why, read)
@@ -119,8 +121,12 @@ class FileDataset(PromptRawDataset):
     def _record(self, sample: Mapping[str, Any]) -> Record:
         """A row's content, read once for all getters that are called on it in turn."""
         if self._last is None or self._last[0] is not sample:
-            check_media(sample, self._media_columns, _where(sample))
-            self._last = (sample, self.format.read(sample, self.format.roles, _where(sample)))
+            check_media(sample, self._media_columns, _where(sample), self.reads_images)
+            record = self.format.read(sample, self.format.roles, _where(sample))
+            if not self.reads_images:
+                check_text_parts([*(record.prompt_messages or ()), *(record.chosen_messages or ())], _where(sample))
+                check_text_parts(record.rejected_messages or (), _where(sample))
+            self._last = (sample, record)
         return self._last[1]
 
     def get_prompt(self, sample: Mapping[str, Any]) -> str | None:
@@ -146,6 +152,15 @@ class FileDataset(PromptRawDataset):
     def get_mark(self, sample: Mapping[str, Any]) -> bool | None:
         label = self.format.roles.get("label")
         return None if label is None else read_mark(sample, label, _where(sample))
+
+    @property
+    def images_folder(self) -> str | None:
+        return self._stored.folder
+
+    def get_images(self, sample: Mapping[str, Any]) -> list[Any] | None:
+        """What stands in a column `images` or `image`."""
+        self._record(sample)  # which refuses them where the model reads text alone
+        return image_values(sample, _where(sample)) if self.reads_images else None
 
     # As messages.
 
@@ -180,7 +195,7 @@ class FileDataset(PromptRawDataset):
     def get_extra(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """All columns but the prompt and responses, without nulls and bytes; also what rewards seek in `extra_info`."""
         read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference}
-        read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING}
+        read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING, *IMAGE_COLUMNS}
         extra = {name: value for name, value in sample.items() if name not in read}
         if self._columns.reference is None and isinstance(extra.get(_REWARD_MODEL), dict):
             rest = {name: value for name, value in extra.pop(_REWARD_MODEL).items() if name != _GROUND_TRUTH}

@@ -89,10 +89,10 @@ def _read_message(message: Any, where: str) -> Message:
         )
     if not isinstance(read["role"], str):
         raise ThreestepError(f"{where}: 'role': expected text, got {kind_of(read['role'])}")
-    read["content"] = joined_text(read, where)
+    read["content"] = joined_text(read, where, images=True)
     if read["content"] is None:
         read["content"] = ""
-    if not isinstance(read["content"], str):
+    if not isinstance(read["content"], (str, list)):
         raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
     if read["role"] == "function":  # OpenAI's older name
         read["role"] = "tool"
@@ -155,8 +155,9 @@ def from_json(value: Any, where: str, expected: str) -> Any:
 # Checked, for a chat template.
 
 
-def checked_messages(messages: Any, where: str) -> list[Message]:
-    """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined).
+def checked_messages(messages: Any, where: str, images: bool = False) -> list[Message]:
+    """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined, but
+    with `images` for those of a message that holds some).
 
     Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
     JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
@@ -164,10 +165,10 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
     messages = _plain(messages)
     if not isinstance(messages, list):
         raise BadConversation(f"{where}: expected a list of messages, got {kind_of(messages)}")
-    return [_checked(message, f"{where}, message {number}") for number, message in enumerate(messages, start=1)]
+    return [_checked(message, f"{where}, message {number}", images) for number, message in enumerate(messages, start=1)]
 
 
-def _checked(message: Any, where: str) -> Message:
+def _checked(message: Any, where: str, images: bool) -> Message:
     if not isinstance(message, dict):
         raise BadConversation(f"{where}: expected an object with role and content, got {kind_of(message)}")
     role = message.get("role")
@@ -189,8 +190,8 @@ def _checked(message: Any, where: str) -> Message:
             del checked["tool_calls"]
     # Some templates write tool calls only where content is None.
     checked.setdefault("content", None if "tool_calls" in checked else "")
-    content = checked["content"] = joined_text(checked, where)
-    if not isinstance(content, str | None):
+    content = checked["content"] = joined_text(checked, where, images)
+    if not isinstance(content, (str, list) if images else str) and content is not None:
         raise BadConversation(
             f"{where}: expected content that is text or a list of parts such as "
             f'{{"type": "text", "text": ...}}, got {content!r:.60}'
@@ -234,7 +235,7 @@ def _parsed(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Lists, dictionaries and Python scalars in place of what Arrow and NumPy give."""
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, (str, bytes, bool, int, float)):
         return value
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

@@ -34,6 +34,7 @@ class PromptRawDataset:
     dataset_clean_name: str = ""
     dataset_dir: str | None = None
     dataset_dir_remedy: str = ""
+    reads_images: bool = False  # set before rows are read: whether the model that they are for reads images
 
     def __init__(self, output_path: str, seed: int, local_rank: int, dataset_name: str) -> None:
         self.output_path = output_path
@@ -107,9 +108,17 @@ class PromptRawDataset:
         return None
 
     def get_images(self, sample: Any) -> list[Any] | None:
-        """The images of the row, as bytes, paths or PIL images, in the order of their places in its messages or texts
-        (`<image>`, or parts {"type": "image"}). Only text is trained on so far: a row with images is refused."""
+        """The images of the row, as bytes, paths below `images_folder` or PIL images, in the order of their places in
+        its messages or texts (`<image>`, or parts {"type": "image"}; without any, before the first user's text).
+
+        A row with images is refused where the model reads text alone.
+        """
         return None
+
+    @property
+    def images_folder(self) -> str | None:
+        """The folder that paths of images are relative to, and do not leave; None: no paths are read."""
+        return self.dataset_dir
 
     # A row as chat messages in OpenAI's form: dictionaries with `role` (system, user, assistant or tool) and `content`
     # (text, or a list of typed parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`,

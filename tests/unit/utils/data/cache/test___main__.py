@@ -153,7 +153,7 @@ def test_prune_keeps_what_is_being_built(folder, capsys):
 
 
 def test_unfinished_builds_are_listed_and_pruned(tmp_path, capsys):
-    def make_rows(begin, end, counts):
+    def make_rows(begin, end, counts, pictures):
         if begin:
             raise KeyboardInterrupt
         return iter([TextBlock(0, np.arange(5, dtype=np.int32))])

@@ -60,7 +60,7 @@ def test_the_second_run_resumes(ask):
 def test_the_manifest_says_it_in_clear(ask):
     folder, _ = ask()
     manifest = json.loads(Path(folder.path, "manifest.json").read_text())
-    assert manifest["parts"]["seed"] == "1" and manifest["parts"]["cache format"] == "3"
+    assert manifest["parts"]["seed"] == "1" and manifest["parts"]["cache format"] == "4"
     assert manifest["splits"]["train"]["rows"] == 3 and manifest["splits"]["train"]["tokens"] == 6
     assert len(manifest["splits"]["train"]["sha256"]) == 64
     assert folder.splits["train"].manifest["fingerprint"] == manifest["fingerprint"]

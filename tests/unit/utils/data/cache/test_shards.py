@@ -33,7 +33,7 @@ from training.utils.run.errors import ThreestepError
 RAW_ROWS = 5000
 
 
-def make(begin, end, counts):
+def make(begin, end, counts, pictures=None):
     """Every seventh row is dropped, row i has i % 5 + 1 tokens."""
     for row in range(begin, end):
         if row % 7 == 0:
@@ -51,7 +51,7 @@ def ask(tmp_path):
 
         def build(folder):
             built = build_shards(folder, [SplitPlan("train", TextBlock, RAW_ROWS, make)], num_workers, log.append)
-            return {"splits": {"train": built["train"].join(os.path.join(folder, "train.arrow"))}}
+            return {"splits": {"train": built["train"].join(os.path.join(folder, "train.arrow"), None)}}
 
         return open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, False, log.append), log
 
@@ -139,7 +139,7 @@ def stops_at(row, failure):
     """`make` until a row is reached; `made` says what was asked for."""
     made: list[int] = []
 
-    def stopping(begin, end, counts):
+    def stopping(begin, end, counts, pictures):
         made.append(begin)
         if begin <= row < end:
             raise failure
@@ -214,14 +214,14 @@ RAW_ROWS = {RAW_ROWS}
 folder, num_workers, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 
 {inspect.getsource(make)}
-def slowly(begin, end, counts):
+def slowly(begin, end, counts, pictures):
     time.sleep(seconds)
     return make(begin, end, counts)
 
 def build(where):
     print("building", flush=True)
     built = shards.build_shards(where, [shards.SplitPlan("train", TextBlock, RAW_ROWS, slowly)], num_workers, print)
-    return {{"splits": {{"train": built["train"].join(os.path.join(where, "train.arrow"))}}}}
+    return {{"splits": {{"train": built["train"].join(os.path.join(where, "train.arrow"), None)}}}}
 
 opened = open_or_build(folder, "text", {{"datasets": "a"}}, build, False, print)
 print("rows", len(opened.splits["train"]))
@@ -345,7 +345,7 @@ def test_a_limit_of_the_system_is_a_full_disk(ask, tmp_path):
 
 
 def test_a_failure_of_the_datasets_own_disk_is_not_the_caches(ask):
-    def broken(begin, end, counts):
+    def broken(begin, end, counts, pictures):
         raise FileNotFoundError(errno.ENOENT, "No such file", "/data/rows.bin")
 
     with pytest.raises(FileNotFoundError, match="/data/rows.bin"):

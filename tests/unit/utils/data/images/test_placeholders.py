@@ -7,7 +7,7 @@ import random
 import pytest
 
 from training.utils.data.images.placeholders import place_images
-from training.utils.data.images.values import image_values
+from training.utils.data.sources.image_columns import image_values
 from training.utils.data.sources.media import BadConversation
 from training.utils.run.errors import ThreestepError
 

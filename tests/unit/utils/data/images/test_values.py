@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from training.utils.data.images.decoding import decoded
-from training.utils.data.images.values import MOST_FILE_BYTES, image_bytes, image_values
+from training.utils.data.images.values import MOST_FILE_BYTES, image_bytes
+from training.utils.data.sources.image_columns import image_values
 from training.utils.data.sources.media import BadConversation
 
 WHERE = "rows.jsonl, line 3, image 1"

@@ -1,0 +1,52 @@
+"""A model with a trained head for multi-token prediction, for rollouts by guesses: SFT on a few rows of GSM8K, which it
+soon knows well enough that most of its head's guesses are right, as those of a trained model are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.workload import Workload
+
+ROWS = 16
+# Rounds of training, each from where the last ended, until so many guesses are right.
+WANTED, _ROUNDS, _STEPS = 0.7, 6, 60
+ROOT = Path(__file__).parents[1]
+
+
+def make_drafting(workload: Workload, prompts: int) -> tuple[Path, Path, str]:
+    """Return the folder of the model, made where it is missing, the rows that it knows, and a sentence on its guesses
+    for the first `prompts` of them."""
+    folder, rounds = workload.folder / "drafting", 0
+    folder.mkdir(exist_ok=True)
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(workload.sft.read_text().splitlines(keepends=True)[:ROWS]))
+    while not (folder / "done").exists():
+        start = folder / f"round{rounds}" / "model" if rounds else workload.model
+        rounds += 1
+        _train(start, rows, folder / f"round{rounds}")
+        share, _ = _measured(folder / f"round{rounds}" / "model", rows, prompts)
+        print(f"drafting model: after {rounds * _STEPS} steps {share:.2f} of the guesses are right", file=sys.stderr)
+        if share >= WANTED or rounds == _ROUNDS:
+            (folder / "done").write_text(f"round{rounds}")
+    model = folder / (folder / "done").read_text() / "model"
+    return model, rows, _measured(model, rows, prompts)[1]
+
+
+def _train(start: Path, rows: Path, out: Path) -> None:
+    flags = f"--model_name_or_path {start} --data_path jsonl:{rows} --data_split 1,0,0 --dtype fp32 "
+    flags += f"--data_output_path {rows.parent / 'cache'} --output_dir {out} --max_train_steps {_STEPS} --zero_stage 0 "
+    flags += "--mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 1e-3 --per_device_train_batch_size 4 "
+    flags += "--num_train_epochs 1000 --max_eval_rows 1 --report false"
+    command = [sys.executable, "-m", "training.step1_sft.main", *flags.split()]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def _measured(model: Path, rows: Path, prompts: int) -> tuple[float, str]:
+    """Return the share of right guesses, and a sentence."""
+    program = [sys.executable, "-m", "benchmarks.competitors.speculation", "--model", str(model), "--how", "note"]
+    given = [*program, "--rows", str(rows), "--prompts", str(prompts)]
+    done = subprocess.run(given, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    share, sentence = done.stdout.strip().splitlines()[-1].split(" ", 1)
+    return float(share), sentence

@@ -1,0 +1,179 @@
+"""Launched on one or two ranks: SFT of tiny models of images and text on rows with images and rows without.
+
+Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
+"norms", "lacking", "tower_calls", "said"}}; lacking: micro-batches of this rank that got an image because another
+rank's had one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+SEED, STEPS, PER_STEP = 5, 3, 4
+LONGEST = 40
+VOCAB = 96
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. micro: rows in one forward of one rank."""
+
+    family: str
+    zero_stage: int = 0
+    micro: int = 2
+    packed: bool = True
+    freeze_vision_tower: bool = True
+    freeze_projector: bool = False
+    lora_dim: int = 0
+    gradient_checkpointing: bool = False
+    offload: bool = False
+
+
+# The micro-batches of one row leave some rank without an image where the other has one.
+CASES = {
+    1: {
+        "qwen2_z0": Case("qwen2_vl"),
+        "qwen2_z3_all": Case("qwen2_vl", 3, freeze_vision_tower=False, gradient_checkpointing=True),
+        "llava_padded_z0": Case("llava", 0, micro=4, packed=False),
+        "gemma3_z2_all": Case("gemma3", 2, freeze_vision_tower=False),
+        "qwen2_5_z0_all": Case("qwen2_5_vl", 0, freeze_vision_tower=False),
+        "qwen3_z3_offload": Case("qwen3_vl", 3, offload=True),
+    },
+    2: {
+        "qwen2_z0_all": Case("qwen2_vl", 0, micro=1, freeze_vision_tower=False),
+        "qwen2_z2_all": Case("qwen2_vl", 2, micro=1, freeze_vision_tower=False),
+        "qwen2_z3": Case("qwen2_vl", 3, micro=1),
+        "llava_z3_frozen": Case("llava", 3, micro=1, freeze_projector=True),
+        "qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, gradient_checkpointing=True),
+        "gemma3_z2": Case("gemma3", 2, micro=1),
+        "gemma3_z3_padded": Case("gemma3", 3, micro=1, packed=False),
+        "qwen3_z3_all": Case("qwen3_vl", 3, micro=1, freeze_vision_tower=False),
+        "qwen2_5_z2_offload": Case("qwen2_5_vl", 2, micro=1, offload=True),
+    },
+}
+ORDINARY = {1: ("qwen2_z3_all", "llava_padded_z0"), 2: ("qwen2_z2_all", "qwen2_z3", "gemma3_z3_padded")}
+
+
+def main(models: Path, out: Path, is_long: bool) -> None:
+    from tests.distributed.launch import report
+    from training.utils.engine.startup import started_process_group
+
+    with started_process_group() as ranks:
+        names = CASES[ranks.world_size] if is_long else ORDINARY[ranks.world_size]
+        report({name: run_case(name, models, out, ranks) for name in names})
+
+
+def rows_of(family: Any) -> list[Any]:
+    """Twelve rows: of an image, of a text, of two images in one turn, of images in two turns."""
+    import numpy as np
+
+    from tests.support.vision_models import sequence
+    from training.utils.data.rows.phases import SentenceRow
+
+    shapes = [(2, "image 0", 7), (9,), (1, "image 1", 2, "image 3", 5), (4,), (8,), (2, "image 2", 5, "image 0", 6)]
+    rows = []
+    for index in range(STEPS * PER_STEP):
+        tokens = sequence(family, *shapes[index % len(shapes)], seed=index)
+        mask = np.zeros(len(tokens), dtype=bool)
+        mask[-2 - index % 2 :] = True
+        rows.append(SentenceRow(index, tokens.input_ids.numpy().astype(np.int32), mask, images=tokens.images))
+    return rows
+
+
+def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from tests.invariants.engine_program import keep_weights
+    from tests.support.data_flags import data_flags
+    from tests.support.vision_models import FAMILIES
+    from training.step1_sft.trainer import SftTrainer
+    from training.utils.data.rows.documents import sentence_document
+    from training.utils.engine.arguments import EngineArguments
+    from training.utils.opening.one_model_run import loop_settings
+    from training.utils.opening.row_images import images_of
+    from training.utils.opening.setup import may_pack
+    from training.utils.opening.training_run import TrainingRun
+    from training.utils.report.arguments import ReportArguments
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_arguments import RunArguments
+
+    case = CASES[ranks.world_size][name]
+    family = FAMILIES[case.family]()
+    rows = rows_of(family)
+    images = images_of(rows, family.pixels, sentence_document)
+    engine, model = make_engine(case, models, ranks, images)
+    said: list[str] = []
+    read = lambda token_rows: engine(token_rows).logprobs_M  # noqa: E731
+    packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
+    assert packed is case.packed, said
+    flags: Any = SimpleNamespace(
+        run=RunArguments(seed=SEED),
+        engine=EngineArguments(per_device_train_batch_size=case.micro, max_tokens_per_micro_batch=None),
+        data=data_flags(max_seq_len=LONGEST),
+        report=ReportArguments(),
+    )
+    loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks, pad_token_id=0)
+    folder = out / name
+    with MetricsWriter(folder, ranks.is_main) as metrics:
+        trainer = SftTrainer(TrainingRun("test", engine, rows, [], loop, metrics, images=images))
+        lacking = counted_lacking(trainer, ranks)
+        trainer.train()
+    keep_weights(engine, model, folder)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if ranks.is_main else []
+    return {
+        "losses": [line["train/loss"] for line in lines if "train/loss" in line],
+        "norms": [line["train/grad_norm"] for line in lines if "train/grad_norm" in line],
+        "lacking": lacking,
+        "said": said,
+    }
+
+
+def counted_lacking(trainer: Any, ranks: Any) -> int:
+    """How many micro-batches of this rank have more images than their rows."""
+    from tests.invariants.plain import batches_of
+
+    run = trainer.run
+    micro_batches = [
+        part
+        for batch in batches_of(run.train_rows, PER_STEP, SEED)
+        for part in trainer._micro_batches(batch, run.settings.train_plan)
+    ]
+    of_rows = [
+        sum(len(segment.tokens.images) for document in part.documents for segment in document.segments)
+        for part in micro_batches
+    ]
+    return sum(len(part.rows.images) > count for part, count in zip(micro_batches, of_rows, strict=True))
+
+
+def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any, Any]:
+    from tests.invariants.plain import Recipe
+    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.loading.models import load_causal_lm
+    from training.utils.models.settings import ModelSettings
+    from training.utils.models.token_model import PolicyModel
+    from training.utils.opening.setup import load_under
+    from training.utils.run.seeds import seed_everything
+
+    recipe = Recipe(total_steps=STEPS)
+    settings = EngineSettings(
+        dtype="fp32",
+        zero_stage=case.zero_stage,
+        offload=case.offload,
+        learning_rate=recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        num_warmup_steps=recipe.num_warmup_steps,
+    )
+    named = ("freeze_vision_tower", "freeze_projector", "lora_dim", "gradient_checkpointing")
+    start = ModelSettings(str(models / case.family), takes_images=True, **{name: getattr(case, name) for name in named})
+    seed_everything(SEED, ranks.rank)
+    model = load_under(settings, ranks, lambda dtype: load_causal_lm(start, dtype, VOCAB, images=images))
+    return TrainingEngine(PolicyModel(model), settings, ranks, STEPS), model
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

@@ -1,0 +1,96 @@
+"""SFT on rows with images equals plain PyTorch in float64 on one row at a time: losses, gradient norms and weights, of
+several families, frozen and not, packed and padded, under ZeRO 0 to 3, also where one rank's rows have no image."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.launch import run_ranks
+from tests.invariants import images_program, plain
+from tests.invariants.conftest import LAUNCH_SECONDS
+from tests.invariants.images_program import CASES, ORDINARY, PER_STEP, SEED, STEPS, Case
+from tests.invariants.test_engine_exact import assert_weights_equal, loaded
+from tests.support.vision_models import FAMILIES, Family, awake
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
+
+EVERY = [
+    pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
+    for size in (1, 2)
+    for name in CASES[size]
+]
+# Of each family, what of the tower's names is the projector.
+PROJECTOR = ("merger", "multi_modal_projector")
+
+
+@pytest.fixture(scope="module")
+def run(request, tmp_path_factory):
+    """run(world_size) -> (its folder, the ranks' reports), each launched once."""
+    models, form = tmp_path_factory.mktemp("vision_models"), request.config.getoption("--long")
+    for name in {case.family for size in (1, 2) for case in CASES[size].values()}:
+        family_of(name).model.float().save_pretrained(models / name)
+
+    @cache
+    def launch(size: int) -> tuple[Path, list[dict[str, Any]]]:
+        out = tmp_path_factory.mktemp(f"images_{size}")
+        arguments = [models, out, *(["long"] if form else [])]
+        return out, run_ranks(Path(images_program.__file__), size, arguments, LAUNCH_SECONDS)
+
+    return launch
+
+
+def family_of(name: str) -> Family:
+    family = awake(FAMILIES[name]())
+    family.model.float().double()  # as it is read from a file
+    return family
+
+
+@cache
+def trained_plainly(case: Case) -> tuple[plain.Trained, torch.nn.Module]:
+    """What one row at a time gives, and the model at the start."""
+    family, start = family_of(case.family), family_of(case.family).model
+    for name, weight in family.model.named_parameters():
+        is_text = name.startswith(("model.language_model.", "lm_head."))
+        is_projector = any(part in name for part in PROJECTOR)
+        frozen = case.freeze_projector if is_projector else case.freeze_vision_tower
+        weight.requires_grad_(is_text or not frozen)
+
+    def loss_of(model: torch.nn.Module, batch: list) -> torch.Tensor:
+        from training.utils.data.rows.documents import sentence_document
+
+        logprobs = torch.cat([family.own_logprobs(sentence_document(row)) for row in batch])
+        return -logprobs.mean()
+
+    batches = plain.batches_of(images_program.rows_of(family), PER_STEP, SEED)
+    return plain.train(family.model, batches, loss_of, plain.Recipe(total_steps=STEPS)), start
+
+
+@pytest.mark.parametrize("size, name", EVERY)
+def test_a_run_equals_plain_pytorch(run, size, name):
+    case = CASES[size][name]
+    out, reports = run(size)
+    want, start = trained_plainly(case)
+    got = reports[0][name]
+    assert got["losses"] == pytest.approx(want.losses, abs=2e-5)
+    if case.zero_stage:
+        assert got["norms"] == pytest.approx(want.norms, rel=2e-5)
+    weights = loaded(out / name)
+    assert_weights_equal(weights, want.weights, start, 1e-3, along=1e-4)
+    frozen = dict(start.named_parameters()).keys() - want.weights.keys()
+    assert len(frozen) > 5 or not case.freeze_vision_tower
+    for weight in frozen:
+        assert torch.equal(weights[weight], dict(start.named_parameters())[weight].float()), weight
+
+
+def test_a_rank_without_images_gets_one_where_the_other_has_some(run):
+    """Else these runs would be of no use: the ranks would gather other weights."""
+    _, reports = run(2)
+    for name in ORDINARY[2]:
+        assert sum(report[name]["lacking"] for report in reports) > 0, name
+    _, reports = run(1)
+    assert not any(reports[0][name]["lacking"] for name in ORDINARY[1])

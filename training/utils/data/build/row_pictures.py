@@ -1,0 +1,136 @@
+"""The images of a row: read, put in their places, and found again among its tokens.
+
+A chat template writes one token for an image. Before the texts are tokenized, it is replaced by all that the model
+reads for the picture, once; then lengths, cuts and filters count what is trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.utils.data.chat.chat import TextPiece
+from training.utils.data.images.families import ImageText
+from training.utils.data.images.placeholders import place_images
+from training.utils.data.images.reader import ImageReader
+from training.utils.data.images.values import image_bytes
+from training.utils.data.rows.pictures import Pictures
+from training.utils.data.rows.tokenize import Dropped, Ids
+from training.utils.data.sources.media import BadConversation
+from training.utils.data.sources.messages import REASONING_KEYS, Message
+from training.utils.layout.images import ImageSpan
+
+
+@dataclass(frozen=True)
+class RowPicture:
+    """A picture that was put aside, by its key, and what stands for it among the tokens. digest: its sha256 in hex."""
+
+    key: int
+    text: ImageText
+    digest: str
+
+
+@dataclass(frozen=True)
+class RowPictures:
+    """Reads the images of rows for one model, and puts their pictures aside."""
+
+    reader: ImageReader
+    pictures: Pictures
+
+    def placed(
+        self, messages: Sequence[Message], values: Sequence[Any], folder: str | None, where: str
+    ) -> tuple[list[Message], tuple[RowPicture, ...]]:
+        """The messages with parts that mark the places of images, and the images in the order of the places.
+
+        values: of the row, in the same order. folder: that paths are relative to.
+        Raises BadConversation for images that do not fit their places or cannot be read, and for a text that holds a
+        token by which the model knows images.
+        """
+        found = place_images(messages, values, where)
+        self._check_texts(found.messages, where)
+        root = None if folder is None else Path(folder)
+        images = []
+        for number, value in enumerate(found.images, start=1):
+            named = f"{where}, image {number}"
+            data = image_bytes(value, root, named)
+            text = self.reader.text_of(data, named)
+            images.append(RowPicture(self.pictures.add(data), text, hashlib.sha256(data).hexdigest()))
+        return found.messages, tuple(images)
+
+    def _check_texts(self, messages: Sequence[Message], where: str) -> None:
+        family = self.reader.family
+        for number, message in enumerate(messages, start=1):
+            content = message.get("content")
+            texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+            texts += [message.get(key) for key in REASONING_KEYS]
+            for token in {family.written, family.placeholder}:
+                if any(isinstance(text, str) and token in text for text in texts):
+                    raise BadConversation(
+                        f"{where}, message {number}: the text holds {token}, the token that stands for images in this "
+                        "model; an image is a part of the message, or <image> in its text beside a column 'images'"
+                    )
+
+    def expanded(self, pieces: Sequence[TextPiece], images: Sequence[RowPicture], where: str) -> list[TextPiece]:
+        """The pieces of a rendered conversation with all that the model reads for each image.
+
+        Raises BadConversation where the template did not write as many images as there are.
+        """
+        written = self.reader.family.written
+        found = sum(piece.text.count(written) for piece in pieces)
+        if found != len(images):
+            raise BadConversation(
+                f"{where}: expected the chat template to write {written} for each of {len(images)} images, got "
+                f"{found}; it must write parts of the type 'image'"
+            )
+        waiting = iter(images)
+        expanded = []
+        for piece in pieces:
+            first, *others = piece.text.split(written)
+            text = first + "".join(next(waiting).text.text + other for other in others)
+            expanded.append(replace(piece, text=text) if others else piece)
+        return expanded
+
+    def spans(self, ids: Ids, images: Sequence[RowPicture], where: str) -> tuple[ImageSpan, ...]:
+        """Where the images stand among the tokens of a row.
+
+        Raises BadConversation where other tokens than theirs are the placeholder, or the tokenizer broke them up.
+        """
+        family = self.reader.family
+        places = np.flatnonzero(np.array(ids, np.int64) == family.placeholder_id)
+        expected = sum(image.text.tokens for image in images)
+        if len(places) != expected:
+            raise BadConversation(
+                f"{where}: expected {expected} tokens {family.placeholder}, those of {len(images)} images, got "
+                f"{len(places)}; the texts may not hold that token, nor may the tokenizer change it"
+            )
+        spans = []
+        at = 0
+        for key, run in [(image.key, run) for image in images for run in image.text.runs]:
+            begin, last = int(places[at]), int(places[at + run.tokens - 1])
+            if last - begin + 1 != run.tokens:
+                raise BadConversation(f"{where}: the tokenizer puts other tokens among those of an image")
+            spans.append(ImageSpan(begin, run.tokens, run.sides, key, family.sees_itself))
+            at += run.tokens
+        return tuple(spans)
+
+
+def after_cut(spans: Sequence[ImageSpan], kept: Sequence[int]) -> tuple[ImageSpan, ...]:
+    """Where the images stand once a row is cut. kept: places of the tokens that stay, ascending.
+
+    Raises Dropped where an image, or a part of one, is cut off: the response may speak of it.
+    """
+    if not spans:
+        return ()
+    places = np.array(kept, np.int64)
+    moved = []
+    for span in spans:
+        begin, end = (int(place) for place in np.searchsorted(places, [span.begin, span.end]))
+        if end - begin != span.tokens:
+            raise Dropped("cut_at_an_image")
+        moved.append(replace(span, begin=begin))
+    return tuple(moved)

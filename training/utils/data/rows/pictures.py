@@ -1,0 +1,160 @@
+"""Encoded pictures in an Arrow file, each once, and back by memory map.
+
+A row knows its pictures by their places in the file (`ImageSpan.key`), and is stored with six numbers for each span.
+Knows bytes alone: what is decoded from them is known elsewhere.
+
+A file holds record batches of `PICTURES_PER_BATCH` pictures (the last may be shorter), so picture i is in batch
+i // PICTURES_PER_BATCH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from training.utils.run.storage import HashedFile
+
+if TYPE_CHECKING:
+    from training.utils.layout.images import ImageSpan
+
+PICTURES_PER_BATCH = 64
+SPAN_NUMBERS, KEY_AT = 6, 4  # begin, tokens, height and width (0: none), key, sees_itself
+_SCHEMA = pa.schema([("sha256", pa.binary(32)), ("bytes", pa.large_binary())])
+
+
+def span_numbers(spans: Sequence[ImageSpan]) -> np.ndarray:
+    """The images of a row as int32 [images * SPAN_NUMBERS]."""
+    numbers = [(one.begin, one.tokens, *(one.sides or (0, 0)), one.key, one.sees_itself) for one in spans]
+    return np.array(numbers, np.int32).reshape(-1)
+
+
+def spans_of(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
+    """The images that `span_numbers` stored."""
+    if len(numbers) == 0:
+        return ()
+    from training.utils.layout.images import ImageSpan  # torch, which rows of text do without
+
+    return tuple(
+        ImageSpan(begin, tokens, (height, width) if height else None, key, bool(sees_itself))
+        for begin, tokens, height, width, key, sees_itself in numbers.reshape(-1, SPAN_NUMBERS).tolist()
+    )
+
+
+class Pictures(Protocol):
+    """Where the pictures of rows are put while the rows are made."""
+
+    def add(self, data: bytes) -> int:
+        """The key of a picture: of equal bytes the same."""
+
+
+class HeldPictures:
+    """Pictures in memory."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, int] = {}
+        self._held: list[bytes] = []
+
+    def add(self, data: bytes) -> int:
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._keys:
+            self._keys[digest] = len(self._held)
+            self._held.append(data)
+        return self._keys[digest]
+
+    def __getitem__(self, key: int) -> bytes:
+        return self._held[key]
+
+
+class PictureWriter:
+    """Writes pictures to a file as they are added. Without pictures there is no file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._keys: dict[bytes, int] = {}
+        self._waiting: list[tuple[bytes, bytes]] = []
+        self._file: HashedFile | None = None
+        self._stream: Any = None
+
+    def add(self, data: bytes) -> int:
+        """The key of a picture: of equal bytes the same."""
+        return self.add_known(hashlib.sha256(data).digest(), data)
+
+    def add_known(self, digest: bytes, data: bytes) -> int:
+        """`add` for a picture whose sha256 is known."""
+        if digest not in self._keys:
+            self._keys[digest] = len(self._keys)
+            self._waiting.append((digest, data))
+            if len(self._waiting) == PICTURES_PER_BATCH:
+                self._write()
+        return self._keys[digest]
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._file = HashedFile(self._path)
+            self._stream = pa.ipc.new_file(self._file, _SCHEMA)
+        digests, data = zip(*self._waiting, strict=True)
+        columns = [pa.array(digests, _SCHEMA.field(0).type), pa.array(data, _SCHEMA.field(1).type)]
+        self._stream.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+        self._waiting = []
+
+    def finish(self) -> dict[str, Any] | None:
+        """Write the rest of the file. Returns its entry in a manifest, None without pictures."""
+        if self._waiting:
+            self._write()
+        if self._file is None:
+            return None
+        self._stream.close()
+        self._file.close()
+        return {"pictures": len(self._keys), "bytes": self._file.size_bytes, "sha256": self._file.sha256}
+
+    def close(self) -> None:
+        """Close the file, as it is: without `finish` it has no footer."""
+        if self._file is not None:
+            self._file.close()
+
+
+class PictureStore(Sequence):
+    """The pictures of a file: `store[key]` is a picture's encoded bytes. Opening reads only the file's footer."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._reader = pa.ipc.open_file(pa.memory_map(path, "r"))
+        batches = self._reader.num_record_batches
+        last = self._reader.get_batch(batches - 1).num_rows if batches else 0
+        self._count = max(batches - 1, 0) * PICTURES_PER_BATCH + last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (PictureStore, (self.path,))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._cell("bytes", int(key)).as_buffer().to_pybytes()
+
+    def digest(self, key: int) -> bytes:
+        """A picture's sha256."""
+        return self._cell("sha256", key).as_py()
+
+    def _cell(self, column: str, key: int) -> Any:
+        if not 0 <= key < self._count:
+            raise IndexError(f"picture {key} of {self._count}")
+        number, inside = divmod(key, PICTURES_PER_BATCH)
+        return self._reader.get_batch(number).column(column)[inside]
+
+
+def copy_pictures(path: str, keys: np.ndarray, writer: PictureWriter) -> np.ndarray:
+    """Add the pictures of a file that rows have to another, and return their new keys by their old ones, int64.
+
+    keys: that the rows have.
+    """
+    used = np.unique(keys)
+    new_keys = np.zeros(int(used[-1]) + 1 if len(used) else 0, np.int64)
+    store = PictureStore(path)
+    for key in map(int, used):
+        new_keys[key] = writer.add_known(store.digest(key), store[key])
+    return new_keys

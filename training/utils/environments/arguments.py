@@ -1,0 +1,92 @@
+"""The flags of environments and tools. Cheap to import for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.utils.environments.parsers import PARSERS
+from training.utils.environments.python_tool import NO_SANDBOX
+from training.utils.run.errors import Mistakes
+from training.utils.run.flags import AUTO, flag
+from training.utils.run.user_files import check_address, is_address
+
+TOOLS = "tools"  # the environment that --tools makes
+
+
+@dataclass
+class EnvironmentArguments:
+    """Who answers the model, and within which limits (docs/environments.md)."""
+
+    topic: ClassVar[str] = "environment"
+
+    environment: str | None = flag(
+        None,
+        "Class that answers the model turn by turn, as FILE.py:NAME; several, parted by commas, answer the rows whose "
+        "column 'environment' has their NAME.",
+        unit="names",
+    )
+    tools: str | None = flag(
+        None,
+        f"Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; {NO_SANDBOX} "
+        "runs the model's own Python programs on this machine, with limits and without a sandbox.",
+        unit="names",
+    )
+    tool_parser: str = flag(
+        AUTO,
+        f"How the model writes calls: {', '.join(PARSERS)}, your own function as FILE.py:NAME, or 'auto': as the chat "
+        "template does.",
+        unit="name",
+    )
+    tool_seconds: float = flag(
+        10.0, "Time that a tool may take; a slower one is answered by an error.", above=0, unit="seconds"
+    )
+    environment_seconds: float = flag(
+        60.0, "Time that a step of an environment may take; a slower one ends the conversation.", above=0,
+        unit="seconds",
+    )  # fmt: skip
+    max_observation_characters: int = flag(
+        4096, "Length of a tool's answer or an environment's message; the middle of a longer one is left out.",
+        least=100, unit="characters",
+    )  # fmt: skip
+    max_calls_per_turn: int = flag(
+        8, "Calls of one message that are run; the rest are answered by an error.", least=1, unit="number"
+    )
+
+    @property
+    def environment_addresses(self) -> list[str]:
+        """FILE.py:NAME of each environment."""
+        return _addresses(self.environment)
+
+    @property
+    def tool_addresses(self) -> list[str]:
+        """FILE.py:NAME of each tool."""
+        return _addresses(self.tools)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody answers the model."""
+        return bool(self.environment_addresses or self.tool_addresses)
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings. Runs none of the files."""
+        for name, addresses in (("--environment", self.environment_addresses), ("--tools", self.tool_addresses)):
+            for address in addresses:
+                if address != NO_SANDBOX or name != "--tools":
+                    mistakes.note(check_address, address, name)
+            names = [address.rpartition(":")[2] for address in addresses]
+            mistakes.require(
+                len(set(names)) == len(names), f"{name} expects different names, got {', '.join(names)}; rename one"
+            )
+        mistakes.require(
+            all(not address.endswith(f":{TOOLS}") for address in self.environment_addresses),
+            f"--environment expects a class of another name than {TOOLS}, which is that of --tools; rename it",
+        )
+        if is_address(self.tool_parser):
+            mistakes.note(check_address, self.tool_parser, "--tool_parser")
+        else:
+            mistakes.require_one_of("--tool_parser", self.tool_parser, (AUTO, *PARSERS))
+
+
+def _addresses(given: str | None) -> list[str]:
+    return [address.strip() for address in (given or "").split(",") if address.strip()]

@@ -1,0 +1,229 @@
+"""Calls of a user's functions, async or not, with a limit of time; and what they return as text of a bounded length.
+
+Every call runs in a thread of its own that does not keep the program alive, so a call that never returns costs a
+thread and nothing else. What async functions await runs in one event loop, which is left where a function blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MOST_HANGING = 64  # calls that have not returned in time; with as many, further calls fail
+_LOOP_SECONDS = 1.0  # in which an event loop that is not blocked answers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to: a value, or what it raised, or neither in time."""
+
+    value: Any = None
+    problem: BaseException | None = None
+    is_slow: bool = False
+
+
+class RunningCall:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any], finish: Callable[[Any], Any], loop: UserLoop) -> None:
+        """call: returns a value, or what is to be awaited for it. finish: makes the outcome's value of it."""
+        self._call = call
+        self._finish = finish
+        self._loop = loop
+        self._awaited: Future[Outcome] | None = None
+        self._outcome: Future[Outcome] = Future()
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="call of a user's function", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as problem:  # no thread is left
+            self._outcome.set_result(Outcome(problem=problem))
+
+    @property
+    def hangs(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        # Outcomes are never set as exceptions: a future treats some of them, such as StopIteration, in ways of its own.
+        try:
+            value = self._call()
+            outcome = Outcome(value)
+            if inspect.isawaitable(value):
+                self._awaited = self._loop.start(value)
+                outcome = self._awaited.result()
+            if outcome.problem is None:
+                outcome = Outcome(self._finish(outcome.value))
+        except BaseException as problem:  # noqa: BLE001 - also SystemExit, which would end this thread silently
+            outcome = Outcome(problem=problem)
+        self._outcome.set_result(outcome)
+
+    def wait(self, seconds: float | None) -> Outcome:
+        """Wait until `seconds` after the start at most; without a limit for None."""
+        left = None if seconds is None else max(self._started + seconds - time.monotonic(), 0.0)
+        try:
+            return self._outcome.result(left)
+        except FutureTimeout:
+            if self._awaited is not None:
+                self._awaited.cancel()
+                self._loop.check()
+            return Outcome(is_slow=True)
+
+
+class UserLoop:
+    """The event loop of a user's async functions, in a thread of its own from the first of them on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._blocked: list[threading.Thread] = []
+
+    def start(self, value: Awaitable[Any]) -> Future[Outcome]:
+        """Begin to await a value."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._loop.set_default_executor(DaemonThreads())
+                self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="users' loop", daemon=True)
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(_outcome_of(value), self._loop)
+
+    def check(self) -> None:
+        """Leave the loop to itself if a function blocks it: the next call gets another one."""
+        with self._lock:
+            answered = threading.Event()
+            if self._loop is None or self._thread is None:
+                return
+            self._loop.call_soon_threadsafe(answered.set)
+            if not answered.wait(_LOOP_SECONDS):
+                self._blocked.append(self._thread)
+                self._stop()
+
+    def blocked(self) -> int:
+        """How many loops are still blocked."""
+        with self._lock:
+            self._blocked = [thread for thread in self._blocked if thread.is_alive()]
+            return len(self._blocked)
+
+    def close(self) -> None:
+        """Stop the loop; nothing waits for it."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """A thread for each job, as `asyncio.to_thread` starts them; Python waits for the pool's own threads at its end."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(fn(*args, **kwargs))
+            except BaseException as problem:  # noqa: BLE001 - as the pool's threads
+                answer.set_exception(problem)
+
+        threading.Thread(target=run, name="a job of a user's async function", daemon=True).start()
+        return answer
+
+
+async def _outcome_of(value: Awaitable[Any]) -> Outcome:
+    try:
+        return Outcome(await value)
+    except BaseException as problem:  # noqa: BLE001 - SystemExit would end the loop
+        return Outcome(problem=problem)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
+    loop.close()
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _refuse() -> None:
+    raise RuntimeError(f"not called: {MOST_HANGING} earlier calls have not returned")
+
+
+class Caller:
+    """Starts calls, and counts those that have not returned in time."""
+
+    def __init__(self) -> None:
+        self._loop = UserLoop()
+        self._lock = threading.Lock()
+        self._late: list[RunningCall] = []
+
+    def start(self, call: Callable[[], Any], finish: Callable[[Any], Any] = _as_it_is) -> RunningCall:
+        """Start a call (see `RunningCall`); its outcome is an error where too many earlier ones still run."""
+        with self._lock:
+            self._late = [late for late in self._late if late.hangs]
+            if len(self._late) + self._loop.blocked() >= MOST_HANGING:
+                return RunningCall(_refuse, finish, self._loop)
+        return RunningCall(call, finish, self._loop)
+
+    def wait(self, running: RunningCall, seconds: float | None) -> Outcome:
+        """Return the outcome of a call that was started here, `seconds` after its start at the latest."""
+        outcome = running.wait(seconds)
+        if outcome.is_slow:
+            with self._lock:
+                self._late.append(running)
+        return outcome
+
+    def close(self) -> None:
+        """Stop the event loop. Calls that hang end with the program."""
+        self._loop.close()
+
+
+class BoundedText(NamedTuple):
+    """text: for the model. was_cut: parts in its middle were left out. was_mended: bytes or characters that are no
+    UTF-8 were replaced."""
+
+    text: str
+    was_cut: bool
+    was_mended: bool
+
+
+def as_text(value: Any) -> str:
+    """Return a tool's answer as text: text as it is, bytes as UTF-8 with U+FFFD for what is none, nothing for None, and
+    JSON of the rest where it has one."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "replace")
+    if value is None:
+        return ""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def bounded(text: str, characters: int) -> BoundedText:
+    """Return text of at most `characters` characters that can be encoded; what is left out is said in its middle."""
+    was_cut = len(text) > characters
+    if was_cut:
+        note = f"\n[... cut: all {len(text):,} characters were too many ...]\n"
+        kept = max(characters - len(note), 0)
+        text = (text[: kept - kept // 2] + note + text[len(text) - kept // 2 :])[:characters]
+    mended = text.encode("utf-8", "replace").decode("utf-8")
+    return BoundedText(mended, was_cut, mended != text or "\N{REPLACEMENT CHARACTER}" in text)

@@ -1,0 +1,134 @@
+"""What `--environment` and `--tools` name, from users' files: checked at the start, made for each conversation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from training.utils.environments.arguments import TOOLS, EnvironmentArguments
+from training.utils.environments.calls import Caller
+from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
+from training.utils.environments.interface import AssistantMessage
+from training.utils.environments.python_tool import NO_SANDBOX, python_tool
+from training.utils.environments.schemas import schema_of
+from training.utils.environments.tool_environment import CallLimits, Tool, ToolEnvironment
+from training.utils.run.console import log
+from training.utils.run.errors import Mistakes, ThreestepError, first_line, nearest_names
+from training.utils.run.user_files import load_function
+
+COLUMN = "environment"  # of a row: its environment
+
+
+class Environments:
+    """The environments of a run by name."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Any]], flags: EnvironmentArguments, caller: Caller) -> None:
+        self._caller = caller
+        self._warned = False
+        self._settings = {
+            name: EpisodeSettings(
+                name=name,
+                make=make,
+                seconds=None if name == TOOLS else flags.environment_seconds,
+                characters=flags.max_observation_characters,
+                warn=self._warn,
+            )
+            for name, make in makers.items()
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._settings)
+
+    def name_of(self, row: Mapping[str, Any]) -> str | None:
+        """Return the environment of a row: that of its column `environment`, or the run's only one where the row has no
+        such column or there are only tools. None: nobody answers, the row is a prompt as ever.
+
+        Raises ThreestepError for an unknown name, and where several environments leave it open.
+        """
+        if self.names == (TOOLS,) or (COLUMN not in row and len(self.names) == 1):
+            return self.names[0]
+        name = row.get(COLUMN, self)
+        if name is None or name == "":
+            return None
+        if name not in self.names:
+            got = f"got '{name}'{nearest_names(str(name), self.names)}" if COLUMN in row else "got a row without it"
+            raise ThreestepError(
+                f"the column '{COLUMN}' expects one of {', '.join(self.names)}, or nothing for a row of one turn, {got}"
+            )
+        return str(name)
+
+    def episode(self, row: Mapping[str, Any], seed: int) -> Episode | None:
+        """Return a row's conversation with its environment, not begun yet; None where nobody answers. seed: of this
+        sample."""
+        name = self.name_of(row)
+        return None if name is None else Episode(self._settings[name], row, seed, self._caller)
+
+    def close(self) -> None:
+        """Let go of what calls need; nothing waits for calls that hang."""
+        self._caller.close()
+
+    def _warn(self, sentence: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log(f"warning: {sentence}. Further failures are counted as environment_failures, without a line.")
+
+
+def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Environments | None:
+    """Return the environments of --environment and --tools; None without these flags, and where they are mistaken,
+    which is added to `mistakes`. Runs the users' files, and makes each environment once to look at it."""
+    caller = Caller()
+    makers: dict[str, Callable[[], Any]] = {}
+    for address in flags.environment_addresses:
+        maker = mistakes.note(_checked_maker, address, flags.environment_seconds, caller)
+        if maker is not None:
+            makers[address.rpartition(":")[2]] = maker
+    tools = [mistakes.note(_tool, address, flags.tool_seconds) for address in flags.tool_addresses]
+    found = [tool for tool in tools if tool is not None]
+    if found:
+        limits = CallLimits(flags.tool_seconds, flags.max_observation_characters, flags.max_calls_per_turn)
+        makers[TOOLS] = lambda: ToolEnvironment(found, limits, caller)
+    names = [tool.name for tool in found]
+    mistakes.require(
+        len(set(names)) == len(names),
+        f"--tools expects functions of different names, got {', '.join(names)}; rename one",
+    )
+    return Environments(makers, flags, caller) if makers and not mistakes.sentences else None
+
+
+def _tool(address: str, seconds: float) -> Tool:
+    function = python_tool(seconds) if address == NO_SANDBOX else load_function(address, "--tools")
+    return Tool(function, schema_of(function, "--tools"))
+
+
+def _checked_maker(address: str, seconds: float, caller: Caller) -> Callable[[], Any]:
+    """The class of --environment, of which one was made and has the three methods."""
+    maker = load_function(address, "--environment")
+    outcome = caller.wait(caller.start(maker), seconds)
+    if outcome.problem is not None:
+        raise ThreestepError(
+            f"--environment expects a class that is made without arguments, got '{address}': "
+            f"{type(outcome.problem).__name__}: {first_line(outcome.problem)}"
+        )
+    if outcome.is_slow:
+        raise ThreestepError(f"--environment {address}: not made within --environment_seconds {seconds:g}")
+    made = outcome.value
+    arguments: dict[str, tuple[Any, ...]] = {"reset": ({},), "step": (AssistantMessage("", ""),), "close": ()}
+    for name, given in arguments.items():
+        method = getattr(made, name, None)
+        if not callable(method):
+            raise ThreestepError(
+                f"--environment expects a class with reset(row), step(message) and close(), got '{address}', which has "
+                f"no {name}"
+            )
+        named = {"seed": 0} if name == "reset" and takes_seed(method) else {}
+        try:
+            inspect.signature(method).bind(*given, **named)
+        except TypeError as problem:
+            raise ThreestepError(
+                f"--environment expects reset(row) or reset(row, seed), step(message) and close(), got {name}"
+                f"{inspect.signature(method)} in '{address}': {problem}"
+            ) from problem
+    caller.start(made.close)
+    return maker

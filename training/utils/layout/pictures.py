@@ -1,0 +1,85 @@
+"""The images of a run's rows on their way to a model: pixels for rows that are laid out, and an image for a micro-batch
+that has none.
+
+Knows no model and no files: `pixels_of` decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import torch
+
+from training.utils.layout.documents import Document, plain
+from training.utils.layout.images import ImagePixels
+from training.utils.layout.planner import MicroBatch
+from training.utils.layout.rows import TokenRows, packed_rows
+
+PixelsOf = Callable[[Sequence[int]], ImagePixels]
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """pixels_of: decodes the images of these keys, in their order.
+    examples: a few short documents of one sequence with images, by which a model is read before training.
+    """
+
+    pixels_of: PixelsOf
+    examples: tuple[Document, ...]
+
+    @cached_property
+    def alone(self) -> Document:
+        """The smallest picture of the examples by itself, with nothing to predict. One that was cut up has all its
+        parts, and the tokens between them."""
+        parts = [segment.tokens for document in self.examples for segment in document.segments]
+        pictures = [
+            (tokens, list(images))
+            for tokens in parts
+            for _, images in groupby(tokens.images, key=lambda image: image.key)
+        ]
+        tokens, images = min(pictures, key=lambda found: found[1][-1].end - found[1][0].begin)
+        cut = tokens.part(images[0].begin, images[-1].end)
+        return plain(replace(cut, is_target=torch.zeros_like(cut.is_target)))
+
+    def with_pixels(self, rows: TokenRows) -> TokenRows:
+        """Return the rows with the pixels of their images."""
+        if not rows.images:
+            return rows
+        return replace(rows, pixels=self.pixels_of([image.key for image in rows.images]))
+
+
+def lacks_images(step: Sequence[Sequence[MicroBatch]], rank: int, seen: Sequence[bool]) -> list[bool]:
+    """Return for each of a rank's micro-batches whether it has no image where that of another rank has one.
+
+    Under ZeRO-3 the ranks gather a module's weights together, and below it they add up its gradients together: the
+    tower must run on all ranks or on none.
+
+    step: of `plan_step`. seen: for each document of the step, whether it has images.
+    """
+    found = [[any(seen[index] for row in rows for index in row) for rows in mine] for mine in step]
+    return [any(column) and not column[rank] for column in zip(*found, strict=True)]
+
+
+def laid_out(
+    documents: Sequence[Sequence[Document]],
+    pad_token_id: int,
+    images: RowImages | None,
+    lacks: bool = False,
+    with_before: bool = False,
+) -> TokenRows:
+    """Return `packed_rows` with the pixels of their images.
+
+    lacks: of `lacks_images`; the image that is then added is the last sequence, in the last row where rows hold several
+        documents and else in one of its own, and nothing sees it
+    """
+    if images is None:
+        return packed_rows(documents, pad_token_id, with_before=with_before)
+    rows = [list(row) for row in documents]
+    if lacks and any(len(row) > 1 for row in rows):
+        rows[-1].append(images.alone)
+    elif lacks:
+        rows.append([images.alone])
+    return images.with_pixels(packed_rows(rows, pad_token_id, with_before=with_before))
