@@ -48,6 +48,15 @@ class PpoArguments:
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
     )
+    share_beginnings: int = flag(
+        64,
+        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that samples "
+        "of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. The "
+        "gradient is the same.",
+        least=0,
+        unit="tokens",
+        topic="batch",
+    )
     num_train_epochs: float = flag(
         1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
     )
@@ -140,6 +149,14 @@ class PpoArguments:
         "What --speculate guesses by: head, that of --mtp_num_layers; ngram, what followed the last tokens where they "
         "were in the prompt or its responses before, which needs no head.",
         choices=GUESSERS,
+    )
+    vllm_speculate: int = flag(
+        0,
+        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
+        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
+        least=0,
+        most=8,
+        unit="tokens",
     )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
     rollout_replay: str | None = flag(

@@ -40,7 +40,7 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.models.vision import is_vision_config
-from training.utils.mtp.opening import head_writer, open_head
+from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
@@ -91,7 +91,7 @@ def run_one_model(
             engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
             data.rows.max_seq_len,
             log,
-            sharing=phase == 2,
+            sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
         )
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
@@ -216,8 +216,10 @@ def _engine(
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, images=images, **reading)
 
     model = load_under(settings, ranks, load)
-    module = ScalarModel(model) if scores else PolicyModel(model, start.head_chunk_mb)
-    return model, TrainingEngine(module, settings, ranks, total_steps)
+    if scores:
+        return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
+    head = joint_head(flags.mtp, start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
+    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, head), settings, ranks, total_steps)
 
 
 def loop_settings(
@@ -233,6 +235,8 @@ def loop_settings(
     engine = flags.engine
     weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+    if engine.share_beginnings and not packed:
+        log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 
     def plan(sequences: int) -> PlanSettings:
         most = engine.max_tokens_per_micro_batch
@@ -249,7 +253,7 @@ def loop_settings(
     return LoopSettings(
         total_steps=steps[0],
         items_per_step=steps[1],
-        train_plan=plan(engine.per_device_train_batch_size),
+        train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
         eval_epochs=engine.eval_epochs,
