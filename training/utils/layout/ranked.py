@@ -12,7 +12,8 @@ from itertools import combinations
 import torch
 
 from training.utils.layout.documents import Document, unshared
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.layout.rows import TokenRows
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,19 @@ class RankedRows:
     weight_Q: torch.Tensor
 
 
-def ranked_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: int) -> RankedRows:
+def ranked_rows(
+    rows: Sequence[Sequence[Document]],
+    shared: bool,
+    pad_token_id: int,
+    images: RowImages | None = None,
+    lacks: bool = False,
+) -> RankedRows:
     """Lay out documents made by `shared_prompt`, whose responses, best first, are the sequences, and list the pairs: i
-    beats j for i < j. shared: the prompt once for all its responses; otherwise each response has a row of its own."""
+    beats j for i < j.
+
+    shared: the prompt once for all its responses; otherwise each response has a row of its own
+    images, lacks: see `laid_out`
+    """
     better: list[int] = []
     worse: list[int] = []
     weights: list[float] = []
@@ -45,7 +56,7 @@ def ranked_rows(rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: 
     if not shared:
         rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=packed_rows(rows, pad_token_id),
+        rows=laid_out(rows, pad_token_id, images, lacks),
         better_Q=torch.tensor(better, dtype=torch.int64),
         worse_Q=torch.tensor(worse, dtype=torch.int64),
         weight_Q=torch.tensor(weights, dtype=torch.float32),

@@ -15,6 +15,7 @@ from training.utils.data.rows.documents import responses_document
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document, unshared
+from training.utils.layout.pictures import RowImages, lacks_images
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
 from training.utils.layout.transfer import pinned
@@ -53,21 +54,25 @@ def preference_batches(
     pad_token_id: int,
     are_targets: bool,
     rows_at_a_time: int | None = None,
+    images: RowImages | None = None,
 ) -> Iterator[PreferenceBatch]:
     """Lay out this rank's share of the rows `indices`, in parts of `rows_at_a_time` (default: of some forwards of each
     rank), on the CPU (pinned, where the ranks' device is a GPU); every rank gets the same number of micro-batches. The
     same rows, plan and parts give the same micro-batches, and so bit-identical numbers.
 
     are_targets: whether a policy reads log-probabilities of the responses; a reward model predicts no tokens.
+    images: of the rows, if they have some.
     """
     at_a_time = rows_at_a_time or _FORWARDS_AT_A_TIME * plan.ranks * (plan.max_rows_per_micro_batch or 1)
     for start in range(0, len(indices), at_a_time):
         part = indices[start : start + at_a_time]
         taken = [rows[index] for index in part]
         lengths = [planned_tokens(len(row.prompt_ids), response_tokens(row), plan.packed) for row in taken]
-        for layout in plan_step(lengths, plan)[ranks.rank]:
+        step = plan_step(lengths, plan)
+        lacking = lacks_images(step, ranks.rank, [bool(row.images) for row in taken])
+        for layout, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[responses_document(taken[number], are_targets) for number in row] for row in layout]
-            ranked = ranked_rows(documents, plan.packed, pad_token_id)
+            ranked = ranked_rows(documents, plan.packed, pad_token_id, images, lacks)
             numbers = [number for row in layout for number in row]
             sequences = [
                 (part[number], place, tokens)
@@ -96,9 +101,7 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
     """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's own forward and
     backward."""
     plan, pad = run.settings.train_plan, run.settings.pad_token_id
-    batches = list(
-        preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, rows_at_a_time=len(taken))
-    )
+    batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.images))
     documents = [document for batch in batches for document in batch.documents]
     if not plan.packed:
         documents = [alone for document in documents for alone in unshared(document)]
@@ -109,7 +112,8 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
 def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[PreferenceBatch]:
     """This rank's micro-batches of all evaluation rows."""
     plan, pad = run.settings.eval_plan, run.settings.pad_token_id
-    return preference_batches(run.eval_rows, range(len(run.eval_rows)), plan, run.ranks, pad, are_targets)
+    rows = run.eval_rows
+    return preference_batches(rows, range(len(rows)), plan, run.ranks, pad, are_targets, images=run.images)
 
 
 def response_tokens(row: ResponsesRow) -> list[int]:
