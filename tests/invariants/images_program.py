@@ -45,6 +45,7 @@ CASES = {
         "gemma3_z2_all": Case("gemma3", 2, freeze_vision_tower=False),
         "qwen2_5_z0_all": Case("qwen2_5_vl", 0, freeze_vision_tower=False),
         "qwen3_z3_offload": Case("qwen3_vl", 3, offload=True),
+        "idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False),
         "dpo_qwen2_z0": Case("qwen2_vl", 0, kind="dpo"),
     },
     2: {

@@ -28,7 +28,7 @@ EVERY = [
     for name in CASES[size]
 ]
 # Of each family, what of the tower's names is the projector.
-PROJECTOR = ("merger", "multi_modal_projector")
+PROJECTOR = ("merger", "multi_modal_projector", "connector")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def trained_plainly(case: Case) -> tuple[plain.Trained, torch.nn.Module]:
     """What one row at a time gives, and the model at the start."""
     family, start = family_of(case.family), family_of(case.family).model
     for name, weight in family.model.named_parameters():
-        is_text = name.startswith(("model.language_model.", "lm_head."))
+        is_text = name.startswith(("model.language_model.", "model.text_model.", "lm_head."))
         is_projector = any(part in name for part in PROJECTOR)
         frozen = case.freeze_projector if is_projector else case.freeze_vision_tower
         weight.requires_grad_(is_text or not frozen)
