@@ -63,10 +63,7 @@ CASES = {
         "dpo_llava_z3": Case("llava", 3, micro=1, kind="dpo"),
     },
 }
-ORDINARY = {
-    1: ("qwen2_z3_all", "llava_padded_z0"),
-    2: ("qwen2_z2_all", "qwen2_z3", "gemma3_z3_padded", "dpo_qwen2_z3_all"),
-}
+ORDINARY: dict[int, tuple[str, ...]] = {1: (), 2: ("qwen2_z2_all", "gemma3_z3_padded", "dpo_qwen2_z3_all")}
 
 
 def main(models: Path, out: Path, is_long: bool) -> None:

@@ -24,7 +24,7 @@ def family(request):
     return awake(FAMILIES[request.param]())
 
 
-@pytest.fixture(params=["sdpa", BY_DOCUMENT])
+@pytest.fixture(params=[BY_DOCUMENT, pytest.param("sdpa", marks=pytest.mark.long)])
 def by_each_attention(request, family):
     if request.param == BY_DOCUMENT:
         use_document_attention(family.model)
