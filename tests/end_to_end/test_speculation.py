@@ -1,5 +1,5 @@
 """Rollouts by guesses of a trained head, and of n-grams, over 2,000 sequences of each kind of sampling: the tokens are
-those of rollouts without, one by one."""
+those of rollouts without, one by one, but where a number falls on the border of two tokens to within rounding."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.end_to_end.conftest import run_module, run_step
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # on a busy machine
 
+# How far apart two forwards of the same tokens may put the border of two tokens, in float32.
+_BORDER = (0.0, 1e-7, 3e-7, 1e-6, 3e-6)
 PROMPTS, SAMPLES, BATCH, MOST_TOKENS = 500, 4, 100, 24
 MODEL = "--data_path embedded --vocab_size 512 --hidden_size 96 --num_hidden_layers 3 --num_attention_heads 4"
 SFT = (
@@ -74,6 +76,21 @@ def requests_of(tokenizer: Any, changed: dict[str, Any]) -> list[Any]:
     return found
 
 
+def is_border(model: Any, request: Any, row: int, one: Any, other: Any) -> bool:
+    """Whether the first tokens that differ are both drawn by numbers that are nearly the row's."""
+    from training.utils.generation.drawn import uniform_streams
+    from training.utils.generation.sampling import draw
+
+    first, second = one.response_of(row).tolist(), other.response_of(row).tolist()
+    place = next(index for index, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    ids_1T = torch.cat([one.prompt_of(row), one.response_of(row)[:place]]).unsqueeze(0)
+    with torch.no_grad():
+        logits_1V = model(input_ids=ids_1T).logits[:, -1]
+    number_1 = uniform_streams([request.seeds[row]], place + 1, 1)[:, place]
+    near = [draw(logits_1V, number_1 + shift, request.sampling)[0] for shift in (*_BORDER, *(-s for s in _BORDER))]
+    return {int(token_1) for token_1 in near} >= {first[place], second[place]}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_thousand_sequences(kind, trained):
     from training.utils.generation.frequent import FrequentTokens, vocabulary_of
@@ -84,7 +101,7 @@ def test_two_thousand_sequences(kind, trained):
     model, tokenizer, head = trained
     decode, frequent, counts = partial(tokenizer.decode), FrequentTokens(), GuessCounts()
     engine, by_ngrams, seconds = TransformersRollout(decode), GuessCounts(), [0.0, 0.0]
-    differing, apart, ended = 0, 0.0, 0
+    borders, apart, ended = 0, 0.0, 0
     for request in requests_of(tokenizer, KINDS[kind]):
         stop, started = stop_strings(request.sampling, decode), time.process_time()
         plain = engine.roll_out(model, request)
@@ -95,14 +112,19 @@ def test_two_thousand_sequences(kind, trained):
             with torch.no_grad():
                 drawn = drawn_by_guesses(model, how, request, stop, count)
             seconds[1] += (time.process_time() - started) if how.head is not None else 0.0
-            same = [torch.equal(plain.response_of(row), drawn.response_of(row)) for row in range(len(request.seeds))]
-            differing += same.count(False)
-            if all(same):
+            others = [
+                row
+                for row in range(len(request.seeds))
+                if not torch.equal(plain.response_of(row), drawn.response_of(row))
+            ]
+            assert all(is_border(model, request, row, plain, drawn) for row in others), (kind, how.head is None, others)
+            borders += len(others)
+            if not others:
                 apart = max(apart, float((plain.sampled_logprobs_BR - drawn.sampled_logprobs_BR).abs().max()))
                 assert torch.equal(plain.ended_B, drawn.ended_B)
         frequent.note(plain, vocabulary_of(model))
         ended += int(plain.ended_B.sum())
-    figures = {**counts.figures(), "differing": differing, "apart": apart, "ngram": by_ngrams.figures()}
+    figures = {**counts.figures(), "borders": borders, "apart": apart, "ngram": by_ngrams.figures()}
     print(f"{kind}: {figures}, {seconds[0] / seconds[1]:.2f} times as fast in CPU seconds")
-    assert differing == 0 and apart < 5e-5
+    assert borders <= 2 and apart < 5e-5
     assert counts.guesses > 0 and counts.tokens > counts.forwards and ended > 0

@@ -41,6 +41,8 @@ class Case:
     kind: str = "sft"  # or "ranking", or one of PREFERENCES
     model: str = "causal"
     rows: str = "plain"  # or "eos_masked": as plain, without the end token among the targets; or "margins", of ranking
+    # or "conversations", which begin alike: of `shared` tokens on, these are computed once
+    shared: int = 0
     zero_stage: int = 0
     dtype: str = "fp32"
     micro: int = 3
@@ -68,9 +70,9 @@ ORDINARY = {
         dpo_z3 smoothed_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
         packed_sft_z2_micro2 packed_sft_z3_micro2 packed_ranking_z0_micro1 packed_ranking_z3_micro6 packed_options_z0
         packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge packed_dpo_gpt2
-        packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0 packed_mamba_z0
-        packed_regularized_z0 packed_regularized_lora_z3 packed_bf16 packed_compiled_z0 packed_pad_is_eos
-        mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
+        packed_shared_dpo_z2 packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0
+        packed_mamba_z0 packed_regularized_z0 packed_regularized_lora_z3 packed_bf16 packed_compiled_z0
+        packed_pad_is_eos mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
         mixture_packed_sft_micro2_z0 mixture_packed_dpo_micro2_z0 mixture_padded_dpo_micro2_z3
         mixture_packed_ranking_micro6_z3 mixture_padded_ranking_micro6_z0 mixture_noise_z0 mixture_given_z0
         mixture_lora_z3 mixture_wide_z3
@@ -84,8 +86,8 @@ ORDINARY = {
         no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro1
         packed_sft_z3_micro3 packed_ranking_z0_micro6 packed_ranking_z2_micro1 packed_ranking_z3_micro1
         packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
-        packed_dpo_mamba packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3 packed_regularized_z3
-        packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
+        packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3
+        packed_regularized_z3 packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
         mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
         mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_padded_ranking_micro1_z2
         mixture_wide_z3 mixture_off_z3 mixture_one_a_step_z3
@@ -185,6 +187,14 @@ def packed_cases(world_size: int) -> list[Case]:
     ]
     found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
     found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
+    kinds = {"sft": "causal", "ranking": "scalar", "dpo": "causal"}
+    found += [
+        Case(
+            f"packed_shared_{kind}_z{stage}", kind, model, "conversations", 4, stage, micro=6 // world_size, packed=True
+        )
+        for kind, model in kinds.items()
+        for stage in (0, 2, 3)
+    ]
     if world_size == 2:
         found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
         found += [Case("packed_dpo_one_a_step", "dpo", zero_stage=3, per_step=1, packed=True)]
@@ -296,8 +306,11 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
     if kind != "sft":
         train, evaluation = tiny.ranked(STEPS * per_step, seed=1), tiny.ranked(EVAL_ROWS, seed=2)
+        train = tiny.ranked_conversations(STEPS * per_step, seed=1) if rows == "conversations" else train
         return (tiny.with_margins(train), evaluation) if rows == "margins" else (train, evaluation)
     train, evaluation = tiny.sentences(STEPS * per_step, seed=1), tiny.sentences(EVAL_ROWS, seed=2)
+    if rows == "conversations":
+        train = tiny.conversations(STEPS * per_step, seed=1)
     if rows == "eos_masked":
         train = [tiny.without_end(row) for row in train]
     return train, evaluation
@@ -326,6 +339,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         per_device_train_batch_size=case.micro,
         per_device_eval_batch_size=2,
         max_tokens_per_micro_batch=case.max_tokens,
+        share_beginnings=case.shared,
         report_mfu=False,
     )
     steps = (STEPS, case.per_step)

@@ -42,6 +42,8 @@ ACTORS = ("actor", "absolute")
 MIXTURE_LAYOUTS = {
     f"{stage}_{'packed' if packed else 'padded'}": (stage, packed) for stage in range(4) for packed in (False, True)
 }
+# Sequences with equal beginnings: stage, packed, from how many tokens on these are shared.
+TRIES = {"0_padded": (0, False, 0), **{f"{stage}_shared": (stage, True, 2) for stage in STAGES}}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 # The cases of a section, by ranks: of the long form, and of every run.
@@ -56,6 +58,7 @@ EVERY: dict[str, dict[int, Collection[str]]] = {
     "nothing_to_learn": {1: ("0", "2", "3"), 2: ("0", "2", "3")},
     "gathers": {1: (), 2: ("2", "12")},
     "lora": {1: ("0", "3"), 2: ("0", "3")},
+    "tries": {1: TRIES, 2: TRIES},
     "layouts_of_prompts": {1: ACTORS, 2: ()},
 }
 ORDINARY: dict[str, dict[int, Collection[str]]] = {
@@ -68,6 +71,7 @@ ORDINARY: dict[str, dict[int, Collection[str]]] = {
     "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
     "reused": {1: ("0_packed", "0_grpo"), 2: ("1_recomputed", "2")},
     "nothing_to_learn": {1: ("0",), 2: ("3",)},
+    "tries": {1: ("0_padded", "2_shared"), 2: ()},
     "lora": {1: ("0",), 2: ("3",)},
 }
 
@@ -411,6 +415,45 @@ def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> 
     return found
 
 
+def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
+    """Two steps of PPO on conversations that fork, whose old log-probabilities, advantages, values and returns are
+    drawn: those of a token differ among the sequences that share it."""
+    import torch
+
+    from tests.support.tries import forked_sequences
+    from training.step3_ppo.learning import Learner
+    from training.step3_ppo.sequences import TrainingSequence
+
+    drawn = [each for seed in (0, 3, 4) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
+    generator = torch.Generator().manual_seed(SEED)
+    sequences = []
+    for number, each in enumerate(drawn):
+        advantages_r, old_r, values_r, returns_r = torch.randn(4, int(each.is_target.sum()), generator=generator)
+        fields = (advantages_r, old_r - 5.0, None, values_r, returns_r, None)
+        sequences.append(TrainingSequence(number, each, number % 5 > 0, *fields))
+    found = {}
+    for layout in cases:
+        stage, packed, least = TRIES[layout]
+        trainer = make_trainer(models, out, ranks, stage, packed=packed, max_tokens=200, with_texts=False)
+        experience = trainer.settings.experience
+        plan = dataclasses.replace(experience.plan, max_row_tokens=200 if packed else 0, least_shared_tokens=least)
+        experience = dataclasses.replace(experience, plan=plan)
+        learner = Learner(trainer.roles, experience, trainer.settings.learning, kl_coef=0.0)
+        forwards = learner.forwards(sequences)
+        found[layout] = {
+            "figures": [learner.learn(sequences, [], SEED, forwards) for _ in range(2)],
+            "tokens": sum(int((each.rows.segment_ids_NT >= 0).sum()) for each in forwards),
+        }
+        for role, engine, model in (
+            ("actor", trainer.roles.actor, trainer.roles.actor_model),
+            ("critic", trainer.roles.critic, trainer.roles.critic_model),
+        ):
+            state = engine.full_state(model)
+            if ranks.is_main:
+                torch.save(state, out / f"tries_{role}_{layout}.pt")
+    return found
+
+
 def nothing_to_learn(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
 
@@ -605,6 +648,7 @@ SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]
     "gathers": gathers,
     "lora": lora,
     "layouts_of_prompts": layouts_of_prompts,
+    "tries": tries,
 }
 
 if __name__ == "__main__":

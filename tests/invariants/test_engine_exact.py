@@ -54,7 +54,7 @@ def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: st
     """What plain PyTorch makes of the case, and its losses on the evaluation rows before and after."""
     train_rows, eval_rows = (
         engine_program.rows_of(kind, rows, per_step)
-        if rows in ("plain", "eos_masked", "margins")
+        if rows in ("plain", "eos_masked", "margins", "conversations")
         else (engine_program.spread_rows(rows), [])
     )
     loss_of = eval_loss_of = loss_of_kind(kind, folder)
@@ -124,11 +124,12 @@ def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case:
     want, want_evals = trained_plainly(models / case.model, case.kind, case.rows, case.per_step, case.dtype)
     assert got["packed"] is (case.packed and case.model not in tiny.PADDED_FAMILIES)
     half = case.dtype == "bf16"
-    rounding = rounding_of(case.kind)
+    more = 2 if case.shared else 1  # its rows have larger losses and gradients
+    rounding = more * rounding_of(case.kind)
     assert got["losses"] == pytest.approx(want.losses, abs=3e-2 if half else rounding)
     assert got["evals"] == pytest.approx(want_evals, rel=5e-3 if half else rounding)
     if case.zero_stage > 0 or half:
-        assert got["norms"] == pytest.approx(want.norms, rel=2e-2 if half else 2e-6)
+        assert got["norms"] == pytest.approx(want.norms, rel=2e-2 if half else more * 2e-6)
     start = start_of(models / case.model, case.kind)
     tolerance, along = (0.08, 5e-3) if half else (1e-5, 1e-6)
     assert_weights_equal(loaded(out / case.name), want.weights, start, tolerance, along)

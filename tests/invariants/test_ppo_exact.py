@@ -208,6 +208,24 @@ def test_two_ranks_make_the_same_minibatches_as_one(launched, section, models, l
         assert float(residual.norm() / update.norm()) < 1e-3
 
 
+@cases("tries", "layout")
+def test_conversations_that_fork_train_as_separate_sequences(launched, section, models, world_size: int, layout: str):
+    """Actor and critic, each token once for all who share it."""
+    apart, mine = section("tries", 1)["0_padded"], section("tries", world_size)[layout]
+    for one, other in zip(apart["figures"], mine["figures"], strict=True):
+        shared = {key: value for key, value in other.items() if not key.endswith("grad_norm")}  # none at stage 0
+        assert {key: one[key] for key in shared} == pytest.approx(shared, rel=1e-4, abs=1e-5)
+        assert other["actor/clip_fraction"] > 0.02
+    assert layout == "0_padded" or mine["tokens"] * world_size < 0.7 * apart["tokens"]
+    for role in ("actor", "critic"):
+        one = torch.load(launched("ppo_program", 1)[0] / f"tries_{role}_0_padded.pt")
+        other = torch.load(launched("ppo_program", world_size)[0] / f"tries_{role}_{layout}.pt")
+        start = first_weights(models, role).state_dict()
+        update = torch.cat([(one[key].double() - start[key]).flatten() for key in one])
+        residual = torch.cat([(one[key].double() - other[key].double()).flatten() for key in one])
+        assert float(update.norm()) > 0.01 and float(residual.norm() / update.norm()) < 1e-3
+
+
 @cases("reused", "kind")
 def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(section, world_size: int, kind: str):
     found = section("reused", world_size)[kind]

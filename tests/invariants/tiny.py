@@ -165,6 +165,20 @@ def sentences(count: int, seed: int, most_tokens: int = 20) -> list[SentenceRow]
     return rows
 
 
+def conversations(count: int, seed: int) -> list[SentenceRow]:
+    """Sentences of 7 to 19 tokens that go on from one of two conversations at one of three places, and train what is
+    before it in half of the rows."""
+    random = np.random.default_rng(seed)
+    stems = [_ids(random, 12, 12) for _ in range(2)]
+    rows = []
+    for row_id in range(count):
+        stem = stems[row_id % 2][: int(random.choice([6, 9, 12]))]
+        ids = np.concatenate([stem, _ids(random, 0, 6), [END]]).astype(np.int32)
+        first = int(random.choice([2, len(stem)]))
+        rows.append(SentenceRow(row_id, ids, np.arange(len(ids)) >= first))
+    return rows
+
+
 def without_targets(row: SentenceRow) -> SentenceRow:
     return SentenceRow(row.row_id, row.input_ids, np.zeros_like(row.loss_mask))
 
@@ -182,6 +196,18 @@ def ranked(count: int, seed: int) -> list[ResponsesRow]:
         responses = 3 if row_id % 3 == 2 else 2
         ended = tuple(np.append(_ids(random, 0, 9), END).astype(np.int32) for _ in range(responses))
         rows.append(ResponsesRow(row_id, _ids(random, 1, 6), ended))
+    return rows
+
+
+def ranked_conversations(count: int, seed: int) -> list[ResponsesRow]:
+    """The same as prompts with two responses, three to every third prompt, some of which begin alike."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for row in conversations(count, seed):
+        prompt, response = np.split(row.input_ids, [int(row.loss_mask.argmax())])
+        others = [np.append(_ids(random, 1, 5), END), np.append(response[:-1], [9, END])]
+        responses = [response, *others[: 2 if row.row_id % 3 == 2 else 1]]
+        rows.append(ResponsesRow(row.row_id, prompt[:8], tuple(part[-10:].astype(np.int32) for part in responses)))
     return rows
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
-from training.utils.run.errors import Mistakes
+from training.utils.opening.flags import OneModelFlags
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import flag
 
 
@@ -48,3 +49,12 @@ class SftArguments:
     @property
     def mtp(self) -> MtpSettings:
         return MtpSettings(self.mtp_num_layers, self.mtp_loss_coef, self.mtp_final_norm)
+
+
+def check_noise(flags: OneModelFlags) -> None:
+    """Raise ThreestepError if sequences with noise of their own are to share tokens."""
+    if flags.engine.share_beginnings and flags.own.neftune_alpha:
+        raise ThreestepError(
+            f"--share_beginnings {flags.engine.share_beginnings} computes a token once for several rows, and "
+            f"--neftune_alpha {flags.own.neftune_alpha:g} gives each row noise of its own; leave one of them out"
+        )

@@ -6,7 +6,7 @@ The loss falls on the tokens of the responses, or of whole conversations (--loss
 """
 
 from training.step1_sft import STEP
-from training.step1_sft.arguments import SftArguments
+from training.step1_sft.arguments import SftArguments, check_noise
 from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
 
 
@@ -19,4 +19,4 @@ def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef, draw).train()
 
 
-main = one_model_program(__name__, STEP, train, phase=1)
+main = one_model_program(__name__, STEP, train, phase=1, check=check_noise)

@@ -18,7 +18,7 @@ import torch
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.samples import Drawn, sentence_samples
-from training.utils.data.rows.documents import sentence_document
+from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.data.rows.phases import SentenceRow
 from training.utils.engine.collectives import gathered, summed_numbers
 from training.utils.engine.startup import Ranks
@@ -197,7 +197,7 @@ class SftTrainer:
         targets = sum(int(row.loss_mask.sum()) for row in batch)
         micro_batches = self._micro_batches(batch, run.settings.train_plan)
         own = [document for part in micro_batches for document in part.documents]
-        work = run.work_of(own, sum(part.rows.target_ids_M.numel() for part in micro_batches))
+        work = run.work_of(own, sum(document.reads for document in own))
         head_targets = run.mtp.targets([sentence_document(row) for row in batch] if run.mtp.trains else [])
         return SentenceStep(micro_batches, targets, head_targets, work)
 
@@ -255,18 +255,29 @@ class SftTrainer:
     def _micro_batches(self, sentences: Sequence[SentenceRow], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""
         run, ranks = self.run, self.run.ranks
-        step = plan_step([row.length_tokens for row in sentences], plan)
-        lacking = lacks_images(step, ranks.rank, [bool(row.images) for row in sentences])
+        places = row_groups(sentences, plan)
+        groups = [[sentences[place] for place in group] for group in places]
+        step = plan_step([_tokens(group, plan) for group in groups], plan)
+        lacking = lacks_images(step, ranks.rank, [any(row.images for row in group) for group in groups])
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
-            documents = [[sentence_document(sentences[index]) for index in row] for row in rows]
+            documents = [[_document(groups[number], plan) for number in row] for row in rows]
             token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.mtp.trains)
             found.append(
                 SentenceBatch(
                     pinned(token_rows, ranks.device),
-                    tuple(index for row in rows for index in row),
+                    tuple(place for row in rows for number in row for place in places[number]),
                     tuple(document for row in documents for document in row),
                     pinned(run.mtp.entries(token_rows), ranks.device),
                 )
             )
         return found
+
+
+def _tokens(rows: Sequence[SentenceRow], plan: PlanSettings) -> int:
+    """Of `_document`."""
+    return rows[0].length_tokens if len(rows) == 1 else group_tokens(rows, plan)
+
+
+def _document(rows: Sequence[SentenceRow], plan: PlanSettings) -> Document:
+    return sentence_document(rows[0]) if len(rows) == 1 else group_document(rows, plan)

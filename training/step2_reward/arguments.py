@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.opening.flags import OneModelFlags
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import flag
 
@@ -72,4 +73,13 @@ def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) ->
         raise ThreestepError(
             f"--margin_scale {reward.margin_scale:g} needs margins and no training row has one: name their column with "
             "--margin_column, or give the dataset class a get_margin"
+        )
+
+
+def check_sharing(flags: OneModelFlags) -> None:
+    """Raise ThreestepError if responses whose tokens are compared one by one may share tokens."""
+    if flags.engine.share_beginnings and flags.own.loss_from == "first_difference":
+        raise ThreestepError(
+            f"--loss_from first_difference reads each response in one piece, and --share_beginnings "
+            f"{flags.engine.share_beginnings} may cut it where others begin alike; leave one of them out"
         )

@@ -6,7 +6,7 @@ python -m training.step2_reward.main --model_name_or_path SFT_MODEL --data_path 
 from dataclasses import asdict
 
 from training.step2_reward import STEP
-from training.step2_reward.arguments import RewardModelArguments, check_margins
+from training.step2_reward.arguments import RewardModelArguments, check_margins, check_sharing
 from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
 
 
@@ -26,4 +26,4 @@ def train(opened: OpenedModel, reward: RewardModelArguments) -> TrainingResult:
     return result
 
 
-main = one_model_program(__name__, STEP, train, phase=2, scores=True, check_rows=check_margins)
+main = one_model_program(__name__, STEP, train, phase=2, scores=True, check=check_sharing, check_rows=check_margins)

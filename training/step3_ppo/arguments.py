@@ -48,6 +48,15 @@ class PpoArguments:
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
     )
+    share_beginnings: int = flag(
+        64,
+        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that samples "
+        "of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. The "
+        "gradient is the same.",
+        least=0,
+        unit="tokens",
+        topic="batch",
+    )
     num_train_epochs: float = flag(
         1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
     )

@@ -223,6 +223,7 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
         plan,
         least_micro_batches=ppo.least_micro_batches,
         micro_batches_multiple_of=ppo.micro_batches_multiple_of,
+        least_shared_tokens=ppo.share_beginnings,
     )
 
 

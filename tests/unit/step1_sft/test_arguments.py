@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from training.step1_sft import main, samples, trainer
-from training.step1_sft.arguments import SftArguments
-from training.utils.run.errors import Mistakes
+from training.step1_sft.arguments import SftArguments, check_noise
+from training.utils.engine.arguments import EngineArguments
+from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
 
 
@@ -35,3 +36,13 @@ def test_every_setting_is_passed_on(monkeypatch):
     opened: Any = SimpleNamespace(training="run")
     assert main.train(opened, SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4)) == ("run", 5.0, 1e-4, "draw")
     assert main.train(opened, SftArguments()) == ("run", 0.0, 0.0, "draw")
+
+
+def test_noise_of_each_row_goes_with_no_shared_tokens():
+    def flags(shared: int, alpha: float) -> Any:
+        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), own=SftArguments(neftune_alpha=alpha))
+
+    check_noise(flags(0, 5.0))
+    check_noise(flags(64, 0.0))
+    with pytest.raises(ThreestepError, match="--share_beginnings 64 computes a token once .* --neftune_alpha 5 gives"):
+        check_noise(flags(64, 5.0))

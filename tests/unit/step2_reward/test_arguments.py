@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from training.step2_reward.arguments import RewardModelArguments, check_margins
+from training.step2_reward.arguments import RewardModelArguments, check_margins, check_sharing
 from training.step2_reward.main import main
 from training.utils.data.rows.phases import ResponsesRow
+from training.utils.engine.arguments import EngineArguments
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
 
@@ -51,3 +55,14 @@ def test_margins_that_are_asked_for_must_be_there():
 def test_a_reward_model_has_no_chunks_of_logits():
     with pytest.raises(ThreestepError, match="--head_chunk_mb is of a language model's output layer, got 4 for a rew"):
         main(["--model_name_or_path", "m", "--data_path", "embedded", "--head_chunk_mb", "4"])
+
+
+def test_tokens_compared_one_by_one_stand_in_one_piece():
+    def flags(shared: int, loss_from: str) -> Any:
+        own = RewardModelArguments(loss_from=loss_from)
+        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), own=own)
+
+    check_sharing(flags(64, "end"))
+    check_sharing(flags(0, "first_difference"))
+    with pytest.raises(ThreestepError, match="--loss_from first_difference reads .* --share_beginnings 64 may cut it"):
+        check_sharing(flags(64, "first_difference"))

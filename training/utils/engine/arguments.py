@@ -108,6 +108,14 @@ class EngineArguments:
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
     )
+    share_beginnings: int = flag(
+        0,
+        "From how many equal tokens on the beginnings of an optimizer step's rows are computed once, e.g. those of one "
+        "conversation; 0: none are. The gradient is the same. Packed rows alone; responses share their prompt anyway.",
+        least=0,
+        unit="tokens",
+        topic="batch",
+    )
     num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0, unit="epochs", topic="batch")
     max_train_steps: int | None = flag(
         None, "Stop after this many optimizer steps; default: no limit.", least=1, unit="steps", topic="batch"
@@ -171,6 +179,11 @@ class EngineArguments:
         check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
         check_schedule(mistakes, self)
         check_epochs(mistakes, self)
+        mistakes.require(
+            not (self.padded and self.share_beginnings),
+            f"--share_beginnings {self.share_beginnings} needs packed rows, and --padded has one sequence in each; "
+            "leave one of them out",
+        )
 
     def settings(self, learning_rate: float) -> EngineSettings:
         return settings_of(EngineSettings, self, learning_rate=learning_rate)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ from training.utils.generation.base import LentHead, RolloutRequest, Sampling, S
 from training.utils.generation.decode_check import why_not_verified
 from training.utils.generation.decoding import DecodeWay
 from training.utils.generation.frequent import FrequentTokens, vocabulary_of
-from training.utils.generation.pace import Pace
+from training.utils.generation.pace import Pace, RoundPace
 from training.utils.generation.records import Rollout
 from training.utils.generation.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.generation.stop_strings import StopStrings
@@ -36,7 +36,7 @@ class Guessing:
         self._head: MtpHead | None = None
         self._is_off = False
         self._pace, self._counts, self._known = Pace(how.is_auto), GuessCounts(), GuessCounts()
-        self._frequent = FrequentTokens()
+        self._frequent, self._rounds = FrequentTokens(), dict[Hashable, RoundPace]()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -75,7 +75,7 @@ class Guessing:
         ids_P = own.probes.alone[0].segments[0].tokens.input_ids.to(model.device)
         sampling = Sampling(_TRIED_TOKENS, temperature=0.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)
         try:
-            self._guessed(model, RolloutRequest.of_prompt(ids_P, sampling, 0), None)
+            self._guessed(model, RolloutRequest.of_prompt(ids_P, sampling, 0), None, RoundPace())
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:  # noqa: BLE001 - each family fails in its own way
@@ -92,16 +92,19 @@ class Guessing:
             return plain()
         kind = (len(request.seeds), request.sampling.temperature, request.sampling.max_new_tokens)
         by_guesses, started = self._pace.guesses_now(kind), time.perf_counter()
-        rollout = self._guessed(model, request, stop) if by_guesses else plain()
+        rounds = self._rounds.setdefault(kind, RoundPace(self._how.is_auto))
+        rollout = self._guessed(model, request, stop, rounds) if by_guesses else plain()
         seconds, tokens = time.perf_counter() - started, int(rollout.response_lengths_B.sum())
         self._frequent.note(rollout, vocabulary_of(model))
         if self._pace.note(kind, by_guesses, seconds, tokens) and self._pace.speedup is not None:
             self._tell(self._verdict(self._pace.speedup))
         return rollout
 
-    def _guessed(self, model: PreTrainedModel, request: RolloutRequest, stop: StopStrings | None) -> Rollout:
+    def _guessed(
+        self, model: PreTrainedModel, request: RolloutRequest, stop: StopStrings | None, rounds: RoundPace
+    ) -> Rollout:
         among_S = self._frequent.among(request.prompt_ids_BP[request.prompt_mask_BP])
-        how = Guesses(self._how.guesses, self._head, among_S)
+        how = Guesses(self._how.guesses, self._head, among_S, rounds)
         rollout = drawn_by_guesses(model, how, request, stop, self._counts)
         if self._counts.guesses:
             self._known = replace(self._counts)

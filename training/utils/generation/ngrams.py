@@ -42,14 +42,18 @@ class NgramRows:
     def guess(self, token_AQ: torch.Tensor, fresh_A: torch.Tensor, *_: Any) -> torch.Tensor:
         """Return the next tokens [A, <= K] of each row, NOTHING from the first on that is not known. token_AQ: of which
         the first `fresh_A` are new. What a head reads besides is not needed."""
-        for row, fresh, tokens in zip(self._rows, fresh_A.tolist(), token_AQ.tolist(), strict=True):
-            for token in tokens[:fresh]:
-                row.append(token)
+        self.skip(token_AQ, fresh_A)
         found = [row.next_tokens(self._guesses) for row in self._rows]
         if sum(map(bool, found)) < _LEAST_SHARE * len(found):
             return token_AQ[:, :0]
         width = max(map(len, found))
         return torch.tensor([[*ids, *[NOTHING] * (width - len(ids))] for ids in found], device=token_AQ.device)
+
+    def skip(self, token_AQ: torch.Tensor, fresh_A: torch.Tensor) -> None:
+        """Note these tokens and guess nothing."""
+        for row, fresh, tokens in zip(self._rows, fresh_A.tolist(), token_AQ.tolist(), strict=True):
+            for token in tokens[:fresh]:
+                row.append(token)
 
 
 class _Row:

@@ -1,14 +1,18 @@
-"""Whether rollouts by guesses are faster than those without, measured in turns: both draw the same tokens."""
+"""Whether rollouts by guesses are faster than those without, measured in turns: both draw the same tokens. And whether
+one round of a rollout is: the fewer rows are left, the less a second token of each costs beside the first."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
 _MEASURED = 3  # rollouts in either way before anything is said, and how many of the last count
 _CHECKED_EVERY = 16  # rollouts, of which one is drawn in the other way
+_ROUNDS = 16  # of one number of rows in either way: how many of the last count
+_KNOWN_ROUNDS, _CHECKED_ROUNDS = 4, 32  # as for rollouts
 
 
 @dataclass
@@ -54,3 +58,54 @@ class Pace:
         known.seconds[by_guesses].append(seconds / max(1, tokens))
         self.speedup = known.speedup
         return self.speedup is not None and (before is None or (before >= 1.0) != (self.speedup >= 1.0))
+
+
+@dataclass
+class _TimedRounds:
+    """Rounds of about as many rows: seconds and tokens of a row, by guesses (True) and without (False)."""
+
+    seconds: dict[bool, deque[float]] = field(
+        default_factory=lambda: {way: deque(maxlen=_ROUNDS) for way in (True, False)}
+    )
+    tokens: dict[bool, deque[float]] = field(
+        default_factory=lambda: {way: deque(maxlen=_ROUNDS) for way in (True, False)}
+    )
+    count: int = 0
+
+    def seconds_a_token(self, way: bool) -> float:
+        return median(self.seconds[way]) / (sum(self.tokens[way]) / len(self.tokens[way]))
+
+    def guesses_now(self) -> bool:
+        known = {way: len(times) for way, times in self.seconds.items()}
+        if min(known.values()) < _KNOWN_ROUNDS:
+            return known[True] <= known[False]
+        return (self.seconds_a_token(True) < self.seconds_a_token(False)) != (self.count % _CHECKED_ROUNDS == 0)
+
+
+class RoundPace:
+    """Chooses the way of each round of a rollout, from those before it of about as many rows."""
+
+    def __init__(self, is_auto: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
+        """is_auto: take the faster way; otherwise every round guesses."""
+        self._is_auto, self._clock = is_auto, clock
+        self._known: dict[int, _TimedRounds] = {}
+        self._begun: tuple[_TimedRounds, int, bool, float] | None = None
+
+    def begin(self, rows: int) -> bool:
+        """Return whether the round that begins, of so many rows, guesses."""
+        if not self._is_auto:
+            return True
+        known = self._known.setdefault(rows.bit_length(), _TimedRounds())
+        by_guesses = known.guesses_now()
+        self._begun = known, rows, by_guesses, self._clock()
+        return by_guesses
+
+    def end(self, tokens: int) -> None:
+        """Note the round that was begun, if any, which drew `tokens` in all."""
+        if self._begun is None:
+            return
+        known, rows, by_guesses, started = self._begun
+        self._begun = None
+        known.count += 1
+        known.seconds[by_guesses].append(self._clock() - started)
+        known.tokens[by_guesses].append(tokens / rows)

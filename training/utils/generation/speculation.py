@@ -12,7 +12,7 @@ prompts, then at most K + 1. R response tokens, H hidden size, V vocabulary, S o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from training.utils.generation.drawn import DrawnResponses
 from training.utils.generation.frequent import FewLogits, vocabulary_of
 from training.utils.generation.kept_rows import KeptRows
 from training.utils.generation.ngrams import NOTHING, NgramRows
+from training.utils.generation.pace import RoundPace
 from training.utils.generation.records import Rollout
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import StopStrings
@@ -35,11 +36,12 @@ from training.utils.mtp.head import MtpHead
 @dataclass(frozen=True)
 class Guesses:
     """How tokens are guessed. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
-    the tokens among which a head guesses; None: among all."""
+    the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all."""
 
     count: int
     head: MtpHead | None = None
     among_S: torch.Tensor | None = None
+    pace: RoundPace = field(default_factory=RoundPace)
 
 
 @dataclass
@@ -51,6 +53,13 @@ class GuessCounts:
     tokens: int = 0
     guesses: int = 0
     accepted: int = 0
+
+    def add(self, over: list[bool], guess_AK: torch.Tensor, tokens: int) -> None:
+        """Add a forward of the rows of `over`."""
+        self.forwards += len(over)
+        self.tokens += tokens
+        self.guesses += int((guess_AK != NOTHING).sum())
+        self.accepted += tokens - len(over)
 
     def figures(self) -> dict[str, float]:
         """Metrics of the rollouts; {} where nothing was guessed."""
@@ -80,10 +89,9 @@ def drawn_by_guesses(
         token_AQ, logprob_AQ, fresh_A = _verified(model, states_AQH, guess_AK, draws)
         most = int(fresh_A.max())
         over = drawn.take(rows_A, starts_A, token_AQ, logprob_AQ, fresh_A)
-        counts.forwards += len(over)
-        counts.tokens += int(fresh_A.sum())
-        counts.guesses += int((guess_AK != NOTHING).sum())
-        counts.accepted += int(fresh_A.sum()) - len(over)
+        tokens = int(fresh_A.sum())
+        counts.add(over, guess_AK, tokens)
+        how.pace.end(tokens)
         if all(over):
             return drawn.rollout()
         if not is_prompt:
@@ -96,7 +104,11 @@ def drawn_by_guesses(
             guesser.leave(moves)
             held = (rows_A, starts_A, fresh_A, token_AQ, states_AQH)
             rows_A, starts_A, fresh_A, token_AQ, states_AQH = (compacted(part, moves) for part in held)
-        guess_AK = guesser.guess(token_AQ, fresh_A, states_AQH, draws_of(rows_A, starts_A))
+        if how.pace.begin(len(rows_A)):
+            guess_AK = guesser.guess(token_AQ, fresh_A, states_AQH, draws_of(rows_A, starts_A))
+        else:
+            guesser.skip(token_AQ, fresh_A)
+            guess_AK = token_AQ[:, :0]
         given_AQ = torch.cat([token_AQ.gather(1, fresh_A.unsqueeze(1) - 1), guess_AK.clamp(min=0)], dim=1)
         states_AQH = rows.give(given_AQ.shape[1], input_ids=given_AQ)
 
@@ -128,15 +140,15 @@ def _verified(
     model: PreTrainedModel, states_AQH: torch.Tensor, guess_AK: torch.Tensor, draws: _Draws
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw each row's next tokens up to the first that was not guessed; return tokens and log-probabilities [A, Q], of
-    which the first `fresh_A` count, and `fresh_A`. The output layer, a large part of a forward of few layers, computes
-    nothing behind a wrong guess."""
-    logits = FewLogits(model)
+    which the first `fresh_A` count, and `fresh_A`."""
+    # Of all places at once: to read the output layer's weights again, for the rows whose guess was right, costs more.
+    logits_AQV = FewLogits(model)(states_AQH)
     token_AQ = guess_AK.new_zeros(states_AQH.shape[:2])
     logprob_AQ = torch.zeros(token_AQ.shape, device=token_AQ.device)
     fresh_A = guess_AK.new_zeros(len(token_AQ))
     going = torch.arange(len(token_AQ), device=token_AQ.device)
     for place in range(token_AQ.shape[1]):
-        token, logprob = draws.next(logits(states_AQH[going, place]))
+        token, logprob = draws.next(logits_AQV[going, place])
         token_AQ[going, place], logprob_AQ[going, place], fresh_A[going] = token, logprob, place + 1
         if place < guess_AK.shape[1]:
             stay = torch.nonzero(token == guess_AK[going, place]).flatten()
@@ -185,6 +197,10 @@ class _HeadRows:
             found.append(token_A)
         self._rows.take_back(self._count - 1)
         return torch.stack(found, dim=1)
+
+    def skip(self, token_AQ: torch.Tensor, fresh_A: torch.Tensor) -> None:
+        """Guess nothing behind these tokens, which get no entries."""
+        self._rows.skip(fresh_A)
 
     def _entries(self, tokens: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         return self._module.joined(self._embeddings(tokens), before)

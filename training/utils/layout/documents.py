@@ -1,12 +1,13 @@
 """Segments and documents: what shares a row, and who sees whom in it.
 
 A document is one or more segments that belong together: a plain sequence (one segment), a prompt with K responses
-(K + 1 segments, the prompt stored and computed once), or a sequence with parallel paths (`layout.parallel`). Attention
-is causal within what a segment sees.
+(K + 1 segments, the prompt stored and computed once), sequences with equal beginnings (`layout.trie`), or a sequence
+with parallel paths (`layout.parallel`). Attention is causal within what a segment sees.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,12 +65,13 @@ class Document:
     """Segments in the order of the row. None is empty: its end would be read at the token of another.
 
     ends: for each sequence of the document, the segment that ends it.
-    owners: for each segment, the sequence (index into `ends`) that its targets belong to.
+    owners: for each segment, the sequences (indices into `ends`, ascending) that its targets belong to: each has a term
+        of its own in the loss.
     """
 
     segments: tuple[Segment, ...]
     ends: tuple[int, ...]
-    owners: tuple[int, ...]
+    owners: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         for segment in self.segments:
@@ -85,20 +87,29 @@ class Document:
     @cached_property
     def copies(self) -> tuple[int, ...]:
         """For each segment, how many of the document's sequences hold it: a shared prompt is in all of them."""
-        holders = [{owner} for owner in self.owners]
-        for segment, owner in zip(self.segments, self.owners, strict=True):
-            for seen in segment.sees:
-                holders[seen].add(owner)
-        return tuple(len(sequences) for sequences in holders)
+        holders = Counter(index for sequence in range(len(self.ends)) for index in self.held_by(sequence))
+        return tuple(holders[index] for index in range(len(self.segments)))
+
+    def held_by(self, sequence: int) -> list[int]:
+        """Return the segments of a sequence, in order: those that it owns, the one that ends it, and what these see."""
+        own = {index for index, owners in enumerate(self.owners) if sequence in owners} | {self.ends[sequence]}
+        return sorted(own.union(*(self.segments[index].sees for index in own)))
 
     @cached_property
     def targets(self) -> int:
+        """Of all its sequences: a token that several predict counts for each."""
+        owned = zip(self.segments, self.owners, strict=True)
+        return sum(len(owners) * int(segment.tokens.is_target.sum()) for segment, owners in owned)
+
+    @cached_property
+    def reads(self) -> int:
+        """The tokens whose log-probabilities are computed: its targets, each once."""
         return sum(int(segment.tokens.is_target.sum()) for segment in self.segments)
 
 
 def plain(sequence: TokenSequence) -> Document:
     """Return a document of one sequence, whose first token cannot be a target."""
-    return Document((Segment(sequence),), ends=(0,), owners=(0,))
+    return Document((Segment(sequence),), ends=(0,), owners=((0,),))
 
 
 def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> Document:
@@ -109,7 +120,8 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
         Segment(response, sees=(0,), first_position=prompt.positions, predecessor=0) for response in responses
     )
     count = len(branches)
-    return Document((trunk, *branches), ends=tuple(range(1, count + 1)), owners=(0, *range(count)))
+    owners = ((0,), *((number,) for number in range(count)))
+    return Document((trunk, *branches), ends=tuple(range(1, count + 1)), owners=owners)
 
 
 def unshared(document: Document) -> list[Document]:
@@ -122,19 +134,20 @@ def unshared(document: Document) -> list[Document]:
 
 
 def _by_itself(document: Document, sequence: int) -> Document:
-    own = [index for index, owner in enumerate(document.owners) if owner == sequence]
-    chain = sorted({*own, *(seen for index in own for seen in document.segments[index].sees)})
+    chain = document.held_by(sequence)
     place = {index: number for number, index in enumerate(chain)}
     segments: list[Segment] = []
     for index in chain:
         part = document.segments[index]
-        is_target = part.tokens.is_target if index in own else torch.zeros_like(part.tokens.is_target)
+        is_target = part.tokens.is_target
+        if sequence not in document.owners[index]:
+            is_target = torch.zeros_like(is_target)
         tokens, sees = replace(part.tokens, is_target=is_target), tuple(place[seen] for seen in part.sees)
         before = None if part.predecessor is None else place[part.predecessor]
         segments.append(Segment(tokens, sees, part.first_position, before))
     if all(len(part.sees) == number for number, part in enumerate(segments)):
         return plain(together([part.tokens for part in segments]))
-    return Document(tuple(segments), ends=(place[document.ends[sequence]],), owners=(0,) * len(segments))
+    return Document(tuple(segments), ends=(place[document.ends[sequence]],), owners=((0,),) * len(segments))
 
 
 def together(parts: Sequence[TokenSequence]) -> TokenSequence:

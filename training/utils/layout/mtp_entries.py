@@ -53,8 +53,8 @@ def mtp_entries(rows: TokenRows, depths: int) -> tuple[MtpEntries, ...]:
         targets = (rows.target_ids_M[kept_M], rows.predictor_M[kept_M], rows.sequence_M[kept_M])
         hidden = _without(rows, has_NT)
         ids_M, predictor_M, sequence_M = targets
-        kept = replace(hidden, target_ids_M=ids_M, predictor_M=predictor_M, sequence_M=sequence_M, before_NT=None)
-        found.append(MtpEntries(kept, before_L, has_NT))
+        kept = replace(hidden, target_ids_M=ids_M, predictor_M=predictor_M, sequence_M=sequence_M)
+        found.append(MtpEntries(replace(kept, before_NT=None, read_M=None, first_U=None), before_L, has_NT))
     return tuple(found)
 
 
@@ -86,8 +86,8 @@ def mtp_targets(documents: Sequence[Document], depth: int) -> int:
 
 def _targets_of(document: Document, depth: int) -> int:
     found, ends = 0, list[int]()  # of each segment: tokens of its sequence up to its end
-    for segment in document.segments:
+    for segment, owners in zip(document.segments, document.owners, strict=True):
         start = 0 if segment.predecessor is None else ends[segment.predecessor]
-        found += int(segment.tokens.is_target[max(0, depth + 1 - start) :].sum())
+        found += len(owners) * int(segment.tokens.is_target[max(0, depth + 1 - start) :].sum())
         ends.append(start + len(segment.tokens))
     return found

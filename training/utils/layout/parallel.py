@@ -159,7 +159,7 @@ def parallel_document(sequence: TokenSequence, tags: ParallelTags, is_written: t
     """
     blocks = find_blocks(sequence.input_ids, tags, is_written, cut=True)
     segments = _segments(sequence, blocks, seen=(), position=0, predecessor=None, segments_before=0)
-    return Document(tuple(segments), ends=(len(segments) - 1,), owners=(0,) * len(segments))
+    return Document(tuple(segments), ends=(len(segments) - 1,), owners=((0,),) * len(segments))
 
 
 def shared_prompt_in_parallel(
@@ -172,13 +172,13 @@ def shared_prompt_in_parallel(
 def _shared(
     prompt: TokenSequence, responses: Sequence[TokenSequence], blocks_of: Sequence[tuple[Block, ...]]
 ) -> Document:
-    segments, owners, ends = [Segment(prompt)], [0], []
+    segments, owners, ends = [Segment(prompt)], [(0,)], []
     for number, (response, blocks) in enumerate(zip(responses, blocks_of, strict=True)):
         own = _segments(
             response, blocks, seen=(0,), position=prompt.positions, predecessor=0, segments_before=len(segments)
         )
         segments += own
-        owners += [number] * len(own)
+        owners += [(number,)] * len(own)
         ends.append(len(segments) - 1)
     return Document(tuple(segments), tuple(ends), tuple(owners))
 
@@ -195,7 +195,7 @@ def drawn_document(prompt: TokenSequence, responses: Sequence[TokenSequence], ta
         for block in drawn_blocks(response.input_ids, tags)
     ]
     segments = _segments(whole, blocks, seen=(), position=0, predecessor=None, segments_before=0)
-    return Document(tuple(segments), ends=(len(segments) - 1,), owners=(0,) * len(segments))
+    return Document(tuple(segments), ends=(len(segments) - 1,), owners=((0,),) * len(segments))
 
 
 def _segments(

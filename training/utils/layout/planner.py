@@ -38,6 +38,7 @@ class PlanSettings:
     least_micro_batches, micro_batches_multiple_of: every rank has at least so many, and a multiple of so many, where
         need be empty ones.
     tags: of blocks in responses, whose paths were drawn side by side; None lays responses out in one piece.
+    least_shared_tokens: from how many tokens on equal beginnings are shared, beyond a prompt by its responses; 0 never.
     """
 
     ranks: int
@@ -50,6 +51,7 @@ class PlanSettings:
     least_micro_batches: int = 1
     micro_batches_multiple_of: int = 1
     tags: ParallelTags | None = None
+    least_shared_tokens: int = 0
 
 
 def forward_plan(

@@ -34,25 +34,24 @@ def ranked_rows(
     rows: Sequence[Sequence[Document]],
     shared: bool,
     pad_token_id: int,
+    responses: Sequence[int] | None = None,
     images: RowImages | None = None,
     lacks: bool = False,
 ) -> RankedRows:
-    """Lay out documents made by `shared_prompt`, whose responses, best first, are the sequences, and list the pairs: i
-    beats j for i < j.
-
-    shared: the prompt once for all its responses; otherwise each response has a row of its own
-    images, lacks: see `laid_out`
-    """
+    """Lay out documents whose sequences are the responses to their prompts, best first, and list the pairs: i beats j
+    for i < j of one prompt. shared: the prompt once for all its responses; otherwise each response has its own row.
+    responses: how many each prompt has, where a document may have several prompts; None: each has one. images, lacks:
+    see `laid_out`."""
     better: list[int] = []
     worse: list[int] = []
     weights: list[float] = []
     first = 0
-    for document in (document for row in rows for document in row):
-        pairs = list(combinations(range(first, first + len(document.ends)), 2))
+    for count in [len(document.ends) for row in rows for document in row] if responses is None else responses:
+        pairs = list(combinations(range(first, first + count), 2))
         better += [winner for winner, _ in pairs]
         worse += [loser for _, loser in pairs]
         weights += [1.0 / max(len(pairs), 1)] * len(pairs)
-        first += len(document.ends)
+        first += count
     if not shared:
         rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -37,9 +38,11 @@ class TokenRows:
     input_ids_NT, position_ids_NT, segment_ids_NT: int64; segment -1 is padding.
     visible_NSS: bool, may segment s look at segment t; None if every row is one document of one segment, for which
         causal attention is enough.
-    target_ids_M: int64, the tokens to predict, sequence by sequence.
+    target_ids_M: int64, the tokens to predict, sequence by sequence: one that several share is there for each.
     predictor_M: int64, flat position n*T+t whose hidden state predicts each target.
     sequence_M: int64, the sequence each target belongs to.
+    read_M, first_U: int64, which of the U different targets each of the M is, and the first of the M that each of the U
+        is: a model reads those alone (`reads`). None where no two are the same.
     end_B: int64, flat position of each sequence's last real token.
     copies_NS: int64, how many sequences hold each segment (padding, the last column, is 0); None as `visible_NSS`.
     run_lengths: what varlen attention takes; made when the rows leave the host, None as `visible_NSS`.
@@ -64,6 +67,8 @@ class TokenRows:
     copies_NS: torch.Tensor | None = None
     run_lengths: RunLengths | None = None
     before_NT: torch.Tensor | None = None
+    read_M: torch.Tensor | None = None
+    first_U: torch.Tensor | None = None
     axes_3NT: torch.Tensor | None = None
     blocks_NT: torch.Tensor | None = None
     images: tuple[ImageSpan, ...] = ()
@@ -91,11 +96,19 @@ class TokenRows:
             return (self.segment_ids_NT != PAD_SEGMENT).long()
         return self.copies_NS.gather(1, self.segment_ids_NT % self.copies_NS.shape[1])
 
+    def reads(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the different targets of the rows and what predicts them, int64 [U] each; `target_ids_M` and
+        `predictor_M` where no two targets are the same."""
+        if self.first_U is None:
+            return self.target_ids_M, self.predictor_M
+        return self.target_ids_M[self.first_U], self.predictor_M[self.first_U]
+
     def without_targets(self) -> TokenRows:
         """Return the same rows with nothing to predict: their forward computes no logits."""
         parts = (self.target_ids_M, self.predictor_M, self.sequence_M)
         ids, predictors, sequences = (part[:0] for part in parts)
-        return replace(self, target_ids_M=ids, predictor_M=predictors, sequence_M=sequences)
+        bare = replace(self, target_ids_M=ids, predictor_M=predictors, sequence_M=sequences)
+        return replace(bare, read_M=None, first_U=None)
 
     def dense_mask(self) -> torch.Tensor | None:
         """Return bool [N, 1, T, T], True where a token may look, or None if causal attention is enough: to what its
@@ -160,15 +173,14 @@ def packed_rows(
     width, count = max([min_width, *lengths]), max(1, len(rows))
     most_segments = max([1, *(sum(len(document.segments) for document in row) for row in rows)])
     input_ids_NT = torch.full((count, width), pad_token_id, dtype=torch.int64)
-    one_segment_rows = all(len(row) == 1 and len(row[0].segments) == 1 for row in rows)
+    one_segment_rows = all(len(row) == 1 and len(row[0].segments) == len(row[0].ends) == 1 for row in rows)
     padding_T = torch.arange(width) if one_segment_rows else torch.zeros(width, dtype=torch.int64)
     position_ids_NT = padding_T.repeat(count, 1)
     segment_ids_NT = torch.full((count, width), PAD_SEGMENT, dtype=torch.int64)
     visible_NSS = torch.eye(most_segments + 1, dtype=torch.bool).repeat(count, 1, 1)
     copies_NS = torch.zeros(count, most_segments + 1, dtype=torch.int64)
     before_NT = torch.arange(count * width).view(count, width) if with_before else None
-    nothing = torch.empty(0, dtype=torch.int64)
-    targets = [(nothing, nothing, nothing)]
+    targets: list[tuple[torch.Tensor, ...]] = [(torch.empty(0, dtype=torch.int64),) * 4]
     ends: list[int] = []
     for n, row in enumerate(rows):
         column = segments_before = 0
@@ -193,7 +205,9 @@ def packed_rows(
             ends += [lasts[end] for end in document.ends]
             segments_before += len(document.segments)
     images = tuple(image for _, _, part in _placed(rows) for image in part.tokens.images)
-    target_ids_M, predictor_M, sequence_M = (torch.cat(parts) for parts in zip(*targets, strict=True))
+    target_ids_M, predictor_M, sequence_M, place_M = (torch.cat(parts) for parts in zip(*targets, strict=True))
+    several_owners = any(len(owners) > 1 for row in rows for document in row for owners in document.owners)
+    first_U, read_M = _different(place_M) if several_owners else (None, None)
     return TokenRows(
         input_ids_NT=input_ids_NT,
         position_ids_NT=position_ids_NT,
@@ -205,6 +219,8 @@ def packed_rows(
         end_B=torch.tensor(ends, dtype=torch.int64),
         copies_NS=None if one_segment_rows else copies_NS,
         before_NT=before_NT,
+        read_M=read_M,
+        first_U=first_U,
         axes_3NT=_axes(rows, position_ids_NT) if any(image.sides for image in images) else None,
         blocks_NT=_blocks(rows, position_ids_NT) if any(image.sees_itself for image in images) else None,
         images=images,
@@ -240,13 +256,23 @@ def _blocks(rows: Sequence[Sequence[Document]], position_ids_NT: torch.Tensor) -
     return blocks_NT
 
 
-def _targets(
-    document: Document, lasts: Sequence[int], first_sequence: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield each segment's target ids, predictors and sequences. lasts: flat position of each segment's last token."""
-    for last, segment, owner in zip(lasts, document.segments, document.owners, strict=True):
+def _targets(document: Document, lasts: Sequence[int], first_sequence: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return, sequence by sequence, the target ids, predictors, sequences and flat positions of the targets in each
+    segment that the sequence owns. lasts: flat position of each segment's last token."""
+    owned: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in document.ends]
+    for last, segment, owners in zip(lasts, document.segments, document.owners, strict=True):
         columns = torch.nonzero(segment.tokens.is_target).flatten()
-        predictors = last - len(segment.tokens) + columns
+        places = last + 1 - len(segment.tokens) + columns
+        predictors = places - 1
         if segment.predecessor is not None and columns.numel() and columns[0] == 0:
             predictors[0] = lasts[segment.predecessor]
-        yield segment.tokens.input_ids[columns], predictors, torch.full_like(columns, first_sequence + owner)
+        ids = segment.tokens.input_ids[columns]
+        for owner in owners:
+            owned[owner].append((ids, predictors, torch.full_like(columns, first_sequence + owner), places))
+    return [part for parts in owned for part in parts]
+
+
+def _different(place_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `TokenRows.first_U` and `read_M` of targets at these positions."""
+    _, first_U, read_M = np.unique(place_M.numpy(), return_index=True, return_inverse=True)
+    return torch.from_numpy(first_U), torch.from_numpy(read_M)

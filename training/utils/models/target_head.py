@@ -48,6 +48,17 @@ class TokenLogprobs(NamedTuple):
     collisions_M: torch.Tensor | None = None
     states: TrunkStates | None = None
 
+    def listed(self, read_M: torch.Tensor | None) -> TokenLogprobs:
+        """Return the same for each of `TokenRows.target_ids_M`, of what was read of `TokenRows.reads`. read_M: of the
+        rows; None returns it as it is."""
+        if read_M is None:
+            return self
+
+        def of_owners(part: Any) -> Any:
+            return part.index_select(0, read_M) if isinstance(part, torch.Tensor) else part
+
+        return TokenLogprobs(*map(of_owners, self))
+
 
 class TrunkStates(NamedTuple):
     """What a head for multi-token prediction reads of a model, detached: its last states of every slot (and what fills

@@ -3,8 +3,8 @@
 Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers each weight where it is used. Logits are
 computed only at predicting positions, in chunks if they are many (`target_head`).
 
-N rows, T tokens in a row, M tokens to be predicted, B sequences, H hidden size, V vocabulary,
-E width of the input embeddings.
+N rows, T tokens in a row, M tokens to be predicted, U different ones of these, B sequences,
+H hidden size, V vocabulary, E width of the input embeddings.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ class PolicyModel(nn.Module):
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. with_states:
         return `states` too, where the head is linear."""
         asked = (temperature, with_entropy)
+        target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
-            hidden_MH = hidden_LH.index_select(0, rows.predictor_M)
-            read = self._target_head(hidden_MH, rows.target_ids_M, *asked, with_logits, with_collisions)
+            hidden_UH = hidden_LH.index_select(0, predictor_U)
+            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
             return read._replace(states=self._states(rows, hidden_LH)) if with_states else read
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
-        logits_MV = logits_NTV.flatten(0, 1).index_select(0, rows.predictor_M)
-        read = read_logits(logits_MV, rows.target_ids_M, *asked, with_collisions)
-        return read if with_logits else read._replace(logits_MV=None)
+        logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
+        read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
+        return (read if with_logits else read._replace(logits_MV=None)).listed(rows.read_M)
 
     @property
     def target_head(self) -> TargetHead | None:

@@ -91,7 +91,7 @@ def run_one_model(
             engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
             data.rows.max_seq_len,
             log,
-            sharing=phase == 2,
+            sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
         )
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
@@ -233,6 +233,8 @@ def loop_settings(
     engine = flags.engine
     weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+    if engine.share_beginnings and not packed:
+        log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 
     def plan(sequences: int) -> PlanSettings:
         most = engine.max_tokens_per_micro_batch
@@ -249,7 +251,7 @@ def loop_settings(
     return LoopSettings(
         total_steps=steps[0],
         items_per_step=steps[1],
-        train_plan=plan(engine.per_device_train_batch_size),
+        train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
         eval_epochs=engine.eval_epochs,

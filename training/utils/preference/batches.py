@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from training.utils.data.rows.documents import responses_document
+from training.utils.data.rows.documents import group_document, group_tokens, responses_document, row_groups
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document, unshared
@@ -67,13 +67,16 @@ def preference_batches(
     for start in range(0, len(indices), at_a_time):
         part = indices[start : start + at_a_time]
         taken = [rows[index] for index in part]
-        lengths = [planned_tokens(len(row.prompt_ids), response_tokens(row), plan.packed) for row in taken]
+        groups = row_groups(taken, plan)
+        lengths = [_tokens([taken[number] for number in group], plan) for group in groups]
         step = plan_step(lengths, plan)
-        lacking = lacks_images(step, ranks.rank, [bool(row.images) for row in taken])
+        lacking = lacks_images(step, ranks.rank, [any(taken[number].images for number in group) for group in groups])
         for layout, lacks in zip(step[ranks.rank], lacking, strict=True):
-            documents = [[responses_document(taken[number], are_targets) for number in row] for row in layout]
-            ranked = ranked_rows(documents, plan.packed, pad_token_id, images, lacks)
-            numbers = [number for row in layout for number in row]
+            rows_of = [[[taken[number] for number in groups[place]] for place in row] for row in layout]
+            documents = [[_document(group, plan, are_targets) for group in row] for row in rows_of]
+            numbers = [number for row in layout for place in row for number in groups[place]]
+            responses = [len(taken[number].response_ids) for number in numbers]
+            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, images, lacks)
             sequences = [
                 (part[number], place, tokens)
                 for number in numbers
@@ -87,6 +90,17 @@ def preference_batches(
             is_best_B = torch.from_numpy(place_B == 0)
             flat = tuple(document for row in documents for document in row)
             yield pinned(PreferenceBatch(ranked, row_B, place_B, tokens_B, margin_Q, is_best_B, flat), ranks.device)
+
+
+def _tokens(rows: Sequence[ResponsesRow], plan: PlanSettings) -> int:
+    """Of `_document`."""
+    if len(rows) > 1:
+        return group_tokens(rows, plan)
+    return planned_tokens(len(rows[0].prompt_ids), response_tokens(rows[0]), plan.packed)
+
+
+def _document(rows: Sequence[ResponsesRow], plan: PlanSettings, are_targets: bool) -> Document:
+    return group_document(rows, plan, are_targets) if len(rows) > 1 else responses_document(rows[0], are_targets)
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
     documents = [document for batch in batches for document in batch.documents]
     if not plan.packed:
         documents = [alone for document in documents for alone in unshared(document)]
-    outputs = sum(int(batch.tokens_B.sum()) if are_targets else len(batch.tokens_B) for batch in batches)
+    outputs = sum(document.reads if are_targets else len(document.ends) for document in documents)
     return PreferenceStep(batches, run.work_of(documents, outputs))
 
 

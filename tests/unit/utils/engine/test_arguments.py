@@ -50,6 +50,11 @@ def test_the_defaults_are_sound():
             "leave one of them out",
         ),
         ({"zero_stage": 4}, "--zero_stage expects a number from 0 to 3, got 4"),
+        ({"share_beginnings": -1}, "--share_beginnings expects 0 or more, got -1"),
+        (
+            {"share_beginnings": 64, "padded": True},
+            "--share_beginnings 64 needs packed rows, and --padded has one sequence in each; leave one of them out",
+        ),
         (
             {"zero3_live_parameters": 7},
             "--zero3_live_parameters 7 limits what ZeRO-3 gathers, and no model is under it; leave it out or give "

@@ -11,6 +11,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
 from training.utils.generation import speculation
 from training.utils.generation.base import RolloutRequest
+from training.utils.generation.pace import RoundPace
 from training.utils.generation.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.generation.stop_strings import stop_strings
 from training.utils.mtp.head import new_head
@@ -38,14 +39,22 @@ def oracle(rollout):
     return guess
 
 
-def both(model, how, samples, guesses, monkeypatch=None, by_head=True, among_S=None):
+class EverySecond(RoundPace):
+    """Every second round guesses."""
+
+    def begin(self, rows):
+        self.count = getattr(self, "count", 0) + 1
+        return self.count % 2 == 1
+
+
+def both(model, how, samples, guesses, monkeypatch=None, **given):
     """The rollout without guesses, that by them, and their counts."""
     ids_BP, mask_BP = prompts(LENGTHS)
     seeds = list(range(len(ids_BP) * samples))
     plain = roll(model, how, (ids_BP, mask_BP), seeds, samples, spelt)
     if monkeypatch is not None:
         monkeypatch.setattr(speculation._HeadRows, "guess", oracle(plain))
-    counts, guessed = GuessCounts(), Guesses(guesses, new_head(model, 1, 0).eval() if by_head else None, among_S)
+    counts, guessed = GuessCounts(), Guesses(guesses, **{"head": new_head(model, 1, 0).eval(), **given})
     request = RolloutRequest(ids_BP, mask_BP, how, seeds, samples)
     with torch.no_grad():
         return plain, drawn_by_guesses(model, guessed, request, stop_strings(how, spelt), counts), counts
@@ -85,10 +94,20 @@ def test_guesses_without_a_head(kind, guesses):
     how = replace(KINDS[kind], max_new_tokens=40)
     model = tiny_causal_lm("llama")
     how = replace(how, bad_words=(tuple(responses(roll(model, how, prompts(LENGTHS)))[5][3:5]),))
-    plain, drawn, counts = both(model, how, 3, guesses, by_head=False)
+    plain, drawn, counts = both(model, how, 3, guesses, head=None)
     assert_same(plain, drawn)
     assert kind != "greedy" or counts.accepted > 30
     assert counts.guesses < counts.forwards * guesses  # of rows without a guess, none is counted
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_rounds_may_guess_nothing(with_head, monkeypatch):
+    how = replace(GREEDY, max_new_tokens=40)
+    given = {} if with_head else {"head": None}
+    model = tiny_causal_lm("llama")
+    plain, drawn, counts = both(model, how, 2, 2, monkeypatch if with_head else None, pace=EverySecond(), **given)
+    assert_same(plain, drawn)
+    assert 0 < counts.accepted < counts.guesses <= counts.forwards
 
 
 def test_a_head_may_guess_among_a_few_tokens(monkeypatch):
@@ -140,10 +159,11 @@ class _Noting:
         return self._draws.next(logits_AV, among_S)
 
 
-@pytest.mark.parametrize("are_right", [False, True])
-def test_the_heads_entries_are_those_it_is_trained_on(are_right, monkeypatch):
+@pytest.mark.parametrize(("are_right", "pace"), [(False, RoundPace), (True, RoundPace), (True, EverySecond)])
+def test_the_heads_entries_are_those_it_is_trained_on(are_right, pace, monkeypatch):
     """What the head reads in a rollout, prompts padded and tokens taken back, gives the states of its training. Of two
-    tokens at once only the last has an entry; here, every guess is wrong, or two of three are right."""
+    tokens at once only the last has an entry, and those of rounds without guesses have none; here, every guess is
+    wrong, or two of three are right."""
     model, seen, drawn = tiny_causal_lm("llama"), {}, speculation._HeadRows.guess
     head, how = new_head(model, 1, 0).eval(), replace(PLAIN, max_new_tokens=12, bad_words=((1,),))
     ids_BP, mask_BP = prompts(LENGTHS)
@@ -158,11 +178,11 @@ def test_the_heads_entries_are_those_it_is_trained_on(are_right, monkeypatch):
     monkeypatch.setattr(speculation._HeadRows, "guess", guess)
     request = RolloutRequest(ids_BP, mask_BP, how, list(range(len(ids_BP))))
     with torch.no_grad():
-        rollout = drawn_by_guesses(model, Guesses(1, head), request, None, GuessCounts())
+        rollout = drawn_by_guesses(model, Guesses(1, head, pace=pace()), request, None, GuessCounts())
         for row in range(len(ids_BP)):
             prompt, ids_T = rollout.prompt_of(row), torch.cat([rollout.prompt_of(row), rollout.response_of(row)])
             places = sorted(place for other, place in seen if other == row)
-            assert len(places) == 11 if not are_right else 5 < len(places) < 11
+            assert len(places) == 11 if not are_right else 3 < len(places) < 11
             # Entry t joins the embedding of token t with the state at token t - 1.
             kept = torch.tensor([*range(1, len(prompt)), *(len(prompt) + place - 1 for place in places)])
             states_TH = model.base_model(input_ids=ids_T[None])[0][0]

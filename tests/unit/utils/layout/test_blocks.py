@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.random_rows import parallel_row, random_rows
+from tests.support.tries import trie_row
 from training.utils.layout.blocks import BLOCK_TOKENS, blocks_seen, segment_table, width_in_blocks
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import TokenRows, padded_rows
@@ -34,10 +35,10 @@ def layouts() -> list[TokenRows]:
         random_rows(generator, rows, longest) for rows, longest in [(1, 9), (1, 150), (3, 40), (2, 300), (5, 60)]
     ]
     alone = [TokenSequence(torch.ones(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool)) for n in (300, 40, 129)]
-    return [*several, parallel_row(), padded_rows(alone, 0), padded_rows(alone[:1], 0, min_width=512)]
+    return [*several, parallel_row(), trie_row(), padded_rows(alone, 0), padded_rows(alone[:1], 0, min_width=512)]
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(9))
 def test_blocks_and_table_are_those_of_the_dense_mask(number):
     rows = layouts()[number]
     mask_LL = dense(rows)

@@ -24,7 +24,7 @@ def test_a_plain_document():
     assert told(document) == [([5, 6, 7], [False, False, True])]
     assert document.segments[0].sees == () and document.segments[0].first_position == 0
     assert document.segments[0].predecessor is None
-    assert (document.ends, document.owners) == ((0,), (0,))
+    assert (document.ends, document.owners) == ((0,), ((0,),))
     assert document.tokens == 3
 
 
@@ -34,7 +34,7 @@ def test_a_prompt_with_three_responses():
     assert trunk.sees == () and trunk.first_position == 0 and trunk.predecessor is None
     for branch in branches:
         assert branch.sees == (0,) and branch.first_position == 2 and branch.predecessor == 0
-    assert (document.ends, document.owners) == ((1, 2, 3), (0, 0, 1, 2))
+    assert (document.ends, document.owners) == ((1, 2, 3), ((0,), (0,), (1,), (2,)))
     assert document.tokens == 8  # the prompt once
 
 

@@ -51,7 +51,7 @@ def test_the_worked_example():
     assert [part.sees for part in document.segments] == [(), (0,), (0,), (0, 1, 2)]
     assert [part.first_position for part in document.segments] == [0, 3, 3, 7]
     assert [part.predecessor for part in document.segments] == [None, 0, 0, 2]
-    assert (document.ends, document.owners) == ((3,), (0, 0, 0, 0))
+    assert (document.ends, document.owners) == ((3,), ((0,),) * 4)
     rows = packed_rows([[document]], 0)
     assert rows.position_ids_NT.tolist() == [[0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 7, 8]]
     assert rows.target_ids_M.tolist() == [Q, OPEN, PATH, A, B, END_PATH, PATH, C, END_PATH, CLOSE, D]

@@ -10,7 +10,8 @@ from tests.support.tiny_models import tiny_causal_lm
 from training.utils.layout import rank_share as laid_out
 from training.utils.layout.documents import TokenSequence, join
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import documents_of, rank_share, shared_groups
+from training.utils.layout.rank_share import documents_of, rank_share
+from training.utils.layout.trie import NEVER, prompt_groups
 from training.utils.models.token_model import PolicyModel
 
 CPU, PAD = torch.device("cpu"), 2
@@ -25,9 +26,9 @@ def test_samples_of_a_prompt_are_groups_of_bounded_length():
     prompts = [torch.arange(4), torch.arange(7), torch.arange(4), torch.arange(4), torch.arange(7)]
     responses = zip(prompts, RESPONSE_TOKENS, strict=True)
     samples = [join(prompt, torch.arange(tokens) + 50) for prompt, tokens in responses]
-    assert shared_groups(samples, 100) == [[0, 2, 3], [1, 4]]
+    assert prompt_groups(samples, NEVER, 100) == [[0, 2, 3], [1, 4]]
     # In 17 tokens a prompt of 4 has room for responses of 3 and 5 tokens, not for 6 more.
-    assert shared_groups(samples, 17) == [[0, 2], [1, 4], [3]]
+    assert prompt_groups(samples, NEVER, 17) == [[0, 2], [1, 4], [3]]
 
 
 @pytest.mark.parametrize("plan", [PlanSettings(3, max_rows_per_micro_batch=1), PlanSettings(3, 13, 8, True, 13)])
@@ -47,14 +48,14 @@ def test_a_rank_makes_its_own_documents_alone(monkeypatch):
     samples = [join(torch.arange(prompt), torch.arange(3) + 50) for prompt in (4, 4, 7, 2, 2, 2)]
     plan = PlanSettings(3, 13, 8, True, 13)
     documents = documents_of(samples, plan)
-    groups = shared_groups(samples, plan.max_row_tokens)
+    groups = prompt_groups(samples, NEVER, plan.max_row_tokens)
     assert [len(group) for group in groups] == [2, 1, 3]
-    counted = [laid_out._tokens([samples[index] for index in group]) for group in groups]
+    counted = [laid_out._tokens([samples[index] for index in group], plan) for group in groups]
     assert counted == [document.tokens for document in documents]
     made = []
     one = laid_out._document
     monkeypatch.setattr(
-        laid_out, "_document", lambda sequences, tags: made.append(len(sequences)) or one(sequences, tags)
+        laid_out, "_document", lambda sequences, plan: made.append(len(sequences)) or one(sequences, plan)
     )
     for rank in range(3):
         rank_share(samples, plan, PAD, rank, CPU)

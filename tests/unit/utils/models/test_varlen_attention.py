@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 
 from tests.support.random_rows import parallel_row, random_rows
 from tests.support.tiny_models import tiny_causal_lm
+from tests.support.tries import trie_row
 from tests.support.varlen_reference import varlen_attn
 from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
@@ -37,6 +38,7 @@ LAYOUTS = {
     "one prompt, five responses": lambda: packed_rows([[shared(11, 4, 1, 9, 3, 6)]], 0),
     "two rows of prompts": lambda: packed_rows([[shared(5, 3, 2), plain(tokens(4))], [shared(2, 8, 1, 1)]], 0),
     "parallel paths": parallel_row,
+    "tries": trie_row,
     "random": lambda: random_rows(torch.Generator().manual_seed(3), 3, 9),
 }
 

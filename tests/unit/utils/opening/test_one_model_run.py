@@ -45,17 +45,21 @@ class OfHiddenSize64:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_loop_is_the_flags(packed):
+def test_the_loop_is_the_flags(packed, capsys):
     engine = EngineArguments(
         per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4,
-        report_mfu=False,
+        report_mfu=False, share_beginnings=32,
     )  # fmt: skip
     run = RunArguments(seed=2, profile_steps=[3])
     report = ReportArguments(logging_steps=5, logging_seconds=2.0)
     flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report)
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks(3), 1)
+    said = capsys.readouterr().out
+    assert said == ("" if packed else "--share_beginnings: padded rows have one sequence each, and share nothing\n")
     each = forward_overhead_tokens(1500, on_gpu=False)
-    train = PlanSettings(3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
+    train = PlanSettings(
+        3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each, least_shared_tokens=32
+    )
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     rest = {"eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(), "log_pace": LogPace(5, 2.0)}
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)

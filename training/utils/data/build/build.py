@@ -105,7 +105,10 @@ def build_phase(
     for sentence in cut_sentences(phase, data.rows, report):
         log(f"warning: {sentence}")
     pictures = cached.splits["train"].pictures
-    pixels_of = None if images is None or pictures is None else PixelReader(images, pictures)
+    pixels_of = None
+    if images is not None and pictures is not None:
+        log(f"data: {images.sentence}")
+        pixels_of = PixelReader(images, pictures)
     return PhaseData(cached.splits["train"], cached.splits["eval"], report, pixels_of)
 
 

@@ -6,6 +6,7 @@ reads for the picture, once; then lengths, cuts and filters count what is traine
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +28,11 @@ from training.utils.layout.images import ImageSpan
 
 @dataclass(frozen=True)
 class RowPicture:
-    """A picture that was put aside, by its key, and what stands for it among the tokens."""
+    """A picture that was put aside, by its key, and what stands for it among the tokens. digest: its sha256 in hex."""
 
     key: int
     text: ImageText
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class RowPictures:
             named = f"{where}, image {number}"
             data = image_bytes(value, root, named)
             text = self.reader.text_of(data, named)
-            images.append(RowPicture(self.pictures.add(data), text))
+            images.append(RowPicture(self.pictures.add(data), text, hashlib.sha256(data).hexdigest()))
         return found.messages, tuple(images)
 
     def _check_texts(self, messages: Sequence[Message], where: str) -> None:

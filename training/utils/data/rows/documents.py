@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from training.utils.data.rows.phases import ResponsesRow, SentenceRow
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.layout.documents import Document, TokenSequence, join, plain, shared_prompt
 from training.utils.layout.parallel import ParallelTags, drawn_document, parallel_document, shared_prompt_in_parallel
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.trie import joined, trie_document, trie_tokens
 
 
 def sentence_document(row: SentenceRow) -> Document:
     """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking, tags count where the
     model writes them; in a prompt that quotes them, they are text."""
-    sequence = TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.images)
+    sequence = _sentence(row)
     if row.parallel_tags is None:
         return plain(sequence)
     return parallel_document(sequence, ParallelTags(*row.parallel_tags), written_tokens(sequence.is_target))
+
+
+def _sentence(row: SentenceRow) -> TokenSequence:
+    return TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.images)
 
 
 def written_tokens(is_target: torch.Tensor) -> torch.Tensor:
@@ -42,3 +49,42 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
         return shared_prompt(prompt, responses)
     lay_out = drawn_document if row.are_drawn else shared_prompt_in_parallel
     return lay_out(prompt, responses, ParallelTags(*row.parallel_tags))
+
+
+def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> list[list[int]]:
+    """Return indices of the rows that are one document (`trie.joined`): each by itself, unless `plan` has equal
+    beginnings shared. Rows with blocks of parallel thinking never do."""
+    if not (plan.packed and plan.least_shared_tokens):
+        return [[index] for index in range(len(rows))]
+    without_blocks = [index for index, row in enumerate(rows) if row.parallel_tags is None]
+    found = joined([_sequences(rows[index]) for index in without_blocks], plan)
+    groups = [[without_blocks[place] for place in group] for group in found]
+    return sorted([*groups, *([index] for index, row in enumerate(rows) if row.parallel_tags is not None)])
+
+
+def group_tokens(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> int:
+    """Return the tokens of `group_document`."""
+    return trie_tokens([sequence for row in rows for sequence in _sequences(row)], plan.least_shared_tokens)
+
+
+def group_document(
+    rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings, are_targets: bool = True
+) -> Document:
+    """Return several rows with equal beginnings as one document, of the sequences of one row after the other.
+    are_targets: see `responses_document`."""
+    sequences = [sequence for row in rows for sequence in _sequences(row)]
+    document = trie_document(sequences, plan.least_shared_tokens)
+    if are_targets:
+        return document
+    untrained = [
+        replace(each, tokens=replace(each.tokens, is_target=torch.zeros_like(each.tokens.is_target)))
+        for each in document.segments
+    ]
+    return replace(document, segments=tuple(untrained))
+
+
+def _sequences(row: SentenceRow | ResponsesRow) -> list[TokenSequence]:
+    if isinstance(row, SentenceRow):
+        return [_sentence(row)]
+    prompt, *responses = (torch.tensor(ids, dtype=torch.int64) for ids in (row.prompt_ids, *row.response_ids))
+    return [replace(join(prompt, response), images=row.images) for response in responses]

@@ -147,7 +147,7 @@ def test_responses_share_their_prompt(flags, tagged):
             "</Parallel> 5.<|endoftext|>",
             " It is 4.<|endoftext|>",
         ]
-        assert document.ends == (4, 5) and document.owners == (0, 0, 0, 0, 0, 1)
+        assert document.ends == (4, 5) and document.owners == (*((0,),) * 5, (1,))
         targets = sum(int(part.tokens.is_target.sum()) for part in document.segments)
         assert targets == (document.tokens - len(row.prompt_ids) if are_targets else 0)
 

@@ -1,0 +1,123 @@
+"""A trie gives what plain transformers makes of its sequences one by one, in float64: log-probabilities, entropies,
+scores, values and gradients, each token that several sequences train with a weight of each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tries import forked_sequences, weights_of
+from training.utils.layout.documents import TokenSequence
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import rank_share
+from training.utils.layout.rows import packed_rows
+from training.utils.layout.trie import trie_document
+from training.utils.models.document_attention import use_document_attention
+from training.utils.models.token_model import PolicyModel, ScalarModel
+
+CPU, PAD = torch.device("cpu"), 0
+# Norms compute in float32, and log-probabilities of a shared token add up over its owners.
+TOLERANCE = 5e-7
+FORMS = ["sdpa", "by_document"]  # others: test_blocks.py, test_varlen_attention.py
+FEW, MANY = range(6), range(1000)
+
+
+def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([part.grad.flatten() for part in model.parameters() if part.grad is not None])
+
+
+def targets_of(sequences: list[TokenSequence], values_NT: torch.Tensor) -> torch.Tensor:
+    """Of each sequence, one after the other, what `values_NT` has where a target is predicted."""
+    columns = [torch.nonzero(each.is_target).flatten() - 1 for each in sequences]
+    return torch.cat([values_NT[row, columns[row]] for row in range(len(sequences))])
+
+
+def plain_states(trunk: torch.nn.Module, sequences: list[TokenSequence]) -> torch.Tensor:
+    """A plain forward, one sequence a row; causal attention hides what fills the rows behind them."""
+    ids_NT = torch.nn.utils.rnn.pad_sequence([each.input_ids for each in sequences], batch_first=True)
+    return trunk(input_ids=ids_NT, use_cache=False)[0]
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    assert got.shape == want.shape, what
+    assert float((got - want).detach().norm()) <= TOLERANCE * max(1.0, float(want.detach().norm())), what
+
+
+def check_policy(model: torch.nn.Module, seed: int, weights: torch.Tensor, sequences: list[TokenSequence]) -> None:
+    logits_NTV = model.lm_head(plain_states(model.model, sequences))
+    logprobs_NTV = torch.log_softmax(logits_NTV / 0.8, dim=-1)
+    after_NT = torch.nn.utils.rnn.pad_sequence([each.input_ids.roll(-1) for each in sequences], batch_first=True)
+    want_M = targets_of(sequences, logprobs_NTV.gather(-1, after_NT.unsqueeze(-1)).squeeze(-1))
+    entropies_M = targets_of(sequences, -(logprobs_NTV.exp() * logprobs_NTV).sum(-1))
+    want = gradient(model, (want_M * weights).sum() + (entropies_M * weights.flip(0)).sum())
+    read = PolicyModel(model)(packed_rows([[trie_document(sequences, 1)]], PAD), 0.8, with_entropy=True)
+    assert read.entropies_M is not None
+    got = gradient(model, (read.logprobs_M * weights).sum() + (read.entropies_M * weights.flip(0)).sum())
+    for one, other in ((read.logprobs_M, want_M), (read.entropies_M, entropies_M), (got, want)):
+        assert_close(one, other, f"trie {seed}")
+
+
+def check_scorer(model: torch.nn.Module, seed: int, weights: torch.Tensor, sequences: list[TokenSequence]) -> None:
+    values_NT = model.score(plain_states(model.model, sequences)).squeeze(-1)
+    ends_B = torch.stack([values_NT[row, len(each) - 1] for row, each in enumerate(sequences)])
+    want_M = targets_of(sequences, values_NT)
+    want = gradient(model, (want_M * weights).sum() + ends_B.square().sum())
+    rows, scorer = packed_rows([[trie_document(sequences, 1)]], PAD), ScalarModel(model)
+    got_M, got_B = scorer(rows, at="targets"), scorer(rows, at="end")
+    got = gradient(model, (got_M * weights).sum() + got_B.double().square().sum())
+    for one, other in ((got_M, want_M), (got_B, ends_B), (got, want)):
+        assert_close(one, other, f"trie {seed}")
+
+
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
+@pytest.mark.parametrize("form", FORMS)
+def test_random_tries_are_their_sequences(form, seeds):
+    models = tiny_causal_lm("llama", torch.float64), tiny_scalar_model("llama", torch.float64)
+    for model in models:
+        if form == "by_document":
+            use_document_attention(model)
+            assert model.config._attn_implementation == "sdpa_by_document"
+        else:
+            model.set_attn_implementation(form)
+    most = 24 if seeds is FEW else 64
+    for seed in seeds:
+        sequences = forked_sequences(seed, most)
+        weights = torch.cat(weights_of(sequences, seed))
+        check_policy(models[0], seed, weights, sequences)
+        check_scorer(models[1], seed, weights, sequences)
+
+
+def test_a_plan_of_several_ranks_and_micro_batches_is_one_gradient():
+    """What is shared, how much pays, how many ranks and micro-batches: the same sum."""
+    model = tiny_causal_lm("llama", torch.float64)
+    use_document_attention(model)
+    sequences = [each for seed in range(4) for each in forked_sequences(seed, 12) if bool(each.is_target.any())]
+    weights = weights_of(sequences, 1)
+    found, computed = {}, {}
+    for name, plan in {
+        "padded": PlanSettings(1, max_rows_per_micro_batch=8),
+        "prompts": PlanSettings(1, 600, 8, True, 600),
+        "shared": PlanSettings(1, 600, 8, True, 600, least_shared_tokens=1),
+        "two ranks": PlanSettings(2, 60, 8, True, 60, least_shared_tokens=2),
+    }.items():
+        model.zero_grad()
+        logprobs: dict[int, torch.Tensor] = {}
+        computed[name] = 0
+        for indices, rows in (
+            part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, CPU)
+        ):
+            read_M = PolicyModel(model)(rows).logprobs_M
+            split = read_M.split([len(weights[index]) for index in indices])
+            logprobs |= {index: part.detach() for index, part in zip(indices, split, strict=True)}
+            computed[name] += int((rows.segment_ids_NT >= 0).sum())
+            if indices:
+                sum((part * weights[index]).sum() for index, part in zip(indices, split, strict=True)).backward()
+        gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+        found[name] = torch.cat([logprobs[index] for index in range(len(sequences))]), gradients
+    for name in found:
+        for one, other in zip(found[name], found["padded"], strict=True):
+            assert_close(one, other, name)
+    assert computed["shared"] < computed["two ranks"] < computed["prompts"] < computed["padded"]

@@ -1,0 +1,191 @@
+"""Sequences with equal beginnings as one document, a trie: each beginning stands in the row once.
+
+Samples of a prompt that share their first turns, forks of a conversation, rows that go on from one conversation. A node
+of the trie is a segment, which sees the nodes above it. A token that several sequences predict there is one target for
+each of them, so that every sequence keeps its own terms of the loss.
+
+Worked example, prompt p q, three samples with targets in capitals, of which the first two share a turn A B and the
+answer o to it:
+    sequences    p q A B o C      p q A B o D E      p q F
+    token        p q   A B o   C   D E   F
+    segment      0 0   1 1 1   2   3 3   4
+    position     0 1   2 3 4   5   5 6   2
+    sees         -     0       0 1 0 1   0
+    owners       -     0, 1    0   1     2
+    targets      A B C (of 0), A B D E (of 1), F (of 2): A and B are computed once and listed twice
+
+Beginnings are shared where it pays: a prompt always, and beyond it what is at least `least_tokens` long.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from training.utils.layout.documents import Document, Segment, TokenSequence, plain
+from training.utils.layout.planner import PlanSettings
+
+NEVER = sys.maxsize  # of `least_tokens`: nothing but prompts is shared
+
+
+@dataclass(frozen=True)
+class TrieNode:
+    """begin, end: its tokens, in each of the sequences that hold it. sequences: their indices, ascending."""
+
+    begin: int
+    end: int
+    sequences: tuple[int, ...]
+    children: tuple[TrieNode, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin + sum(child.tokens for child in self.children)
+
+
+def prompt_tokens(sequence: TokenSequence) -> int:
+    """Return the tokens before the first target; all of a sequence without targets."""
+    is_target = sequence.is_target.numpy()
+    return int(is_target.argmax()) if is_target.any() else len(is_target)
+
+
+def trie_document(sequences: Sequence[TokenSequence], least_tokens: int) -> Document:
+    """Return a document of `sequences`, which begin with the same token; its i-th sequence is the i-th of these. Of one
+    sequence it is `plain`, and of responses to one prompt that share fewer than `least_tokens` tokens behind it,
+    `shared_prompt`."""
+    if len(sequences) == 1:
+        return plain(sequences[0])
+    segments: list[Segment] = []
+    owners: list[tuple[int, ...]] = []
+    ends = [0] * len(sequences)
+
+    def place(node: TrieNode, sees: tuple[int, ...], position: int, predecessor: int | None) -> None:
+        for begin, end, owning in _pieces(node, sequences):
+            tokens = sequences[owning[0] if owning else node.sequences[0]].part(begin, end)
+            segments.append(Segment(tokens, sees, position, predecessor))
+            owners.append(owning)
+            predecessor = len(segments) - 1
+            sees, position = (*sees, predecessor), position + tokens.positions
+        assert predecessor is not None, "a node has tokens"
+        for sequence in node.sequences:
+            if len(sequences[sequence]) == node.end:
+                ends[sequence] = predecessor
+        for child in node.children:
+            place(child, sees, position, predecessor)
+
+    place(trie_of(sequences, least_tokens), (), 0, None)
+    return Document(tuple(segments), tuple(ends), tuple(owners))
+
+
+def trie_tokens(sequences: Sequence[TokenSequence], least_tokens: int) -> int:
+    """Return the tokens of `trie_document`, without making it."""
+    return len(sequences[0]) if len(sequences) == 1 else trie_of(sequences, least_tokens).tokens
+
+
+def trie_of(sequences: Sequence[TokenSequence], least_tokens: int) -> TrieNode:
+    """Return the root of the trie of `sequences`, which begin with the same token.
+
+    A node ends where its sequences part, or at the end of their shortest prompt if they part fewer than `least_tokens`
+    later. Below it, sequences share a node if they share at least so many tokens more, or the rest of a prompt.
+    """
+    keys, prompts = [_key(sequence) for sequence in sequences], [prompt_tokens(sequence) for sequence in sequences]
+    order = sorted(range(len(keys)), key=lambda index: keys[index].tobytes())  # equal beginnings are neighbours
+    shared = [0, *(_common(keys[one], keys[other]) for one, other in pairwise(order))]  # with the neighbour before
+
+    def node(begin: int, first: int, last: int) -> TrieNode:
+        held = order[first:last]
+        end = min(shared[first + 1 : last], default=len(keys[held[0]]))
+        prompt = min(prompts[index] for index in held)
+        if begin < prompt <= end < prompt + least_tokens and len(held) > 1:
+            end = prompt
+        assert end > begin, "sequences of a trie begin with the same token"
+        starts: list[int] = []
+        for place in range(first, last):
+            if len(keys[order[place]]) == end:
+                continue
+            both = prompts[order[place - 1]], prompts[order[place]]
+            if not starts or not (shared[place] >= end + least_tokens or end < min(both) <= shared[place]):
+                starts.append(place)
+        children = [node(end, start, stop) for start, stop in pairwise([*starts, last])]
+        return TrieNode(begin, end, tuple(sorted(held)), tuple(sorted(children, key=lambda each: each.sequences)))
+
+    return node(0, 0, len(order))
+
+
+def joined(parts: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[int]]:
+    """Return indices of `parts` in groups that are one trie each: those whose first sequences begin with
+    `plan.least_shared_tokens` equal tokens, in rows of `plan.max_row_tokens`. A part has the sequences of one prompt,
+    and stays whole; without packed rows, or if nothing is to be shared, each is its own group.
+
+    Where there are several ranks, a group has at most half of a rank's share of all tokens, so that the ranks still get
+    about equally many.
+    """
+    least, most = plan.least_shared_tokens, plan.max_row_tokens
+    if not (plan.packed and least):
+        return [[index] for index in range(len(parts))]
+    if plan.ranks > 1:
+        most = min(most, sum(trie_tokens(part, least) for part in parts) // (2 * plan.ranks))
+    keys = [_key(part[0]) for part in parts]
+    groups: list[list[int]] = []
+    for index in sorted(range(len(keys)), key=lambda index: keys[index].tobytes()):
+        wider = [*groups[-1], index] if groups else []
+        if wider and _common(keys[groups[-1][-1]], keys[index]) >= least:
+            sequences = [sequence for member in sorted(wider) for sequence in parts[member]]
+            if trie_tokens(sequences, least) <= most:
+                groups[-1] = wider
+                continue
+        groups.append([index])
+    return sorted(sorted(group) for group in groups)
+
+
+def prompt_groups(sequences: Sequence[TokenSequence], least_tokens: int, most_tokens: int) -> list[list[int]]:
+    """Return indices of the sequences that have one prompt (what precedes the first target), in groups of at most
+    `most_tokens` as a trie."""
+    open_groups: dict[bytes, tuple[list[int], int]] = {}  # prompt -> its last group, and its tokens at most
+    groups: list[list[int]] = []
+    for index, sequence in enumerate(sequences):
+        prompt = prompt_tokens(sequence)
+        key = _key(sequence)[:prompt].tobytes()
+        group, tokens = open_groups.get(key, ([], prompt))
+        tokens += len(sequence) - prompt
+        if group and tokens > most_tokens:  # unless the responses share more than the prompt
+            tokens = trie_tokens([sequences[member] for member in (*group, index)], least_tokens)
+        if not group or tokens > most_tokens:
+            group, tokens = [], len(sequence)
+            groups.append(group)
+        group.append(index)
+        open_groups[key] = (group, tokens)
+    return groups
+
+
+def _key(sequence: TokenSequence) -> np.ndarray:
+    """Return int64 [T], equal where two sequences are: token ids, and at the places of an image which one it is."""
+    ids: np.ndarray = sequence.input_ids.numpy()
+    if sequence.images:
+        ids = ids.copy()
+        for image in sequence.images:
+            ids[image.begin : image.end] = -1 - image.key
+    return ids
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many tokens two keys begin with alike."""
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def _pieces(node: TrieNode, sequences: Sequence[TokenSequence]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Cut a node where other sequences own the targets: begin, end and the owners of each piece; none without
+    targets."""
+    masks = [sequences[index].is_target[node.begin : node.end].numpy() for index in node.sequences]
+    owned_KT = np.stack(masks)  # K sequences, T tokens of the node
+    columns = np.flatnonzero(owned_KT.any(axis=0))
+    changes = (owned_KT[:, columns[1:]] != owned_KT[:, columns[:-1]]).any(axis=0)
+    firsts = [*columns[:1], *columns[1:][changes]]  # the first target of each piece
+    bounds = [node.begin, *(node.begin + int(first) for first in firsts[1:]), node.end]
+    owning = [tuple(node.sequences[place] for place in np.flatnonzero(owned_KT[:, first])) for first in firsts]
+    return [(*span, own) for span, own in zip(pairwise(bounds), owning or [()], strict=True)]
