@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.run.arguments import parse_arguments
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         Qwen2VLConfig,
     )
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 EOS_TOKEN = "<|endoftext|>"  # noqa: S105 (a token of text)
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
@@ -123,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.models.saving import save_model
 
     transformers_logging.disable_progress_bar()
-    texts, length = dataset_texts(data, new.seed), new.max_position_embeddings
+    texts, length = dataset_texts(data, new.seed, new.vision), new.max_position_embeddings
     tokenizer = train_tokenizer(texts, new.vocab_size, length, new.pad_is_eos, new.vision)
     model = make_model((vision_config if new.vision else model_config)(new, tokenizer), new.seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -132,23 +134,33 @@ def main(argv: Sequence[str]) -> None:
     print(f"new model: {model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary, in {folder}")
 
 
-def dataset_texts(data: DataArguments, seed: int) -> Iterator[str]:
-    """Yield the prompts and responses of the training rows; ThreestepError if they contain no text at all."""
+def dataset_texts(data: DataArguments, seed: int, vision: bool = False) -> Iterator[str]:
+    """Yield the prompts and responses of the training rows; ThreestepError if they contain no text at all.
+
+    vision: rows may have images; the texts of their messages are taken.
+    """
     from training.utils.data.sources.create import create_raw_dataset
 
     found = False
     for name in [*data.source.data_path, *data.source.sft_only_data_path]:
         raw_dataset = create_raw_dataset(name, data.source, data.cache.cache_dir, seed)
+        raw_dataset.reads_images = vision
         for sample in raw_dataset.get_train_data():
-            for get_text in (raw_dataset.get_prompt, raw_dataset.get_chosen, raw_dataset.get_rejected):
-                text = get_text(sample)
-                if text:
-                    found = True
-                    yield text
+            for text in filter(None, _texts_of(raw_dataset, sample)):
+                found = True
+                yield text
     if not found:
         raise ThreestepError(
             f"the training rows of {', '.join(data.source.data_path)} contain no text to train a tokenizer on"
         )
+
+
+def _texts_of(raw: PromptRawDataset, sample: Any) -> Iterator[str | None]:
+    messages = raw.get_messages(sample) if raw.reads_images else None
+    if messages is None:
+        yield from (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
+    for content in (message.get("content") for message in messages or ()):
+        yield from (part.get("text") for part in content) if isinstance(content, list) else (content,)
 
 
 def train_tokenizer(

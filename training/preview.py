@@ -29,6 +29,8 @@ from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
+    from training.utils.data.images.reader import ImageReader
+    from training.utils.data.images.shown import ShownImage
     from training.utils.data.rows.dataset import CachedSplit
 
 UNSUPERVISED = "unsupervised"
@@ -80,11 +82,21 @@ GROUPS = (PreviewArguments, OptionalDataArguments)
 
 @dataclass(frozen=True)
 class Shown:
-    """report: what became of the raw rows. sources: of the manifest; none for text blocks."""
+    """report: what became of the raw rows. sources: of the manifest; none for text blocks. reader: of images; None
+    where the tokenizer's folder has no model that reads them."""
 
     split: CachedSplit
     report: str
     sources: list[dict[str, Any]]
+    reader: ImageReader | None = None
+
+    def images(self, place: int) -> list[ShownImage]:
+        """Those of a row."""
+        from training.utils.data.images.shown import shown_images
+
+        if self.reader is None or self.split.pictures is None:
+            return []
+        return list(shown_images(self.split[place].images, self.split.pictures, self.reader))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -95,7 +107,11 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load(preview, data)
         shown = open_split(preview, data, tokenizer)
         places = shown_places(preview, len(shown.split))
-    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if shown.reader is not None and not preview.json:
+        from training.utils.data.images.shown import counting_placeholders
+
+        decode = counting_placeholders(decode, shown.reader.family.placeholder)
     if preview.html:
         return write_page(preview, shown, places, decode)
     try:
@@ -121,6 +137,7 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
     from training.utils.data.build.build import build_phase
     from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
+    from training.utils.opening.image_reader import reader_of_folder
 
     if preview.phase == UNSUPERVISED:
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
@@ -128,9 +145,10 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
         counted = split.manifest["splits"]["train"]
         left_over = f", {counted['tokens_left_over']:,} tokens left over after the last block"
         return Shown(split, split_sentence("train", SplitReport.of(counted)) + left_over, [])
-    phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note)
+    reader = reader_of_folder(preview.tokenizer, tokenizer)
+    phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note, images=reader)
     split = getattr(phase, preview.split)
-    return Shown(split, phase.report.sentence, split.manifest["sources"])
+    return Shown(split, phase.report.sentence, split.manifest["sources"], reader)
 
 
 def shown_places(preview: PreviewArguments, rows: int) -> range:
@@ -161,7 +179,8 @@ def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: A
     rows = []
     for place in places:
         row = shown.split[place]
-        rows.append(PageRow(title_of(preview, shown, place), marked_runs(row, decode), values_beside(row)))
+        images = [(image.words, image.uri()) for image in shown.images(place)]
+        rows.append(PageRow(title_of(preview, shown, place), marked_runs(row, decode), values_beside(row), images))
     seen = f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown"
     text = rows_page(f"phase {preview.phase}", [seen, shown.report], rows, length_bars(shown.split.lengths))
     try:
@@ -192,7 +211,10 @@ def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: A
     for place in places:
         row = shown.split[place]
         print(f"== {title_of(preview, shown, place)}")
-        print(row_as_text(row, decode, style, preview.show_layout), end="\n\n")
+        print(row_as_text(row, decode, style, preview.show_layout))
+        for number, image in enumerate(shown.images(place), start=1):
+            print(f"image {number}: {image.words}")
+        print()
     print(f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown")
     print(shown.report)
     for line in histogram(shown.split.lengths):

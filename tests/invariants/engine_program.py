@@ -250,8 +250,8 @@ def main(models: Path, out: Path, is_long: bool) -> None:
     report(results)
 
 
-def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
-    """(the engine, the transformers model in it)."""
+def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tuple[Any, Any]:
+    """(the engine, the transformers model in it). head_of: gives the head that is trained with a model."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
     from training.utils.engine.arguments import EngineSettings
@@ -284,7 +284,7 @@ def make_engine(case: Case, models: Path, ranks: Any) -> tuple[Any, Any]:
     if case.compiled:
         model.set_attn_implementation("sdpa")  # as --torch_compile leaves it: runs in turn would be compiled row by row
         compile_blocks(model, backend="eager")
-    wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model)
+    wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model, mtp_head=head_of and head_of(model))
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 
 
@@ -354,6 +354,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None
     keep_weights(engine, model, folder)
+    ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     if not ranks.is_main:
         return {}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -407,6 +408,7 @@ def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str,
         engine.step()
         losses.append(summed_numbers({"loss": own}, ranks.device)["loss"])
     keep_weights(engine, model, out / spread.name)
+    ranks.leaving.close()
     return {"losses": losses}
 
 

@@ -2,8 +2,8 @@
 
 Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
 "acceptances", "norms", "policy_moved", "speculated"}}; policy_moved: the largest difference of the policy's weights
-from those of the same run without a head. speculated: of each rank, its rollout by the head's guesses, that without,
-and the tokens a forward.
+from those of the same run without a head, if the head is trained beside it. speculated: of each rank, its rollout by
+the head's guesses, that without, and the tokens a forward.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from typing import Any
 DEPTHS = 2
 COEF = 0.3
 HEAD_SEED = 11
-# (micro, ZeRO stage, packed), by ranks; PER_STEP sequences in all, so that 1 and 2 are several micro-batches.
+# (micro, ZeRO stage, packed), by ranks; PER_STEP sequences in all, so that 1 and 2 are several micro-batches. JOINT:
+# the model learns from the head's loss too.
 CASES = {
     1: {"z0": (6, 0, True), "z3_parts": (2, 3, True), "padded": (2, 0, False), "z2_parts": (1, 2, True)},
     2: {"z0_parts": (1, 0, True), "z3": (3, 3, True), "z2_parts": (2, 2, True), "padded_z3": (1, 3, False)},
 }
-ORDINARY = {1: ("z3_parts", "padded"), 2: ("z0_parts", "z3")}
+JOINT = {
+    1: {"joint": (2, 0, True), "joint_padded": (6, 2, False), "joint_z3": (2, 3, True)},
+    2: {"joint_z3": (1, 3, True), "joint_z2": (2, 2, True), "joint_z1": (3, 1, False), "joint_z0": (2, 0, True)},
+}
+ORDINARY = {1: ("z3_parts", "padded", "joint"), 2: ("z0_parts", "z3", "joint_z3")}
 
 
 def main(models: Path, out: Path, is_long: bool) -> None:
@@ -30,7 +35,8 @@ def main(models: Path, out: Path, is_long: bool) -> None:
     from training.utils.engine.startup import started_process_group
 
     with started_process_group() as ranks:
-        names = CASES[ranks.world_size] if is_long else ORDINARY[ranks.world_size]
+        size = ranks.world_size
+        names = (*CASES[size], *JOINT[size]) if is_long else ORDINARY[size]
         report({name: run_case(name, models, out, ranks) for name in names})
 
 
@@ -39,35 +45,39 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     from tests.invariants.engine_program import Case
 
-    micro, stage, packed = CASES[ranks.world_size][name]
-    case = Case(f"{name}_plain", zero_stage=stage, micro=micro, packed=packed)
-    plain, _, _, _ = trained(case, models, out, ranks, layers=0)
-    weights, head, lines, speculated = trained(replace(case, name=name), models, out, ranks, layers=DEPTHS)
+    detach = name in CASES[ranks.world_size]
+    micro, stage, packed = (CASES if detach else JOINT)[ranks.world_size][name]
+    case = Case(name, zero_stage=stage, micro=micro, packed=packed)
+    plain = trained(replace(case, name=f"{name}_plain"), models, out, ranks, 0)[0] if detach else {}
+    weights, head, lines, speculated = trained(case, models, out, ranks, DEPTHS, detach)
     if not ranks.is_main:
         return {}
     torch.save(head, out / name / "head.pt")
-    moved = max(float((weights[key].double() - plain[key].double()).abs().max()) for key in plain)
+    torch.save(weights, out / name / "model.pt")
+    moved = max((float((weights[key].double() - plain[key].double()).abs().max()) for key in plain), default=-1.0)
     steps = [line for line in lines if "train/mtp_loss" in line]
     return {
         "losses": [line["train/mtp_loss"] for line in steps],
         "acceptances": [line["train/mtp_acceptance_1"] for line in steps],
-        "norms": [line.get("train/mtp_grad_norm") for line in steps],
+        "norms": [line.get("train/mtp_grad_norm" if detach else "train/grad_norm") for line in steps],
         "evaluated": [line["eval/mtp_loss"] for line in lines if "eval/mtp_loss" in line],
         "policy_moved": moved,
         "speculated": speculated,
     }
 
 
-def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tuple[Any, Any, list[dict[str, Any]], Any]:
-    """(the policy's weights, the head's, the lines of the metrics, what `speculated` gives); the first two on rank 0
-    alone."""
+def trained(
+    case: Any, models: Path, out: Path, ranks: Any, layers: int, detach: bool = True
+) -> tuple[Any, Any, list[dict[str, Any]], Any]:
+    """(the policy's weights, the head's, the lines of the metrics, what `speculated` gives of a head beside the model);
+    the first two on rank 0 alone."""
     import json
 
     from tests.invariants.engine_program import LONGEST, PAD, SEED, STEPS, make_engine, rows_of
     from tests.support.data_flags import data_flags
     from training.step1_sft.trainer import SftTrainer
     from training.utils.engine.arguments import EngineArguments
-    from training.utils.mtp.opening import open_head
+    from training.utils.mtp.opening import joint_head, open_head
     from training.utils.mtp.settings import MtpSettings
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.training_run import TrainingRun
@@ -75,7 +85,10 @@ def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tupl
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 
-    engine, model = make_engine(case, models, ranks)
+    settings, path = MtpSettings(layers, COEF, detach=detach), str(models / case.model)
+    engine, model = make_engine(
+        case, models, ranks, lambda model: joint_head(settings, path, model, case.zero_stage, HEAD_SEED, ranks)
+    )
     train_rows, eval_rows = rows_of("sft", "plain", case.per_step)
     engine_flags = EngineArguments(
         per_device_train_batch_size=case.micro, per_device_eval_batch_size=2, report_mfu=False
@@ -83,14 +96,14 @@ def trained(case: Any, models: Path, out: Path, ranks: Any, layers: int) -> tupl
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
     flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks, PAD)
-    mtp = open_head(MtpSettings(layers, COEF), str(models / case.model), engine, model, STEPS, HEAD_SEED)
+    mtp = open_head(settings, path, engine, model, STEPS, HEAD_SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
         SftTrainer(TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, mtp=mtp)).train()
     weights = engine.full_state(model)
-    head = mtp.head.engine.full_state(mtp.head.engine.module) if mtp.head else {}
+    head = mtp.head.engine.full_state(mtp.head.module) if mtp.head else {}
     lines = (folder / "metrics.jsonl").read_text().splitlines() if ranks.is_main else []
-    rolled = speculated(engine, model, mtp, ranks) if mtp.head else None
+    rolled = speculated(engine, model, mtp, ranks) if mtp.head and detach else None
     return weights, head, [json.loads(line) for line in lines], rolled
 
 

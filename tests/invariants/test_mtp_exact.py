@@ -1,5 +1,6 @@
 """A head for multi-token prediction trained by the engine equals plain PyTorch in float64, one sequence at a time, by
-DeepSeek-V3's equations; the model beside it is that of a run without a head, to the bit."""
+DeepSeek-V3's equations; the model beside it is that of a run without a head, to the bit. Trained by one loss
+(--mtp_detach false), head and model are both plain PyTorch's."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from tests.invariants.test_engine_exact import start_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
-EVERY = [
-    pytest.param(size, case, marks=[] if case in mtp_program.ORDINARY[size] else [pytest.mark.long])
-    for size in (1, 2)
-    for case in mtp_program.CASES[size]
-]
+
+def cases_of(table: Any) -> list[Any]:
+    return [
+        pytest.param(size, case, marks=[] if case in mtp_program.ORDINARY[size] else [pytest.mark.long])
+        for size in (1, 2)
+        for case in table[size]
+    ]
 
 
 def head_of(folder: Path) -> Any:
@@ -39,13 +42,14 @@ def head_of(folder: Path) -> Any:
     return head.double()
 
 
-def losses_of_depths(model: Any, head: Any, batch: list) -> list[torch.Tensor]:
+def losses_of_depths(model: Any, head: Any, batch: list, joint: bool = False) -> list[torch.Tensor]:
     """Mean negative log-likelihood of each depth over the batch's targets. With h the states of depth k - 1, entry i
-    joins h_i with the embedding of token i + k and predicts token i + k + 1, if that is a target."""
+    joins h_i with the embedding of token i + k and predicts token i + k + 1, if that is a target. joint: with gradients
+    to states, embeddings and output layer."""
     totals, counts = [torch.zeros((), dtype=torch.float64)] * len(head.depths), [0] * len(head.depths)
     for row in batch:
         ids_T = torch.tensor(row.input_ids)
-        with torch.no_grad():
+        with torch.set_grad_enabled(joint):
             states_TH = model.base_model(input_ids=ids_T.unsqueeze(0))[0][0]
             embeddings_TH = model.get_input_embeddings()(ids_T)
         for k, module in enumerate(head.depths, start=1):
@@ -55,7 +59,8 @@ def losses_of_depths(model: Any, head: Any, batch: list) -> list[torch.Tensor]:
             joined = torch.cat([module.enorm(embeddings_TH[k:]), module.hnorm(states_TH[:count])], dim=-1)
             entries, positions = module.eh_proj(joined).unsqueeze(0), torch.arange(k, len(ids_T)).unsqueeze(0)
             states_TH = module.trunk(inputs_embeds=entries, position_ids=positions, use_cache=False)[0][0]
-            logits = functional.linear(states_TH, model.get_output_embeddings().weight.detach())
+            weight_VH = model.get_output_embeddings().weight
+            logits = functional.linear(states_TH, weight_VH if joint else weight_VH.detach())
             logprobs = torch.log_softmax(logits, dim=-1)
             targets = [place for place in range(k + 1, len(ids_T)) if row.loss_mask[place]]
             for place in targets:
@@ -107,7 +112,7 @@ def trained_plainly(folder: Path) -> tuple[list[float], list[float], dict[str, t
     return means, norms, {name: weight.detach() for name, weight in head.named_parameters()}
 
 
-@pytest.mark.parametrize("world_size, case", EVERY)
+@pytest.mark.parametrize("world_size, case", cases_of(mtp_program.CASES))
 def test_the_head_is_that_of_plain_pytorch_and_the_model_that_of_a_run_without(launched, models, world_size, case):
     out, reports = launched("mtp_program", world_size)
     found = reports[0][case]
@@ -116,11 +121,49 @@ def test_the_head_is_that_of_plain_pytorch_and_the_model_that_of_a_run_without(l
     assert found["losses"] == pytest.approx(losses, rel=1e-5)
     if mtp_program.CASES[world_size][case][1]:  # DeepSpeed keeps none at stage 0
         assert found["norms"] == pytest.approx(norms, rel=1e-5)
-    start, got = dict(head_of(models / "causal").named_parameters()), torch.load(out / case / "head.pt")
-    update = torch.cat([(weights[name] - start[name].detach()).flatten() for name in weights])
-    residual = torch.cat([(got[name].double() - weights[name]).flatten() for name in weights])
-    assert float(residual.norm() / update.norm()) < 2e-5
+    assert residual(head_of(models / "causal"), torch.load(out / case / "head.pt"), weights) < 2e-5
     assert 0.0 <= min(found["acceptances"]) and len(found["evaluated"]) == 2
     assert len(found["speculated"]) == world_size
     for by_guesses, without, tokens_a_forward in found["speculated"]:
         assert by_guesses == without and tokens_a_forward >= 1
+
+
+def residual(start: Any, got: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> float:
+    """How far `got` is from `weights`, beside how far these are from the module `start`."""
+    begun = dict(start.named_parameters())
+    update = torch.cat([(weights[name] - begun[name].detach()).flatten() for name in weights])
+    missed = torch.cat([(got[name].double() - weights[name]).flatten() for name in weights])
+    return float(missed.norm() / update.norm())
+
+
+@cache
+def trained_jointly(folder: Path) -> tuple[list[float], plain.Trained]:
+    """Mean losses of the head, and all of the training of both by one loss and one optimizer."""
+    import copy
+
+    both = torch.nn.ModuleDict({"model": copy.deepcopy(start_of(folder, "sft")), "head": head_of(folder)})
+    means: list[float] = []
+
+    def loss_of(modules: Any, batch: list) -> torch.Tensor:
+        parts = losses_of_depths(modules["model"], modules["head"], batch, joint=True)
+        means.append(float(sum(parts)) / len(parts))
+        return plain.sft_loss(modules["model"], batch) + mtp_program.COEF * sum(parts) / len(parts)
+
+    train_rows, _ = engine_program.rows_of("sft", "plain", engine_program.PER_STEP)
+    batches = plain.batches_of(train_rows, engine_program.PER_STEP, engine_program.SEED)
+    return means, plain.train(both, batches, loss_of, plain.Recipe())
+
+
+@pytest.mark.parametrize("world_size, case", cases_of(mtp_program.JOINT))
+def test_head_and_model_by_one_loss_are_those_of_plain_pytorch(launched, models, world_size, case):
+    out, reports = launched("mtp_program", world_size)
+    found = reports[0][case]
+    losses, expected = trained_jointly(models / "causal")
+    assert found["losses"] == pytest.approx(losses, rel=1e-5)
+    if mtp_program.JOINT[world_size][case][1]:  # DeepSpeed keeps none at stage 0
+        assert found["norms"] == pytest.approx(expected.norms, rel=1e-5)
+    for part, start in (("model", start_of(models / "causal", "sft")), ("head", head_of(models / "causal"))):
+        weights = {
+            name.removeprefix(f"{part}."): weight for name, weight in expected.weights.items() if name.startswith(part)
+        }
+        assert residual(start, torch.load(out / case / f"{part}.pt"), weights) < 2e-5, part

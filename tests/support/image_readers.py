@@ -4,6 +4,7 @@ small pictures. Nothing is downloaded, and no weights are made."""
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,19 @@ def reader_of(family: str, tokenizer: Any, **settings: Any) -> ImageReader:
         setattr(processor, name, value)
     config.model_type = family
     return ImageReader(family_of(config, tokenizer), processor, family)
+
+
+def write_folder(folder: Path) -> Path:
+    """A Qwen2-VL's folder without weights: its configuration, tokenizer, chat template and image processor."""
+    from transformers import Qwen2VLConfig
+
+    tokenizer = tokenizer_of("qwen2_vl")
+    image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    text = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    Qwen2VLConfig(text_config=text, image_token_id=image).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    image_processor(16).save_pretrained(folder)
+    return folder
 
 
 def picture(width: int = 56, height: int = 28, color: tuple[int, int, int] = (200, 30, 30), form: str = "PNG") -> bytes:

@@ -56,6 +56,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
         "data.chat",
         "data.images",
         "data.files",
+        "data.images",
         "data.rows",
         "layout",
         "report",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data_flags import data_flags
 from training import new_model
 from training.utils.run.errors import ThreestepError
 
@@ -249,3 +250,14 @@ def test_rows_without_text_are_a_mistake(tmp_path):
     path.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
     with pytest.raises(ThreestepError, match="^the training rows of jsonl:.*contain no text to train a tokenizer on"):
         new_model.main([f"--out={tmp_path / 'm'}", "--data_path", f"jsonl:{path}", *SMALL])
+
+
+def test_a_model_with_vision_takes_the_texts_of_rows_with_images(tmp_path):
+    part = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}
+    rows = [{"messages": [part, {"role": "assistant", "content": "red"}], "images": ["none.png"]}] * 9
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = data_flags(data_path=[f"jsonl:{file}"])
+    assert list(new_model.dataset_texts(data, 1, vision=True)) == ["Which colour?", "red"] * 9
+    with pytest.raises(ThreestepError, match="column 'images' holds images, and only text is trained on"):
+        list(new_model.dataset_texts(data, 1))

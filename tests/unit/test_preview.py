@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.forked_programs import run_python
+from tests.support.image_readers import picture, write_folder
 from training import preview
 from training.utils.run.errors import ThreestepError
 
@@ -218,3 +219,24 @@ def test_a_page_has_the_rows_with_their_masks(arguments, tmp_path, capsys):
         preview.main([*arguments(rows, "1"), f"--html={tmp_path / 'none' / 'rows.html'}"])
     with pytest.raises(ThreestepError, match="--html .* writes a page of texts and masks alone; leave --json"):
         preview.main([*arguments(rows, "1"), f"--html={file}", "--json"])
+
+
+def test_images_stand_in_words_below_their_row_and_as_pictures_on_the_page(arguments, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(picture(84, 56))
+    folder = write_folder(tmp_path / "model")
+    row = {"prompt": [{"role": "user", "content": "<image>What?"}], "completion": "Red.", "image": "a.png"}
+    flags = [*arguments([row], "1", "--prompt_style=chat_template"), f"--tokenizer={folder}", "--show_layout"]
+    preview.main(flags)
+    said = capsys.readouterr().out
+    assert "<|vision_start|><|image_pad|> x 6<|vision_end|>What?" in said
+    assert "image 1: 84 x 56 pixels (PNG, " in said and "6 tokens of 2 x 3 from token 7" in said
+    assert "tokens 0-37, positions 0-34" in said  # six tokens are three positions wide
+    preview.main([*flags[:-1], "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["images"] == [{"begin": 7, "tokens": 6, "sides": [2, 3], "key": 0, "sees_itself": False}]
+    assert [axis[6:14] for axis in shown["position_axes"]] == [
+        [6, 7, 7, 7, 7, 7, 7, 10], [6, 7, 7, 7, 8, 8, 8, 10], [6, 7, 8, 9, 7, 8, 9, 10]
+    ]  # fmt: skip
+    preview.main([*flags[:-1], f"--html={tmp_path / 'page.html'}"])
+    page = (tmp_path / "page.html").read_text()
+    assert '<img src="data:image/png;base64,' in page and "img-src data:" in page

@@ -29,11 +29,11 @@ PROMPTS = [[5, 9, 3], [7, 7, 20], [30, 11, 6]]
 NEW_TOKENS = 40
 
 
-def trained(family, final_norm):
+def trained(family, final_norm, **more):
     """A random model, and a head that has learnt some of what the model itself writes."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        family, **SHAPE, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.2
+        family, **{**SHAPE, **more}, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.2
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     model.generation_config.eos_token_id = None  # responses of one length

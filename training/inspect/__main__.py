@@ -76,13 +76,15 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     from training.inspect.account import Look, account_of
     from training.inspect.characters import Characters
     from training.utils.data.chat.chat import adopt_style
+    from training.utils.opening.image_reader import reader_of_folder
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
     asked = Look(phases, inspect.rows, inspect.look_at, inspect.seed)
     if inspect.model_name_or_path:
         tokenizer = _load(inspect, data)
         style = adopt_style(tokenizer, data.chat)
-        return account_of(replace(data, chat=style.chat), asked, tokenizer, style.sentence, has_ids=True)
+        reader = reader_of_folder(inspect.model_name_or_path, tokenizer)
+        return account_of(replace(data, chat=style.chat), asked, tokenizer, style.sentence, True, reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
         mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")

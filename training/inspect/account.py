@@ -19,11 +19,15 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
+from training.utils.data.images.reader import ImageReader
+from training.utils.data.images.shown import counting_placeholders, shown_images
 from training.utils.data.rows.arguments import RowArguments
-from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row
+from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, TextBlock
+from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
 from training.utils.data.sources.recognition import Recognition
@@ -91,6 +95,7 @@ class ShownRow:
     texts: its parts by name (phase 2: prompt, chosen, rejected), each in runs.
     input_ids, loss_mask: as they are laid out; empty where no tokenizer was given.
     others: what a prompt of phase 3 carries besides.
+    images: of the row, each in words, and the address of a small picture that holds it.
     """
 
     source: str
@@ -102,6 +107,7 @@ class ShownRow:
     input_ids: list[int]
     loss_mask: list[int]
     others: dict[str, Any]
+    images: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -178,13 +184,16 @@ class Look:
     seed: int
 
 
-def account_of(data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool) -> Account:
-    """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters."""
-    opened = [_open_source(each, look.seed) for each in _one_by_one(data)]
+def account_of(
+    data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool, reader: ImageReader | None = None
+) -> Account:
+    """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters.
+    reader: of images; None where the model reads text alone."""
+    opened = [_open_source(each, look.seed, reader is not None) for each in _one_by_one(data)]
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
     if all(account.refused is None for account, _ in opened):
-        phases = [_PhaseLook(phase, data, look, tokenizer, has_ids).account(sources) for phase in look.phases]
+        phases = [_PhaseLook(phase, data, look, tokenizer, has_ids, reader).account(sources) for phase in look.phases]
     unit = "tokens" if has_ids else "characters"
     return Account([account for account, _ in opened], phases, style, unit)
 
@@ -200,12 +209,13 @@ def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
         yield replace(data, source=replace(data.source, data_path=[], sft_only_data_path=[name]))
 
 
-def _open_source(data: DataArguments, seed: int) -> tuple[SourceAccount, DataSource | None]:
+def _open_source(data: DataArguments, seed: int, reads_images: bool) -> tuple[SourceAccount, DataSource | None]:
     (name,) = [*data.source.data_path, *data.source.sft_only_data_path]
     account = SourceAccount(name, "unknown")
     try:
         (source,) = open_sources(1, data.source, data.split.data_split, data.cache.cache_dir, seed)
         raw = source.raw
+        raw.reads_images = reads_images
         by_format = type(raw).__name__ == "FileDataset"
         account = replace(account, kind="its columns" if by_format else f"the class {type(raw).__name__}")
         rows, held_out = raw.get_train_data(), raw.get_eval_data()
@@ -288,12 +298,16 @@ def in_words(reason: str) -> str:
 class _PhaseLook:
     """Makes the rows of one phase, as training would."""
 
-    def __init__(self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool) -> None:
+    def __init__(
+        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool, reader: ImageReader | None
+    ) -> None:
         self._phase = phase
         self._data = data
         self._look = look
         self._tokenizer = tokenizer
         self._has_ids = has_ids
+        self._pictures = HeldPictures()
+        self._images = None if reader is None else RowPictures(reader, self._pictures, data.source.allow_image_urls)
 
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
         account = PhaseAccount(
@@ -386,7 +400,9 @@ class _PhaseLook:
 
     def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
         for portion in portions:
-            maker = RowMaker(self._phase, self._data.chat, limits, self._text_maker, portion.source, counts)
+            maker = RowMaker(
+                self._phase, self._data.chat, limits, self._text_maker, portion.source, counts, self._images
+            )
             for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
                 yield _Taken(row, portion, row.row_id - portion.first_row_id)
 
@@ -437,10 +453,21 @@ class _PhaseLook:
             ids if self._has_ids else [],
             mask if self._has_ids else [],
             others,
+            self._shown_images(row),
         )
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def _shown_images(self, row: Row) -> list[tuple[str, str]]:
+        if self._images is None or isinstance(row, TextBlock):
+            return []
+        found = shown_images(row.images, self._pictures, self._images.reader)
+        return [(image.words, image.uri()) for image in found]
+
+    @cached_property
+    def _decode(self) -> Decode:
+        def decode(ids: Sequence[int]) -> str:
+            return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+        return decode if self._images is None else counting_placeholders(decode, self._images.reader.family.placeholder)
 
 
 def _share_flags(data: DataArguments) -> str:

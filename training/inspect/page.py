@@ -11,7 +11,7 @@ from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAcco
 from training.inspect.text import NOT_READ, column_table, reading, row_title, share_sentence
 from training.utils.data.rows.views import length_bars
 from training.utils.report.document import document, scrolled, tiles
-from training.utils.report.marked import MARKED_STYLE, length_chart, marked_texts
+from training.utils.report.marked import MARKED_STYLE, length_chart, marked_texts, pictures
 
 _OWN_STYLE = """
 .scroll td.first { min-width: 240px; }
@@ -125,4 +125,5 @@ def _row(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
         if value is not None
     )
     title = escape(row_title(phase, row, unit))
-    return f'<div class="card sample"><p class="soft paths">{title}</p>{marked_texts(row.texts)}{others}</div>'
+    inside = f"{marked_texts(row.texts)}{others}{pictures(row.images)}"
+    return f'<div class="card sample"><p class="soft paths">{title}</p>{inside}</div>'

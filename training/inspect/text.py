@@ -20,6 +20,8 @@ def as_json(account: Account) -> dict[str, Any]:
     for phase in found["phases"]:
         if phase["lengths"] is not None:
             phase["lengths"].pop("rows")
+        for row in phase["rows"]:
+            row["images"] = [words for words, _ in row["images"]]
     return {**found, "refused": account.refused}
 
 
@@ -44,6 +46,12 @@ def row_title(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
 
 
 def _row(row: ShownRow, style: Style) -> Iterator[str]:
+    yield from _parts(row, style)
+    for number, (words, _) in enumerate(row.images, start=1):
+        yield f"image {number}: {words}"
+
+
+def _parts(row: ShownRow, style: Style) -> Iterator[str]:
     if len(row.texts) > 1:
         parts = [(name, printable(text), loss) for name, runs in row.texts for text, loss in runs]
         names, texts, losses = zip(*parts, strict=True)

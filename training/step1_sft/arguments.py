@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.mtp.settings import COEF_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
+from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
 from training.utils.opening.flags import OneModelFlags
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import flag
@@ -41,6 +41,7 @@ class SftArguments:
     mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers")
     mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor")
     mtp_final_norm: bool = flag(MtpSettings.final_norm, NORM_HELP)
+    mtp_detach: bool = flag(MtpSettings.detach, DETACH_HELP)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
@@ -48,7 +49,7 @@ class SftArguments:
 
     @property
     def mtp(self) -> MtpSettings:
-        return MtpSettings(self.mtp_num_layers, self.mtp_loss_coef, self.mtp_final_norm)
+        return MtpSettings(self.mtp_num_layers, self.mtp_loss_coef, self.mtp_final_norm, self.mtp_detach)
 
 
 def check_noise(flags: OneModelFlags) -> None:

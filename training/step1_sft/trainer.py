@@ -169,7 +169,7 @@ class SftTrainer:
         with torch.no_grad():
             for on_host in self._micro_batches(run.eval_rows, run.settings.eval_plan):
                 micro_batch = on_host.on(run.ranks.device)
-                read = run.engine(micro_batch.rows, with_states=run.mtp.trains)
+                read = run.engine(micro_batch.rows, **run.mtp.asked(micro_batch.entries))
                 run.mtp.judged(read, micro_batch.entries, head_sums)
                 sums["loss"] += sft_loss(read.logprobs_M, 1.0).double()
                 sums["targets"] += read.logprobs_M.numel()
@@ -216,13 +216,13 @@ class SftTrainer:
         )
         for micro_batch in micro_batches:
             noise_NTE = self._noise(micro_batch, step.number)
-            read = run.engine(micro_batch.rows, noise_NTE=noise_NTE, with_states=run.mtp.trains)
+            read = run.engine(micro_batch.rows, noise_NTE=noise_NTE, **run.mtp.asked(micro_batch.entries))
             loss = nll = sft_loss(read.logprobs_M, targets)
             if self.z_loss_coef:
                 drift = z_loss(read.log_normalizers_M, targets)
                 loss = nll + self.z_loss_coef * drift
                 sums["z_loss"] += drift.detach().double()
-            run.engine.backward(loss + routers.part(micro_batch.rows))
+            run.engine.backward(loss + routers.part(micro_batch.rows) + head.part(read))
             head.learn(read, micro_batch.entries)
             # Read after the step: a number that is read here would wait for the device.
             sums["loss"] += nll.detach().double()

@@ -150,6 +150,14 @@ class PpoArguments:
         "were in the prompt or its responses before, which needs no head.",
         choices=GUESSERS,
     )
+    vllm_speculate: int = flag(
+        0,
+        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
+        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
+        least=0,
+        most=8,
+        unit="tokens",
+    )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
     rollout_replay: str | None = flag(
         None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", unit="folder"

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from training.step3_ppo.acting import acting_engine, deciding_flags
 from training.step3_ppo.algorithm import experience_settings, learning_settings
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.checks import Components
@@ -81,6 +82,7 @@ def make_parts(
         timeout_seconds=flags.reward.reward_timeout,
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
+        turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
     )
     experience = experience_settings(
         components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
@@ -106,11 +108,12 @@ def make_parts(
         log_pace=flags.reporting.pace(),
     )
     engine = make_engine(
-        partial(_engine, flags=flags, components=components, roles=roles),
+        partial(_engine, flags=flags, components=components, roles=roles, tokenizer=tokenizer, inputs=inputs),
         lambda ids: str(tokenizer.decode(list(ids))),
         ppo.rollout_dump,
         ppo.rollout_replay,
         ranks.rank,
+        deciding_flags(flags),
     )
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
@@ -135,8 +138,15 @@ def make_parts(
     return engine, evaluator, settings
 
 
-def _engine(decode: Decode | None, flags: PpoFlags, components: Components, roles: Roles) -> RolloutEngine:
-    """What draws, by guesses if they are asked for."""
+def _engine(
+    decode: Decode | None,
+    flags: PpoFlags,
+    components: Components,
+    roles: Roles,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: Inputs,
+) -> RolloutEngine:
+    """What draws, by guesses if they are asked for, and with environments if there are any."""
     engine = components.rollout_engine.create(decode, longest_tokens=flags.longest_tokens, vllm=flags.vllm)
     if components.speculation is not None:
         layers, ranks, lent_head = roles.mtp.depths, roles.actor.ranks, None
@@ -144,7 +154,9 @@ def _engine(decode: Decode | None, flags: PpoFlags, components: Components, role
             assert roles.mtp.head is not None, "checked with the flags"
             lent_head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed)).lent
         engine.speculate(components.speculation, lent_head, lambda sentence: log(sentence, ranks.is_main))
-    return engine
+    if components.environments is None:
+        return engine
+    return acting_engine(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
 
 
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:

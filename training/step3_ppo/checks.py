@@ -10,12 +10,14 @@ from training.step3_ppo.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
+from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
 from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
-from training.utils.loading.configurations import check_positions
+from training.utils.loading.configurations import check_positions, load_config
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
+from training.utils.mtp.for_vllm import check_form
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -30,6 +32,7 @@ class Components(NamedTuple):
     rewards: tuple[Reward, ...]
     share_trunk: bool = False
     speculation: Speculation | None = None
+    environments: Environments | None = None
 
     @property
     def with_reward_model(self) -> bool:
@@ -49,12 +52,15 @@ def checked_components(flags: PpoFlags) -> Components:
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
     speculation = _checked_speculation(flags, mistakes)
-    wanted["speculate"] = speculation and ppo.speculate
+    if speculation is not None:
+        wanted[speculation.name.removeprefix("--")] = ppo.vllm_speculate if speculation.by_vllm else ppo.speculate
+    wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
-    rewards = named_rewards(flags.reward, mistakes)
+    rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    environments = _checked_environments(flags, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
@@ -81,24 +87,59 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
+
+
+def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments | None:
+    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
+    cannot go with."""
+    limits, seconds = flags.conversation, flags.environment.environment_seconds
+    if not flags.environment.is_on:
+        for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
+            mistakes.require(
+                getattr(limits, name) is None,
+                f"--{name} {getattr(limits, name)} limits conversations, and there are none; give --environment or "
+                "--tools, or leave it out",
+            )
+        return None
+    mistakes.require(
+        not flags.data.chat.parallel_thinking,
+        "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
+        "out",
+    )
+    longest = seconds * (limits.max_turns + 1)
+    mistakes.require(
+        longest < flags.faults.rank_timeout,
+        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {limits.max_turns} turns makes "
+        f"{longest:g} seconds, and other ranks wait for --rank_timeout {flags.faults.rank_timeout:g}; lower the first "
+        "two or raise the last",
+    )
+    return None if flags.ppo.rollout_replay is not None else load_environments(flags.environment, mistakes)
 
 
 def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
-    """Return what --speculate asks for; note what it cannot go with."""
+    """Return what --speculate or --vllm_speculate asks for; note what it cannot go with."""
     ppo = flags.ppo
     speculation = mistakes.note(Speculation.of_flag, ppo.speculate, ppo.speculate_by)
-    if speculation is None:
+    mistakes.require(
+        ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
+        f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate 1, "
+        "or leave --speculate_by out",
+    )
+    if ppo.vllm_speculate:
         mistakes.require(
-            ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
-            f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate "
-            "1, or leave --speculate_by out",
+            speculation is None,
+            f"--vllm_speculate {ppo.vllm_speculate} is of --rollout_engine vllm and --speculate {ppo.speculate} of hf; "
+            "leave one of them out",
         )
+        speculation = Speculation(ppo.vllm_speculate, by_vllm=True)
+    if speculation is None:
         return None
+    otherwise = "" if speculation.by_vllm else f" or --speculate_by {BY_NGRAMS},"
     mistakes.require(
         flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
-        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 "
-        f"or --speculate_by {BY_NGRAMS}, or leave --speculate out",
+        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
+        f"1{otherwise} or leave {speculation.name} out",
     )
     for name, given, why in (
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
@@ -108,7 +149,32 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
         mistakes.require(
             not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
         )
+    if speculation.by_vllm:
+        _check_draft(flags, speculation, mistakes)
     return speculation
+
+
+def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) -> None:
+    """Note what vLLM cannot do while it drafts, and a model beside which it runs no head."""
+    parallel = flags.vllm.vllm_tensor_parallel_size
+    mistakes.require(
+        not flags.ppo.min_p,
+        f"{speculation.flag} verifies drafts without min-p (vLLM 0.32 refuses it), got --min_p {flags.ppo.min_p:g}; "
+        "leave one of them out",
+    )
+    mistakes.require(
+        parallel == 1,
+        f"{speculation.flag} sends whole weights of the head, and --vllm_tensor_parallel_size is {parallel}; leave one "
+        "of them out",
+    )
+    if flags.mtp.mtp_num_layers and flags.roles.actor_model_name_or_path:
+        mistakes.note(_check_draft_form, flags, speculation)
+
+
+def _check_draft_form(flags: PpoFlags, speculation: Speculation) -> None:
+    actor = flags.roles.model("actor")
+    config = load_config(actor.name_or_path, actor.trust_remote_code)
+    check_form(config.to_dict(), flags.mtp.mtp_final_norm, speculation.flag)
 
 
 def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:

@@ -18,6 +18,7 @@ from training.step3_ppo.records import Experience
 from training.step3_ppo.scoring import outcome_scores
 from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import gathered
+from training.utils.generation.records import CUTS
 
 
 def described(experiences: Sequence[Experience], settings: ExperienceSettings) -> dict[str, float]:
@@ -27,7 +28,7 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     own = [_joined(found) for found in zip(*(moments(measures) for measures in each), strict=True)]
     of_all = [_joined(found) for found in zip(*gathered(own), strict=True)]
     figures = figures_of(each[0], of_all)
-    return figures | _explained_variance(figures) | reward_means(experiences)
+    return figures | _explained_variance(figures) | reward_means(experiences) | conversation_means(experiences)
 
 
 def _joined(found: Sequence[Moments]) -> Moments:
@@ -48,13 +49,32 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
     for experience in experiences:
         for name, part_B in experience.reward_parts.items():
             found.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
-    own = {name: (sum(values), len(values)) for name, values in found.items()}
-    everyone = gathered(own)
+    return {f"reward/{name}": mean for name, mean in _means(found).items()}
+
+
+def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Return means over conversations: of their turns, of the share that each limit ended, and of the environments'
+    figures, as environment/NAME, 0 for a conversation that lacks one. A collective where there are conversations."""
+    records = [record for experience in experiences for record in experience.rollout.conversations or ()]
+    if not records:  # on all ranks alike: one engine draws for all
+        return {}
+    found = {"conversation/turns": [float(record.turns) for record in records]}
+    found |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
+    names = {
+        name for part in gathered(sorted({name for record in records for name in record.figures})) for name in part
+    }
+    found |= {f"environment/{name}": [record.figures.get(name, 0.0) for record in records] for name in sorted(names)}
+    return _means(found)
+
+
+def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the mean of each name's numbers over all ranks, of which each may have other names. A collective."""
+    everyone = gathered({name: (sum(values), len(values)) for name, values in found.items()})
     means = {}
     for name in sorted({name for part in everyone for name in part}):
         parts = [part[name] for part in everyone if name in part]
         if count := sum(count for _, count in parts):
-            means[f"reward/{name}"] = sum(total for total, _ in parts) / count
+            means[name] = sum(total for total, _ in parts) / count
     return means
 
 
@@ -68,10 +88,8 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         Measure(lengths_B + prompts_B, {"total": "rollout/tokens"}),
         # One number a rank: before its sequences are dealt anew (`learning` has what ranks compute).
         Measure((lengths_B + prompts_B).sum(dim=0, keepdim=True), spread("rollout/rank_tokens")),
-        Measure(
-            lengths_B,
-            {"total": "rollout/drawn_tokens", **spread("rollout/response_tokens", mean="rollout/response_tokens")},
-        ),
+        Measure(rollout.drawn.lengths_B, {"total": "rollout/drawn_tokens"}),
+        Measure(lengths_B, spread("rollout/response_tokens", mean="rollout/response_tokens")),
         Measure(~rollout.ended_B, {"mean": "rollout/clipped_share"}),
         Measure(rollout.ended_B & (lengths_B == 1), {"mean": "rollout/empty_share"}),
         Measure(prompts_B, spread("rollout/prompt_tokens")),
@@ -89,10 +107,10 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         power_B = (experience.advantages_BR.square() * experience.score_norms_BR).sum(dim=1)
         measures.append(Measure(power_B, {"mean": "variance/power"}))
         measures.append(Measure(experience.score_norms_BR.sum(dim=1), {"mean": "variance/energy"}))
-    if rollout.inserted_BR is not None:
+    if rollout.inserted_BR is not None and rollout.positions_B is not None:
         measures += [
             Measure(rollout.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
-            Measure(rollout.spans_B, spread("rollout/response_positions", mean="rollout/response_positions")),
+            Measure(rollout.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")),
         ]
     if settings.samples_per_prompt > 1:
         equal = equal_groups(outcomes_B, settings.samples_per_prompt)

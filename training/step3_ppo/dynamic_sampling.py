@@ -76,9 +76,11 @@ def _picked(first: Samples, second: Samples, groups: list[int], settings: Experi
 def _joined(first: Rollout, second: Rollout, taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
     """Return the sequences of these numbers, counted through both, padded to one width; prompts on the left."""
     parts: dict[str, Any] = {"seconds": first.seconds + second.seconds}
+    records = (*(first.conversations or ()), *(second.conversations or ()))
+    parts["conversations"] = tuple(records[index] for index in taken_B.tolist()) if records else None
     for name in (field.name for field in fields(Rollout) if field.name not in parts):
         one, two = getattr(first, name), getattr(second, name)
-        if one is None and two is None:  # one engine drew both: neither was drawn in parallel
+        if one is None and two is None:  # one engine drew both: neither has paths, or turns
             continue
         if one.dim() == 2:
             width = max(one.shape[1], two.shape[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from training.step3_ppo.roles import Roles
-from training.step3_ppo.scoring import start_rules, start_scoring
+from training.step3_ppo.scoring import drawn_turns, start_rules, start_scoring
 from training.step3_ppo.settings import PpoSettings
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.generation.records import Rollout
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.run.console import log
@@ -91,12 +92,13 @@ class Evaluator:
         # The first sample has the seed that it has where it is the only one.
         seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = rolled_out(self.rollout_engine, model, request)
             scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
-        responses = rollout.texts(self.tokenizer.decode, self.settings.sampling.end_token_ids)
+        ends = self.settings.sampling.end_token_ids
+        responses = rollout.texts(self.tokenizer.decode, ends)
         columns: dict[str, Sequence[Any]] = {
             "prompt_index": [index for index, _ in indices],
             "sample": [sample for _, sample in indices],
@@ -110,12 +112,33 @@ class Evaluator:
             "columns": [row.columns for row in rows],
             **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
         }
+        if rollout.conversations is not None:
+            columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
-            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device)
+            turns = drawn_turns(rollout, rewards)
+            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, turns)
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
+
+
+def conversation_columns(
+    rollout: Rollout, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
+) -> dict[str, Sequence[Any]]:
+    """Return what samples of conversations show: prompts and responses as the model had them, with calls and their
+    answers; the last turn, which rewards read; how many turns there were, what cut them, and the environments'
+    figures."""
+    assert rollout.conversations is not None
+    count = range(len(rollout.conversations))
+    return {
+        "prompt": [str(decode(rollout.prompt_of(index))) for index in count],
+        "response": rollout.whole_texts(decode, end_token_ids),
+        "last_turn": rollout.texts(decode, end_token_ids),
+        "turns": [record.turns for record in rollout.conversations],
+        "cut_by": [record.cut for record in rollout.conversations],
+        "environment_figures": [dict(record.figures) for record in rollout.conversations],
+    }
 
 
 def evaluation_line(step: int, figures: Mapping[str, float]) -> str:
@@ -126,7 +149,7 @@ def evaluation_line(step: int, figures: Mapping[str, float]) -> str:
         parts.append(f"checker {figures['eval/check']:.3f}")
     parts.append(f"{figures['eval/response_tokens']:.1f} tokens a response")
     if cut_share > 0:
-        parts.append(f"{cut_share:.0%} cut at the length limit")
+        parts.append(f"{cut_share:.0%} cut {'by a limit' if 'eval/turns' in figures else 'at the length limit'}")
     return f"evaluation {f'after rollout {step:,}' if step else 'before training'}: {', '.join(parts)}"
 
 
@@ -159,6 +182,8 @@ def _means(samples: Sequence[Mapping[str, Any]], group: str, seed: int) -> dict[
         f"{group}/response_tokens": mean("response_tokens"),
         f"{group}/ended_share": mean("ended"),
     }
+    if "turns" in samples[0]:
+        figures[f"{group}/turns"] = mean("turns")
     # The mean of a value is over the samples that have it.
     own = value_names(samples)
     figures |= {f"{group}/{name}": mean(name) for name in own}

@@ -22,6 +22,7 @@ from training.utils.engine.collectives import summed
 from training.utils.generation.records import Rollout
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
+from training.utils.rewards.weighted import environment_weight
 from training.utils.run.phase_clock import PhaseClock
 
 
@@ -39,7 +40,7 @@ def make_experience(
     during which reward functions may run.
     """
     rollout = samples.rollout
-    mask_BR, lengths_B, sampled_BR = rollout.drawn
+    mask_BR, lengths_B, sampled_BR, turns_BR = rollout.drawn
     counts_B = rollout.ended_B if settings.length.mask_truncated_responses else torch.ones_like(rollout.ended_B)
     with clock.phase("4_read"):
         read, reusable = _per_token(rollout, roles, settings)
@@ -55,7 +56,9 @@ def make_experience(
         elif not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
             kl_BR = settings.kl.estimator.estimate(old_BR, ref_BR)
         scored = samples.scored
-        rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef)
+        if turns_BR is not None:
+            turns_BR = environment_weight(settings.rewards.named) * turns_BR
+        rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef, turns_BR)
     with clock.phase("6_advantages"):
         greedy_scores_B = None
         if greedy is not None:

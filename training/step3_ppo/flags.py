@@ -10,6 +10,8 @@ from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
+from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.mtp.arguments import MtpArguments
 from training.utils.report.arguments import ReportArguments
@@ -32,6 +34,8 @@ class PpoFlags(NamedTuple):
     reward: ScoringArguments
     vllm: VllmArguments
     mtp: MtpArguments
+    environment: EnvironmentArguments
+    conversation: ConversationArguments
 
     @property
     def longest_tokens(self) -> int:

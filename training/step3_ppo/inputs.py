@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -96,6 +96,8 @@ class Inputs:
 def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, log: Callable[..., None]) -> Inputs:
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make."""
     run, data, ppo = flags.run, flags.data, flags.ppo
+    if flags.environment.is_on:  # environments begin with the messages of a row
+        data = replace(data, rows=replace(data.rows, return_raw_chat=True))
     phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log)
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(

@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> None:
     group = started_process_group(flags.faults.rank_timeout, shares_gpu)
     with group as ranks, only_run_in(flags.run.output_dir, ranks):
         run(flags, components, ranks)
+    if components.environments is not None:
+        components.environments.close()
 
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:

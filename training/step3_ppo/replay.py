@@ -2,8 +2,9 @@
 
 One safetensors file per rollout and rank, numbered in the order in which a run asks for them, evaluations included:
 `rollout_000003_rank0.safetensors` holds the Rollout's tensors and the seeds, and in its metadata, as JSON, how they
-were drawn. A run with the same settings asks for the same rollouts in the same order, so it gets them back. A resumed
-run continues with its checkpoint's number, and overwrites what a killed run wrote after it.
+were drawn and what became of conversations, whose environments a replay does not ask. A run with the same settings asks
+for the same rollouts in the same order, so it gets them back. A resumed run continues with its checkpoint's number, and
+overwrites what a killed run wrote after it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,23 +24,32 @@ from transformers import PreTrainedModel
 
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest
-from training.utils.generation.records import Rollout
+from training.utils.generation.records import ConversationRecord, Rollout
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
-_OPTIONAL = ("inserted_BR", "positions_B")  # None where nothing is drawn in parallel
-_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in ("seconds", *_OPTIONAL))
+_OPTIONAL = ("inserted_BR", "positions_B", "turn_rewards_BR")  # None where nothing is in parallel, or no turns are
+_RECORDS = "conversations"
+_OTHERS = ("seconds", _RECORDS, *_OPTIONAL)
+_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
+_ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
 
 def make_engine(
-    kind: Callable[[Decode | None], RolloutEngine], decode: Decode, dump: str | None, replay: str | None, rank: int
+    kind: Callable[[Decode | None], RolloutEngine],
+    decode: Decode,
+    dump: str | None,
+    replay: str | None,
+    rank: int,
+    more: Mapping[str, Any] | None = None,
 ) -> RolloutEngine:
-    """Return an engine of `kind` whose rollouts are written to `dump`, if given; or the engine that reads `replay`."""
+    """Return an engine of `kind` whose rollouts are written to `dump`, if given; or the engine that reads `replay`.
+    more: what else decides the responses, by name, as JSON holds it."""
     if replay is not None:
-        return ReplayRollout(replay, rank)
+        return ReplayRollout(replay, rank, more)
     engine = kind(decode)
-    return engine if dump is None else DumpingRollout(engine, dump, rank)
+    return engine if dump is None else DumpingRollout(engine, dump, rank, more)
 
 
 def file_of(folder: str | Path, index: int, rank: int) -> Path:
@@ -46,9 +57,10 @@ def file_of(folder: str | Path, index: int, rank: int) -> Path:
 
 
 class _NumberedRollouts(RolloutEngine):
-    def __init__(self, folder: str | Path, rank: int) -> None:
+    def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None) -> None:
         self._folder = Path(folder)
         self._rank = rank
+        self._more = dict(more or {})
         self._count = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -61,18 +73,24 @@ class _NumberedRollouts(RolloutEngine):
 class DumpingRollout(_NumberedRollouts):
     """Another engine, whose rollouts are also written to `folder`."""
 
-    def __init__(self, engine: RolloutEngine, folder: str | Path, rank: int) -> None:
-        super().__init__(folder, rank)
+    def __init__(
+        self, engine: RolloutEngine, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(folder, rank, more)
         self._engine = engine
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         rollout = self._engine.roll_out(model, request)
         fields = {name: getattr(rollout, name) for name in (*_TENSORS, *_OPTIONAL)}
+        metadata = _metadata(request, self._more)
+        if rollout.conversations is not None:
+            fields |= zip(_ASKED, request.repeated(), strict=True)
+            metadata[_RECORDS] = json.dumps([dataclasses.asdict(each) for each in rollout.conversations])
         tensors = {name: tensor.cpu().contiguous() for name, tensor in fields.items() if tensor is not None}
         path = file_of(self._folder, self._count, self._rank)
         unfinished = path.with_suffix(".unfinished")
-        save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, _metadata(request))
+        save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, metadata)
         unfinished.replace(path)
         self._count += 1
         return rollout
@@ -104,19 +122,22 @@ class ReplayRollout(_NumberedRollouts):
                 f"{path.name}; replay with the steps, evaluations and number of ranks of the run that dumped"
             )
         tensors, metadata = _read(path)
-        _check_asked_alike(path, tensors, metadata, request)
+        records = metadata.pop(_RECORDS, None)
+        _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._more))
         self._count += 1
         names = [name for name in (*_TENSORS, *_OPTIONAL) if name in tensors]
         fields = {name: tensors[name].to(request.prompt_ids_BP.device) for name in names}
-        return Rollout(**fields, seconds=time.perf_counter() - started)
+        found = None if records is None else tuple(ConversationRecord(**each) for each in json.loads(records))
+        return Rollout(**fields, conversations=found, seconds=time.perf_counter() - started)
 
 
-def _metadata(request: RolloutRequest) -> dict[str, str]:
+def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str]:
     """What decides the responses, as JSON by name: safetensors keeps strings."""
     settings = {
         **dataclasses.asdict(request.sampling),
         "samples_per_prompt": request.samples_per_prompt,
         "format": _FORMAT,
+        **more,
     }
     if request.sampling.paths is None:  # as dumps had it before there were any
         settings.pop("paths")
@@ -139,9 +160,12 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def _check_asked_alike(
-    path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str], request: RolloutRequest
+    path: Path,
+    tensors: dict[str, torch.Tensor],
+    metadata: dict[str, str],
+    request: RolloutRequest,
+    wanted_settings: dict[str, str],
 ) -> None:
-    wanted_settings = _metadata(request)
     for name in dict.fromkeys((*wanted_settings, *metadata)):
         drawn, value = metadata.get(name, "null"), wanted_settings.get(name, "null")
         if drawn != value:
@@ -152,7 +176,8 @@ def _check_asked_alike(
 
     ids_BP, mask_BP = request.repeated()
     seeds = torch.tensor(list(request.seeds))
-    for name, wanted in (("prompt_ids_BP", ids_BP), ("prompt_mask_BP", mask_BP), ("seeds", seeds)):
+    ids_name, mask_name = _ASKED if _ASKED[0] in tensors else ("prompt_ids_BP", "prompt_mask_BP")
+    for name, wanted in ((ids_name, ids_BP), (mask_name, mask_BP), ("seeds", seeds)):
         if not torch.equal(tensors[name], wanted.cpu()):
             what = "seeds" if name == "seeds" else "prompts"
             raise ThreestepError(

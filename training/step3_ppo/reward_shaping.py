@@ -9,16 +9,24 @@ import torch
 
 
 def shaped_rewards(
-    scores_B: torch.Tensor, kl_BR: torch.Tensor, response_lengths_B: torch.Tensor, kl_coef: float
+    scores_B: torch.Tensor,
+    kl_BR: torch.Tensor,
+    response_lengths_B: torch.Tensor,
+    kl_coef: float,
+    turns_BR: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return rewards_BR: the score on each response's last real token, minus kl_coef x KL on every token.
 
-    scores_B: float32. kl_BR: float32, read inside the response only. response_lengths_B: int64 >= 1.
+    scores_B: float32. kl_BR: float32, read inside the response only. response_lengths_B: int64 >= 1. turns_BR: float32,
+        the part of the score that turns of a conversation have earned, each at its own last token; None: no part.
     Stiennon et al. 2020, section 3.4; InstructGPT (Ouyang et al. 2022), equation 2.
     """
     columns_R = torch.arange(kl_BR.shape[1], device=kl_BR.device)
     inside_BR = columns_R < response_lengths_B.unsqueeze(1)
     rewards_BR = torch.where(inside_BR, -kl_coef * kl_BR, torch.zeros_like(kl_BR))
+    if turns_BR is not None:
+        scores_B = scores_B - turns_BR.sum(dim=1)
+        rewards_BR = rewards_BR + turns_BR
     at_end_BR = columns_R == (response_lengths_B - 1).unsqueeze(1)
     return rewards_BR + torch.where(at_end_BR, scores_B.unsqueeze(1), torch.zeros_like(kl_BR))
 

@@ -6,6 +6,7 @@ B sequences of this rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from training.utils.engine.collectives import gathered, largest
 from training.utils.generation.records import Rollout
 from training.utils.rewards.calling import SHOWN_CHARACTERS
 from training.utils.rewards.running import start_rules
-from training.utils.rewards.weighted import reads_model
+from training.utils.rewards.weighted import ENVIRONMENT, Rewards, reads_model
 from training.utils.run.errors import ThreestepError
 
 SHOWN_IDS = 24  # of a response, in an error
@@ -32,7 +33,9 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     rewards, device = settings.rewards, rollout.response_lengths_B.device
     rules = {reward.name: reward.rule for reward in rewards.named if reward.rule is not None}
     texts = rewards.texts_of(rollout) if rewards.texts_of is not None else []
-    wait = start_rules(rules, rows, texts, rewards.columns, rewards.timeout_seconds, device)
+    wait = start_rules(
+        rules, rows, texts, rewards.columns, rewards.timeout_seconds, device, drawn_turns(rollout, rewards)
+    )
     model_scores_B = score(rollout, roles, settings) if reads_model(rewards.named) else None
 
     def collect() -> Scored:
@@ -42,7 +45,9 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         scores_B = torch.zeros(len(rollout.response_lengths_B), device=device)
         parts: dict[str, torch.Tensor] = {}
         for reward in rewards.named:
-            if reward.rule is None:
+            if reward.rule is None and reward.name == ENVIRONMENT:
+                parts[reward.name] = _of_environments(rollout)
+            elif reward.rule is None:
                 assert model_scores_B is not None
                 parts[reward.name] = model_scores_B
             else:
@@ -53,6 +58,20 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         return Scored(scores_B, outcome_scores(rollout, scores_B, settings.length), parts)
 
     return Samples(tuple(rows), rollout, collect)
+
+
+def drawn_turns(rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
+    """Return the column `drawn_turns` of reward functions: of conversations, the texts of each response's turns."""
+    if rollout.conversations is None or rewards.turns_of is None:
+        return {}
+    return {"drawn_turns": list(rewards.turns_of(rollout))}
+
+
+def _of_environments(rollout: Rollout) -> torch.Tensor:
+    """Return float32 [B]: the sum of what environments gave each response's turns."""
+    if rollout.turn_rewards_BR is None:  # no row has an environment
+        return torch.zeros(len(rollout.response_lengths_B), device=rollout.response_lengths_B.device)
+    return rollout.turn_rewards_BR.sum(dim=1)
 
 
 def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:

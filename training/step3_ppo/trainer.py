@@ -185,7 +185,7 @@ class PpoTrainer:
         figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
         show(bar, *_shown(figures))
-        self._warn_of_cut(1.0 - figures["rollout/ended_share"], iteration)
+        self._warn_of_cut(figures, iteration)
 
     def steer_kl(self, figures: dict[str, float], experiences: Sequence[Experience]) -> None:
         """Let the controller move the KL's coefficient for the next iteration."""
@@ -235,15 +235,19 @@ class PpoTrainer:
         self.prompt_source.load_state_dict(state["prompt_source"])
         self.rollout_engine.load_state_dict(state["rollout_engine"])
 
-    def _warn_of_cut(self, cut_share: float, iteration: int) -> None:
-        """Say once that many responses reach the length limit, where rewards and losses read unfinished text."""
+    def _warn_of_cut(self, figures: Mapping[str, float], iteration: int) -> None:
+        """Say once that many responses reach a limit, where rewards and losses read unfinished text."""
+        cut_share = 1.0 - figures["rollout/ended_share"]
         if self._warned_of_cut or cut_share < _MANY_CUT:
             return
         self._warned_of_cut = True
+        limit = f"--max_answer_seq_len {self.settings.sampling.max_new_tokens:,} tokens"
+        if "conversation/turns" in figures:
+            limit = "the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which)"
         log(
-            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at --max_answer_seq_len "
-            f"{self.settings.sampling.max_new_tokens:,} tokens before they ended; rollout/ended_share in metrics.jsonl "
-            "follows it (raise the limit, or see --missing_eos_penalty and --mask_truncated_responses)",
+            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at {limit} before they "
+            "ended; rollout/ended_share in metrics.jsonl follows it (raise the limit, or see --missing_eos_penalty and "
+            "--mask_truncated_responses)",
             self.ranks.is_main,
         )
 
@@ -268,7 +272,8 @@ class PpoTrainer:
         ):
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
-            return rolled_out(self.rollout_engine, model, RolloutRequest(ids_BP, mask_BP, sampling, seeds, count))
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows)
+            return rolled_out(self.rollout_engine, model, request)
 
 
 def _milliseconds_per_token(seconds: Mapping[str, float], tokens: float, drawn: float) -> dict[str, float]:
@@ -289,7 +294,8 @@ def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
     if "rollout/kl" in figures:
         found.append(ShownFigure("KL", figures["rollout/kl"]))
     if cut_share > 0:
-        found.append(ShownFigure("cut at the length limit", cut_share, ".0%"))
+        by = "by a limit" if "conversation/turns" in figures else "at the length limit"
+        found.append(ShownFigure(f"cut {by}", cut_share, ".0%"))
     if rate is not None:
         found.append(ShownFigure("learning rate", rate, ".2e", is_mean=False))
     return [*found, ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]

@@ -11,6 +11,7 @@ import pytest
 
 import training
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.image_readers import picture, write_folder
 from training.inspect import __main__ as program
 from training.utils.run.errors import ThreestepError
 
@@ -104,3 +105,18 @@ def test_a_program_run_by_its_path_finds_the_standard_librarys_inspect():
         [sys.executable, "-S", "-c", asked, str(package)], capture_output=True, text=True, check=True, cwd="/"
     )
     assert ran.stdout.startswith("(obj, /) ") and str(package) not in ran.stdout
+
+
+def test_images_are_shown_in_words_and_on_the_page_as_small_pictures(run, tmp_path):
+    (tmp_path / "a.png").write_bytes(picture(600, 28))
+    rows = [{"messages": [{"role": "user", "content": "<image>What?"}, CHAT["messages"][1]], "images": ["a.png"]}] * 2
+    flags = ["--phase=1", "--data_split=1,0,0", "--rows=1", f"--model_name_or_path={write_folder(tmp_path / 'model')}"]
+    said = run(rows, *flags, f"--html={tmp_path / 'page.html'}", "--json")
+    assert "<img src=" in (tmp_path / "page.html").read_text()
+    (row,) = json.loads(said)["phases"][0]["rows"]
+    (words,) = row["images"]
+    assert words.startswith("600 x 28 pixels (PNG, ") and words.endswith(" 18 tokens of 1 x 18 from token 7")
+    assert "<|image_pad|> x 18<|vision_end|>" in "".join(text for text, _ in row["texts"][0][1])
+    lines = run(rows, *flags).splitlines()
+    assert any(line.startswith("image 1: 600 x 28 pixels") for line in lines)
+    assert any(line.split()[:4] == ["images", "a", "list", "images"] for line in lines)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from transformers import Qwen2Config
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
+from training.step3_ppo import checks
 from training.step3_ppo.checks import check_lengths, checked_components
 from training.utils.generation.base import Speculation
 from training.utils.generation.hf import TransformersRollout
@@ -170,3 +172,59 @@ def test_what_is_guessed():
     found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
     assert found == [None, Speculation(3), Speculation(1, is_auto=True)]
     assert names_of(speculate="2", speculate_by="ngram").speculation == Speculation(2, by="ngram")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"mtp_num_layers": 0},
+            "--vllm_speculate 2 guesses by a head .* there is none; give .* or leave --vllm_speculate",
+        ),
+        ({"rollout_engine": "hf"}, "--rollout_engine hf does not support --vllm_speculate, got 2; leave it out or use"),
+        ({"speculate": "1"}, "--vllm_speculate 2 is of --rollout_engine vllm and --speculate 1 of hf; leave one of"),
+        (
+            {"rollout_replay": "there"},
+            "--vllm_speculate 2 draws several tokens at once, and --rollout_replay draws noth",
+        ),
+        ({"min_p": 0.05}, r"--vllm_speculate 2 verifies drafts without min-p \(vLLM 0.32 .*, got --min_p 0.05; leave"),
+        ({"vllm_tensor_parallel_size": 2}, "of the head, and --vllm_tensor_parallel_size is 2; leave one of them out"),
+        (
+            {"mtp_final_norm": False},
+            "--vllm_speculate 2 expects a Qwen2, .* got qwen2 with a head without a norm at its",
+        ),
+    ],
+)
+def test_what_drafts_by_vllm_cannot_go_with(given, said, monkeypatch):
+    monkeypatch.setattr(checks, "load_config", lambda *_: Qwen2Config())
+    flags = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
+    assert names_of(**flags).speculation == Speculation(2, by_vllm=True)
+    with pytest.raises(ThreestepError, match=said):
+        names_of(**{**flags, **given})
+
+
+LOOKUP = "examples/environments/lookup.py:Lookup"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
+        ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --environment, got examples/env"),
+        ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
+        ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
+        ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),
+        ({"environment": None}, "--reward environment is what an environment gives the turns of a conversation, and"),
+    ],
+)
+def test_what_does_not_go_with_environments(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        names_of(reward="environment", **{"advantage": "grpo", "environment": LOOKUP, **given})
+
+
+def test_environments_are_loaded_unless_a_replay_has_their_answers(tmp_path):
+    found = names_of("", "environment", advantage="grpo", environment=LOOKUP)
+    assert found.environments.names == ("Lookup",) and not found.with_reward_model
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    replayed = names_of("", "environment", advantage="grpo", environment=LOOKUP, rollout_replay=str(tmp_path))
+    assert replayed.environments is None

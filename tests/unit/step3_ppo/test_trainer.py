@@ -151,10 +151,15 @@ def test_prompts_that_score_alike_are_replaced_by_others_the_same_ones_every_tim
 def test_many_cut_responses_are_said_once_with_their_share(capsys):
     trainer = made_trainer(Engine())
     for iteration, cut_share in enumerate((0.04, 0.25, 0.5), start=1):
-        trainer._warn_of_cut(cut_share, iteration)
+        trainer._warn_of_cut({"rollout/ended_share": 1 - cut_share}, iteration)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(
         "warning: 25% of the responses of rollout 2 were cut at --max_answer_seq_len 4 tokens before"
+    )
+    trainer = made_trainer(Engine())
+    trainer._warn_of_cut({"rollout/ended_share": 0.5, "conversation/turns": 2.0}, 1)
+    assert "were cut at the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which) before" in (
+        capsys.readouterr().out
     )
 
 

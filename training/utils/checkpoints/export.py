@@ -7,6 +7,7 @@ zero_to_fp32, which unpickles: export only checkpoints of your own runs, after c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from training.utils.run.errors import ThreestepError
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
+_HEAD_INSIDE = "mtp_head."  # and PolicyModel a head that is trained with it
 
 
 def described_engines(checkpoint: Path) -> list[str]:
@@ -31,7 +33,7 @@ def described_engines(checkpoint: Path) -> list[str]:
 def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = False, keep_lora: bool = False) -> None:
     """Write engine `name` of an undamaged checkpoint to the model folder `out`.
 
-    With the head for multi-token prediction that was trained beside it, if there was one.
+    With the head for multi-token prediction that was trained beside it or with it, if there was one.
     of_average: its weights' moving average instead
     keep_lora: the model without its adapters, and PEFT's folder of them in `out`/adapter; otherwise they are merged
 
@@ -40,7 +42,8 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     described = read_description(checkpoint / DESCRIPTIONS / name)
     if keep_lora and not described.has_lora:
         raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
-    weights = engine_weights(checkpoint / name)
+    state = engine_state(checkpoint / name)
+    weights = _inside(state, _INSIDE)
     if of_average:
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
@@ -48,21 +51,30 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     processor = processor_files(checkpoint / DESCRIPTIONS / name)
     tensors = dict(full_tensors(model, 0, merged=not keep_lora))
     save_model(out, model, tensors, described.tokenizer, lambda folder: copy_files(processor, folder))
-    if (checkpoint / FOLDER).is_dir() and name != "critic":
-        head = {key: tensor.to(described.dtype) for key, tensor in _engine_state(checkpoint / FOLDER).items()}
-        save_head(out, 1 + max(int(key.split(".")[1]) for key in head), head)
+    head = _head_state(checkpoint, name, state)
+    if head:
+        typed = {key: tensor.to(described.dtype) for key, tensor in head.items()}
+        save_head(out, 1 + max(int(key.split(".")[1]) for key in head), typed)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
 
 
-def engine_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the model's names; from ZeRO-3 in float32."""
-    found = _engine_state(folder)
-    return {name.removeprefix(_INSIDE): tensor for name, tensor in found.items() if name.startswith(_INSIDE)}
+def _inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """What of an engine's state has names that begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def _engine_state(folder: Path) -> dict[str, torch.Tensor]:
-    """The same by the names of the engine's module."""
+def _head_state(checkpoint: Path, name: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The head for multi-token prediction that was trained beside engine `name`, or with it by one loss (then it is in
+    its `state`); {} without one."""
+    if (checkpoint / FOLDER).is_dir():
+        return {} if name == "critic" else engine_state(checkpoint / FOLDER)
+    return _inside(state, _HEAD_INSIDE)
+
+
+def engine_state(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
+    float32."""
     if (folder / WHOLE_FILE).is_file():
         found: dict[str, torch.Tensor] = torch.load(
             folder / WHOLE_FILE, map_location="cpu", weights_only=True, mmap=True

@@ -82,11 +82,13 @@ class Speculation:
     """Tokens are guessed, and several verified at once.
 
     guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
+    by_vllm: vLLM drafts and verifies, of tokens that it draws by itself.
     """
 
     guesses: int
     is_auto: bool = False
     by: str = BY_HEAD
+    by_vllm: bool = False
 
     @classmethod
     def of_flag(cls, given: str, by: str = BY_HEAD) -> Speculation | None:
@@ -100,8 +102,12 @@ class Speculation:
         return cls(int(given), by=by) if int(given) else None
 
     @property
+    def name(self) -> str:
+        return "--vllm_speculate" if self.by_vllm else "--speculate"
+
+    @property
     def flag(self) -> str:
-        return f"--speculate {AUTO if self.is_auto else self.guesses}"
+        return f"{self.name} {AUTO if self.is_auto else self.guesses}"
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class RolloutRequest:
 
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
+    rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -117,6 +124,7 @@ class RolloutRequest:
     sampling: Sampling
     seeds: Sequence[int]
     samples_per_prompt: int = 1
+    rows: Sequence[Any] | None = None
 
     @classmethod
     def of_prompt(cls, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int) -> RolloutRequest:
@@ -135,7 +143,9 @@ class RolloutEngine(ABC):
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
-    supports_speculate: whether `speculate` may be called.
+    supports_speculate, supports_vllm_speculate: whether `speculate` may be called, with which kind.
+    supports_environment: whether it draws the turns of conversations: by itself, without other ranks, behind prompts
+        that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -148,6 +158,8 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
+    supports_vllm_speculate: ClassVar[bool] = False
+    supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     frees_gpu_memory: ClassVar[bool] = False
@@ -188,7 +200,8 @@ class RolloutEngine(ABC):
 
     def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
         """Before `check`, of engines that support it: draw from now on by guesses. The tokens stay those that the
-        engine draws without. lent_head: None where guesses need no head. tell: prints a sentence."""
+        engine draws without; of vLLM the greedy ones, and the distribution of others. lent_head: None
+        where guesses need no head. tell: prints a sentence."""
         raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
@@ -239,6 +252,8 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)
     width = ids.shape[1] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else "R"
+    if getattr(rollout, "conversations", None) is not None:  # environments began them with prompts of their own
+        prompt = rollout.prompt_ids_BP.shape[1]
     sizes = {"B": count, "P": prompt, "R": width}
     for name, (dtype, dimensions) in _COLUMNS.items():
         column, wanted = getattr(rollout, name, None), [sizes[letter] for letter in dimensions]

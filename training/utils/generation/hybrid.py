@@ -40,6 +40,7 @@ class HybridRollout(RolloutEngine):
 
     supports_min_p = False
     supports_bad_words = False
+    supports_environment = False
     for_training_only = True
 
     def __init__(self, decode: Decode | None = None) -> None:

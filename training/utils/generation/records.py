@@ -5,7 +5,7 @@ B sequences (of this rank), P prompt tokens, R response tokens (of the longest r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,15 +16,35 @@ from training.utils.layout.documents import TokenSequence, join
 from training.utils.run.errors import ThreestepError
 
 
+@dataclass(frozen=True)
+class ConversationRecord:
+    """What became of a conversation of several turns.
+
+    turns: that the model drew.
+    cut: the limit that ended it, one of CUTS; None where it came to its own end.
+    figures: of its environment, by name, summed over the turns.
+    """
+
+    turns: int
+    cut: str | None
+    figures: Mapping[str, float]
+
+
+# What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
+CUTS = ("tokens", "turns", "calls", "seconds")
+
+
 class DrawnTokens(NamedTuple):
     """Those of each response one after the other, in the order of its text: what is learned from. R of them at most.
 
     mask_BR: bool, True on them. lengths_B: int64, their number. logprobs_BR: float32, `sampled_logprobs_BR` of them.
+    turn_rewards_BR: float32, those of the rollout; None where it has none.
     """
 
     mask_BR: torch.Tensor
     lengths_B: torch.Tensor
     logprobs_BR: torch.Tensor
+    turn_rewards_BR: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -38,10 +58,12 @@ class Rollout:
         and min-p remove tokens; 0 outside the response.
     ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
         False if cut.
-    inserted_BR: bool, True on tokens of the response that the engine put there and no model drew, as tags of parallel
-        thinking: nothing learns them. None where there are none.
+    inserted_BR: bool, True on tokens of the response that no model drew, as tags of parallel thinking and what an
+        environment says between two turns: nothing learns them. None where there are none.
     positions_B: int64, the tokens of a response of which the longest path of each block counts alone; None where no
         response has blocks.
+    turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere; None without one.
+    conversations: of each response; None where all have one turn and no environment.
     seconds: time to draw the responses on this rank, prompts included.
     """
 
@@ -53,6 +75,8 @@ class Rollout:
     ended_B: torch.Tensor
     inserted_BR: torch.Tensor | None = None
     positions_B: torch.Tensor | None = None
+    turn_rewards_BR: torch.Tensor | None = None
+    conversations: tuple[ConversationRecord, ...] | None = None
     seconds: float = 0.0
 
     @cached_property
@@ -69,14 +93,19 @@ class Rollout:
         is_drawn_BR = self.response_mask_BR & ~self.inserted_BR
         lengths_B = is_drawn_BR.sum(dim=1)
         mask_BR = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B.unsqueeze(1)
-        nothing_BR = torch.zeros(mask_BR.shape, dtype=self.sampled_logprobs_BR.dtype, device=mask_BR.device)
-        logprobs_BR = nothing_BR.masked_scatter(mask_BR, self.sampled_logprobs_BR[is_drawn_BR])
-        return DrawnTokens(mask_BR, lengths_B, logprobs_BR)
+
+        def compressed(values_BR: torch.Tensor) -> torch.Tensor:
+            nothing_BR = torch.zeros(mask_BR.shape, dtype=values_BR.dtype, device=mask_BR.device)
+            return nothing_BR.masked_scatter(mask_BR, values_BR[is_drawn_BR])
+
+        rewards_BR = None if self.turn_rewards_BR is None else compressed(self.turn_rewards_BR)
+        return DrawnTokens(mask_BR, lengths_B, compressed(self.sampled_logprobs_BR), rewards_BR)
 
     @property
     def spans_B(self) -> torch.Tensor:
-        """int64, of each response what `max_new_tokens` bounds."""
-        return self.response_lengths_B if self.positions_B is None else self.positions_B
+        """int64, how long each response is to its punishment: of a block of paths the longest counts alone, and what an
+        environment says not at all."""
+        return self.drawn.lengths_B if self.positions_B is None else self.positions_B
 
     @cached_property
     def _ids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
@@ -104,14 +133,41 @@ class Rollout:
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
         return found
 
-    def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
-        """int64, the ids that decode to the response's text: without the token that ended it; on the CPU."""
+    def turns_of(self, index: int) -> list[torch.Tensor]:
+        """int64 each, what the model drew of a response, turn by turn, on the CPU: all of it, where no environment says
+        anything in between."""
         ids_r = self.response_of(index)
-        return ids_r[:-1] if int(ids_r[-1]) in end_token_ids else ids_r
+        if self.conversations is None or self.inserted_BR is None:
+            return [ids_r]
+        drawn_r = ~self.inserted_BR[index, : len(ids_r)].cpu()
+        begins_r = drawn_r & ~torch.nn.functional.pad(drawn_r[:-1], (1, 0))
+        number_r = begins_r.cumsum(0)
+        return [ids_r[drawn_r & (number_r == turn)] for turn in range(1, int(number_r[-1]) + 1)]
+
+    def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
+        """int64, the ids that decode to the response's text, that of its last turn: without the token that ended it; on
+        the CPU."""
+        return _without_end(self.turns_of(index)[-1], end_token_ids)
 
     def texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
-        """The responses as text, without the tokens that ended them."""
+        """The responses as text, without the tokens that ended them; of several turns the last."""
         return [str(decode(self.text_ids_of(index, end_token_ids))) for index in range(len(self.response_lengths_B))]
+
+    def whole_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
+        """The whole responses as text, with what no model drew, without the tokens that ended them."""
+        count = range(len(self.response_lengths_B))
+        return [str(decode(_without_end(self.response_of(index), end_token_ids))) for index in count]
+
+    def turn_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[list[str]]:
+        """Every turn of each response as text, without the tokens that ended them."""
+        return [
+            [str(decode(_without_end(ids_r, end_token_ids))) for ids_r in self.turns_of(index)]
+            for index in range(len(self.response_lengths_B))
+        ]
+
+
+def _without_end(ids_r: torch.Tensor, end_token_ids: Collection[int]) -> torch.Tensor:
+    return ids_r[:-1] if int(ids_r[-1]) in end_token_ids else ids_r
 
 
 def check_numbers(sampled_logprobs_BR: torch.Tensor, name: str) -> None:

@@ -6,6 +6,8 @@ Log-probabilities come from vLLM's own forward, at the sampling temperature and,
 min-p, top-k and top-p (applied in this order) remove tokens.
 
 With --vllm_tensor_parallel_size T, T neighbouring ranks run one engine together, on the prompts of all of them.
+With --vllm_speculate K it drafts K tokens with the head for multi-token prediction (vllm_draft.py), and draws by the
+rule of rejection: greedy responses are those without, others of the same distribution.
 
 B sequences, P prompt tokens, R response tokens.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,10 +26,11 @@ from transformers import PreTrainedModel
 
 from training.utils.engine.collectives import gathered
 from training.utils.engine.whole_model import WholeModel
-from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest, Sampling
+from training.utils.generation.base import Decode, LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.stop_strings import StopStrings, stop_strings
 from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.generation.vllm_draft import VllmDraft
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
 from training.utils.run.errors import ThreestepError
 
@@ -55,7 +58,9 @@ class VllmRollout(RolloutEngine):
     """See RolloutEngine. Bad words apply within the response: vLLM does not detect those that begin in the prompt."""
 
     logprobs_are_trained_models = False
+    supports_environment = False
     frees_gpu_memory = True
+    supports_vllm_speculate = True
 
     def __init__(self, decode: Decode | None, flags: VllmArguments, longest_tokens: int) -> None:
         """longest_tokens: of a prompt with its response."""
@@ -76,12 +81,16 @@ class VllmRollout(RolloutEngine):
     def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> VllmRollout:
         return cls(decode, vllm, longest_tokens)
 
+    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
+        assert lent_head is not None, "vLLM drafts by a head"
+        self._vllm.draft = VllmDraft(how.guesses, lent_head)
+
     @contextlib.contextmanager
     def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
         """Start or wake vLLM and send it the weights if they have changed; yield the trained model as it is."""
         self._vllm.wake(actor.model)
         if self._vllm.updates != actor.engine.updates:
-            self._vllm.take(actor.tensors(), actor.model.dtype, keep=not actor.is_sharded)
+            self._vllm.take(actor.tensors(), actor.model, keep=not actor.is_sharded)
             self._vllm.updates = actor.engine.updates
         self._vllm.allocate_cache()
         self._has_weights = True
@@ -96,8 +105,7 @@ class VllmRollout(RolloutEngine):
         self._has_weights = True
 
     def figures(self) -> dict[str, float]:
-        seconds, self._vllm.sync_seconds = self._vllm.sync_seconds, 0.0
-        return {"time/weights_to_vllm": seconds}
+        return self._vllm.figures()
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         if not self._has_weights:  # a model that is not being trained

@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
-from training.utils.generation.vllm_weights import send_weights
+from training.utils.generation.vllm_draft import VllmDraft, expand_batch_to_tokens
+from training.utils.generation.vllm_weights import send_draft, send_weights
 from training.utils.run.errors import ThreestepError
 
 # Read by vLLM at its start. One process, because the weights are handed over in memory. On a CPU, threads are not
@@ -40,12 +42,14 @@ class VllmInstance:
     """llm: vllm.LLM, None before the start.
     updates: how often the weights that vLLM holds had been changed; None if it holds none that are known.
     sync_seconds: time spent on sending weights.
+    draft: what it drafts with, if that is set before the start.
     """
 
     def __init__(self, flags: VllmArguments, longest_tokens: int) -> None:
         self.llm: Any = None
         self.updates: int | None = None
         self.sync_seconds = 0.0
+        self.draft: VllmDraft | None = None
         self._flags = flags
         self._longest_tokens = longest_tokens
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -61,11 +65,15 @@ class VllmInstance:
         elif not self._is_awake:
             self.llm.wake_up(tags=["weights"])  # the cache waits until the weights are in place
 
-    def take(self, tensors: Any, dtype: torch.dtype, keep: bool) -> None:
-        """Send `tensors`; see send_weights."""
+    def take(self, tensors: Any, model: PreTrainedModel, keep: bool) -> None:
+        """Send `tensors`, of `model`, and the head to draft with; see send_weights."""
         started, self.updates = time.perf_counter(), None
         check = self._flags.vllm_tensor_parallel_size == 1 and (self._flags.vllm_check_weights or not self._is_checked)
-        send_weights(self.llm, tensors, dtype, keep, check)
+        send_weights(self.llm, tensors, model.dtype, keep, check)
+        if self.draft is not None:
+            from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+            send_draft(self.llm, reload_weights, self.draft.tensors(model.config, model.dtype), check)
         self._is_checked = True
         self.sync_seconds += time.perf_counter() - started
 
@@ -77,13 +85,22 @@ class VllmInstance:
     def hold(self, model: PreTrainedModel) -> None:
         """Start or wake vLLM and send it all weights of `model`."""
         self.wake(model)
-        self.take(model.named_parameters(), model.dtype, keep=True)
+        self.take(model.named_parameters(), model, keep=True)
         self.allocate_cache()
 
     def sleep(self) -> None:
         if self._flags.vllm_sleep and torch.cuda.is_available():
             self.llm.sleep(level=2)  # weights are dropped, not copied: the next rollout brings new ones
             self.updates, self._is_awake = None, False
+
+    def figures(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        seconds, self.sync_seconds = self.sync_seconds, 0.0
+        figures = {"time/weights_to_vllm": seconds}
+        if self.draft is not None and self.llm is not None:
+            metrics = {metric.name: getattr(metric, "value", 0.0) for metric in self.llm.get_metrics()}
+            figures |= self.draft.figures(metrics)
+        return figures
 
     def set_temperature(self, temperature: float) -> None:
         """The temperature goes into the model, before the log-probabilities that vLLM returns: its own are either
@@ -113,10 +130,15 @@ class VllmInstance:
         config = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
         config.save_pretrained(self._folder.name)
+        settings = _settings(self._flags, self._longest_tokens, model.dtype, ranks)
+        if self.draft is not None:
+            settings["speculative_config"] = self.draft.described(Path(self._folder.name))
+            settings["disable_log_stats"] = False  # they count what is accepted
+            _mend_verification()
         try:
             from vllm import LLM
 
-            llm = LLM(self._folder.name, **_settings(self._flags, self._longest_tokens, model.dtype, ranks))
+            llm = LLM(self._folder.name, **settings)
         except Exception as problem:
             raise ThreestepError(
                 f"vLLM could not start with {type(model).__name__}: {one_line(problem)}; if memory is short, change "
@@ -128,6 +150,20 @@ class VllmInstance:
         llm.llm_engine.engine_core._finalizer.detach()
         gc.unfreeze()  # vLLM hides all objects of this process from the garbage collector
         return llm
+
+
+def _mend_verification() -> None:
+    """Put working functions in the place of two of vLLM's (0.32): see `expand_batch_to_tokens`; and its top-k without
+    top-p fails where a step verifies no draft, as the first of a prompt."""
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    def cut(logits: Any, top_k: Any, top_p: Any) -> Any:
+        return apply_top_k_top_p(logits, top_k, top_p) if len(logits) else logits
+
+    rejection_sampler.apply_top_k_top_p = cut
+    if not torch.cuda.is_available():
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
 def _settings(flags: VllmArguments, longest_tokens: int, dtype: torch.dtype, ranks: int) -> dict[str, Any]:

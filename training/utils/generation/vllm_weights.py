@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ from training.utils.run.errors import ThreestepError
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
+# vLLM's `reload_weights`: its configuration, the model, the weights, no folder, names of a checkpoint.
+Reload = Callable[[Any, Any, Iterator[tuple[str, torch.Tensor]], None, bool], None]
 
 
 class BitSums:
@@ -42,6 +44,11 @@ class BitSums:
         layers = {**self.by_layer, **other.by_layer}
         differ = [layer for layer in layers if self.by_layer[layer] != other.by_layer[layer]]
         return ["outside the layers" if layer is None else f"layer {layer}" for layer in differ]
+
+    @property
+    def total(self) -> int:
+        """Of all layers, whatever their names."""
+        return sum(self.by_layer.values()) % 2**64
 
 
 def send_weights(
@@ -72,6 +79,35 @@ def send_weights(
         raise ThreestepError(
             f"vLLM holds other weights than it was sent, in {', '.join(differing)}: it reads checkpoints of this "
             "architecture differently than transformers stores them; use --rollout_engine hf"
+        )
+
+
+def send_draft(llm: Any, reload: Reload, tensors: Mapping[str, torch.Tensor], check: bool) -> None:
+    """Overwrite the weights of the model that `llm` drafts with, which vLLM's own reload leaves as they are. Embeddings
+    and output layer, which it shares with the drawing model, are not among them.
+
+    reload: vLLM's own for one model. tensors: in vLLM's dtype, under a checkpoint's names. check: as in `send_weights`,
+    of all layers together, which have other numbers in vLLM.
+    """
+    sent, arrived = BitSums(), BitSums()
+
+    def receive(worker: Any) -> None:
+        draft = worker.model_runner.get_draft_model()
+        if check:
+            _watch(draft, arrived)
+        reload(worker.vllm_config, draft, iter(tensors.items()), None, True)
+        if check:
+            _unwatch(draft, arrived)
+
+    llm.collective_rpc(receive)
+    if not check:
+        return
+    for name, tensor in tensors.items():
+        sent.add(name, tensor)
+    if sent.total != arrived.total:
+        raise ThreestepError(
+            "vLLM drafts with other weights than it was sent: it reads heads of this form differently than they are "
+            "exported; leave --vllm_speculate out"
         )
 
 

@@ -38,6 +38,7 @@ class TokenLogprobs(NamedTuple):
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
     collisions_M: the sum of the squared probabilities, that two draws agree; without a gradient; None unless asked for.
     states: of the trunk; None unless asked for.
+    ahead: what a head for multi-token prediction says of its targets, of each depth; () unless asked for.
     """
 
     logprobs_M: torch.Tensor
@@ -47,6 +48,7 @@ class TokenLogprobs(NamedTuple):
     logits_MV: torch.Tensor | None = None
     collisions_M: torch.Tensor | None = None
     states: TrunkStates | None = None
+    ahead: tuple[TokenLogprobs, ...] = ()
 
     def listed(self, read_M: torch.Tensor | None) -> TokenLogprobs:
         """Return the same for each of `TokenRows.target_ids_M`, of what was read of `TokenRows.reads`. read_M: of the

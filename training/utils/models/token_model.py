@@ -9,6 +9,7 @@ H hidden size, V vocabulary, E width of the input embeddings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs, text_attention
 from training.utils.models.own_forward import head_is_linear
@@ -30,13 +32,15 @@ class PolicyModel(nn.Module):
     Where its logits are one linear layer on its last hidden state, only those of predicting positions are computed.
 
     chunk_mb: MiB of float32 logits that are computed at a time (`target_head`); 0 for the default of a CPU
+    mtp_head: a head for multi-token prediction (`mtp.head.MtpHead`) that is trained with the model, by one loss
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_mb: int = CHUNK_MB) -> None:
+    def __init__(self, model: PreTrainedModel, chunk_mb: int = CHUNK_MB, mtp_head: nn.Module | None = None) -> None:
         super().__init__()
         self.model = model
         head: Any = model.get_output_embeddings()
         self._target_head = TargetHead(head, (chunk_mb or CHUNK_MB) * 2**20) if head_is_linear(model) else None
+        self.mtp_head = mtp_head
 
     @property
     def embedding_width(self) -> int:
@@ -52,15 +56,18 @@ class PolicyModel(nn.Module):
         with_logits: bool = False,
         with_collisions: bool = False,
         with_states: bool = False,
+        entries: Sequence[MtpEntries] = (),
     ) -> TokenLogprobs:
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. with_states:
-        return `states` too, where the head is linear."""
+        return `states` too, where the head is linear. entries: of `mtp_head`; return `ahead` too."""
         asked = (temperature, with_entropy)
         target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
             read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
+            if entries:
+                read = read._replace(ahead=self._ahead(rows, hidden_LH, entries))
             return read._replace(states=self._states(rows, hidden_LH)) if with_states else read
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
@@ -71,6 +78,18 @@ class PolicyModel(nn.Module):
     def target_head(self) -> TargetHead | None:
         """The output layer, if the logits are it on the last state."""
         return self._target_head
+
+    def _ahead(
+        self, rows: TokenRows, hidden_LH: torch.Tensor, entries: Sequence[MtpEntries]
+    ) -> tuple[TokenLogprobs, ...]:
+        """Of each depth, with gradients for states, embeddings and output layer."""
+        assert self.mtp_head is not None and self._target_head is not None
+        embeddings_NTE = self.model.get_input_embeddings()(rows.input_ids_NT)
+        states = self.mtp_head(hidden_LH, embeddings_NTE.flatten(0, 1), tuple(entries))
+        return tuple(
+            self._target_head(hidden_MH, entry.rows.target_ids_M, 1.0, False)
+            for hidden_MH, entry in zip(states, entries, strict=True)
+        )
 
     def _states(self, rows: TokenRows, hidden_LH: torch.Tensor) -> TrunkStates:
         with torch.no_grad():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.mtp.folder import FOLDER, layers_in, read_head
 from training.utils.mtp.head import MtpHead, MtpModule, block_weights, new_head
 from training.utils.mtp.public_folder import public_head_in
@@ -17,6 +19,9 @@ from training.utils.mtp.settings import MtpSettings
 from training.utils.mtp.training import HeadTraining, MultiTokenPrediction
 from training.utils.run.console import log
 from training.utils.run.seeds import derived_seed
+
+# Gives every weight of a model, whole, by its name; a collective under ZeRO-3.
+WholeTensors = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 def open_head(
@@ -29,23 +34,44 @@ def open_head(
 ) -> MultiTokenPrediction:
     """Return the head of `settings`, under DeepSpeed as `policy` is; without one where none is asked for. A collective.
 
-    path: of the model that `policy` trains, whose folder may hold a head. model: inside `policy`.
+    path: of the model that `policy` trains, whose folder may hold a head. model: inside `policy`, with the head of
+    `joint_head` beside it where both are trained by one loss.
     Raises ThreestepError if the model cannot have such a head.
     """
     if not settings.layers:
         return MultiTokenPrediction()
-    ranks = policy.ranks
+    engine = policy
+    if settings.detach:
+        head = _made_head(settings, path, model, seed, policy.ranks, partial(policy.full_tensors, model))
+        if policy.settings.zero_stage != 3:
+            head.to(policy.ranks.device)
+        own_settings = replace(policy.settings, lora_learning_rate=None)
+        engine = TrainingEngine(head, own_settings, policy.ranks, total_steps)
+    return MultiTokenPrediction(HeadTraining(engine, policy, settings.loss_coef, settings.layers))
+
+
+def joint_head(
+    settings: MtpSettings, path: str, model: PreTrainedModel, zero_stage: int, seed: int, ranks: Ranks
+) -> MtpHead | None:
+    """Return the head that is trained with `model` by one loss, for its PolicyModel; None where there is none, or where
+    it is trained beside it. A collective, before the model is under DeepSpeed. Otherwise as `open_head`."""
+    if settings.detach or not settings.layers:
+        return None
+    head = _made_head(settings, path, model, seed, ranks, partial(full_tensors, model, zero_stage))
+    return head if zero_stage == 3 else head.to(ranks.device)
+
+
+def _made_head(
+    settings: MtpSettings, path: str, model: PreTrainedModel, seed: int, ranks: Ranks, tensors: WholeTensors
+) -> MtpHead:
+    """Return a head on the CPU, and say what it starts from. tensors: of `model`."""
     head = new_head(model, settings.layers, derived_seed(seed, "mtp"), settings.final_norm)
     stored, origin = _read_stored(head, path, model)
     if stored < settings.layers:
-        _start_as_the_last_block(head, stored, policy, model)
+        _start_as_the_last_block(head, stored, model, tensors)
     weights = sum(weight.numel() for weight in head.parameters())
     log(f"multi-token prediction: {_described(stored, settings.layers, origin)}; {weights:,} weights", ranks.is_main)
-    if policy.settings.zero_stage != 3:
-        head.to(ranks.device)
-    engine_settings = replace(policy.settings, lora_learning_rate=None)
-    engine = TrainingEngine(head, engine_settings, ranks, total_steps)
-    return MultiTokenPrediction(HeadTraining(engine, policy, settings.loss_coef, settings.layers))
+    return head
 
 
 def _read_stored(head: MtpHead, path: str, model: PreTrainedModel) -> tuple[int, str]:
@@ -79,7 +105,7 @@ def head_writer(prediction: MultiTokenPrediction) -> Callable[[Any], None] | Non
         return None
     from training.utils.mtp.folder import save_head
 
-    tensors = prediction.head.engine.full_state(prediction.head.engine.module)
+    tensors = prediction.head.engine.full_state(prediction.head.module)
     layers = prediction.head.depths
     return lambda folder: save_head(folder, layers, tensors)
 
@@ -89,14 +115,12 @@ def _first(head: MtpHead, count: int) -> MtpHead:
     return MtpHead(list(head.depths)[:count])  # type: ignore[arg-type]
 
 
-def _start_as_the_last_block(head: MtpHead, first: int, policy: TrainingEngine, model: PreTrainedModel) -> None:
+def _start_as_the_last_block(head: MtpHead, first: int, model: PreTrainedModel, tensors: WholeTensors) -> None:
     """Give the modules from `first` on the weights of the model's last block and final norm: a block that reads states
     of this model learns sooner from there than from random weights."""
     theirs = block_weights(model, head)
     wanted = set(theirs.values())
-    whole = {
-        name: tensor.detach().to("cpu", copy=True) for name, tensor in policy.full_tensors(model) if name in wanted
-    }
+    whole = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors() if name in wanted}
     with torch.no_grad():
         for module in list(head.depths)[first:]:
             assert isinstance(module, MtpModule)

@@ -14,6 +14,10 @@ NORM_HELP = (
     "End each module in a norm before the output layer; false builds the head of ERNIE-4.5, which has none, and which "
     "vLLM runs beside a Llama."
 )
+DETACH_HELP = (
+    "Train the head beside the model, which stays that of a run without it; false trains both by the sum of their "
+    "losses, as DeepSeek-V3 does, which changes the model (step 1)."
+)
 # 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
 COEF_HELP = "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1)."
 
@@ -21,11 +25,13 @@ COEF_HELP = "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4
 @dataclass(frozen=True)
 class MtpSettings:
     """layers: modules, each one token further ahead; 0: no head. loss_coef: weight of the mean of their losses.
-    final_norm: each ends in a norm."""
+    final_norm: each ends in a norm. detach: trained beside the model, which does not change; otherwise with it, by one
+    loss."""
 
     layers: int = 0
     loss_coef: float = 0.1
     final_norm: bool = True
+    detach: bool = True
 
     @property
     def needs_segments(self) -> str | None:
@@ -43,4 +49,8 @@ def check_mtp(mistakes: Mistakes, settings: MtpSettings) -> None:
     mistakes.require(
         settings.layers > 0 or settings.final_norm,
         "--mtp_final_norm false is of a head, and there is none; give --mtp_num_layers 1 or leave it out",
+    )
+    mistakes.require(
+        settings.layers > 0 or settings.detach,
+        "--mtp_detach false is of a head, and there is none; give --mtp_num_layers 1 or leave it out",
     )

@@ -1,7 +1,8 @@
 """Trains a head for multi-token prediction beside a model, as DeepSpeed's second model: nothing of the model changes.
+Or with it, by one loss and one optimizer (--mtp_detach false): then the model learns from the head's loss too.
 
-The head reads the model's states and embeddings detached, and its output layer without gradients; it has an optimizer
-and a gradient norm of its own, so that the model's weights stay those of a run without a head, to the bit.
+Beside it, the head reads the model's states and embeddings detached, and its output layer without gradients; it has an
+optimizer and a gradient norm of its own, so that the model's weights stay those of a run without a head, to the bit.
 
 M targets of one depth, H hidden size.
 """
@@ -23,16 +24,28 @@ from training.utils.layout.mtp_entries import MtpEntries, mtp_entries, mtp_targe
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
 from training.utils.mtp.folder import FOLDER
+from training.utils.mtp.head import MtpHead
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """engine: trains an MtpHead. policy: the engine of the model beside it, a PolicyModel."""
+    """engine: trains an MtpHead. policy: the engine of the model beside it, a PolicyModel; the same engine if both are
+    trained by one loss."""
 
     engine: TrainingEngine
     policy: TrainingEngine
     loss_coef: float
     depths: int
+
+    @property
+    def is_joint(self) -> bool:
+        return self.engine is self.policy
+
+    @property
+    def module(self) -> MtpHead:
+        """The head, which may be sharded."""
+        module: Any = self.engine.module
+        return module.mtp_head if self.is_joint else module
 
     def read(self, states: TrunkStates, entries: Sequence[MtpEntries]) -> list[TokenLogprobs]:
         """Return what each depth says of its targets; inside `output_layer_whole` alone."""
@@ -69,11 +82,17 @@ class MultiTokenPrediction:
     @property
     def engines(self) -> dict[str, TrainingEngine]:
         """What a checkpoint holds of it, by its name there."""
-        return {} if self.head is None else {FOLDER: self.head.engine}
+        return {} if self.head is None or self.head.is_joint else {FOLDER: self.head.engine}
 
     @property
     def depths(self) -> int:
         return 0 if self.head is None else self.head.depths
+
+    def asked(self, entries: Sequence[MtpEntries]) -> dict[str, Any]:
+        """Return what a forward of the model gets in its keyword arguments."""
+        if self.head is None:
+            return {}
+        return {"entries": tuple(entries)} if self.head.is_joint else {"with_states": True}
 
     def entries(self, rows: TokenRows) -> tuple[MtpEntries, ...]:
         """Of rows on the CPU, made with `with_before=self.trains`."""
@@ -94,11 +113,13 @@ class MultiTokenPrediction:
         """Add what each depth says of an evaluation's rows to `sums`."""
         if self.head is None:
             return
+        if self.head.is_joint:
+            sums.add_all(read.ahead)
+            return
         assert read.states is not None
         self.head.engine.eval()
         with self.head.output_layer_whole():
-            for depth, own in enumerate(self.head.read(read.states, entries), start=1):
-                sums.add(depth, own)
+            sums.add_all(self.head.read(read.states, entries))
 
 
 class MtpSums:
@@ -112,6 +133,11 @@ class MtpSums:
         self._add(f"nll_{depth}", -read.logprobs_M.detach().sum().double())
         self._add(f"right_{depth}", read.is_greedy_M.sum().double())
         self._add(f"targets_{depth}", float(read.logprobs_M.numel()))
+
+    def add_all(self, read: Sequence[TokenLogprobs]) -> None:
+        """The same of every depth, from the first."""
+        for depth, own in enumerate(read, start=1):
+            self.add(depth, own)
 
     def _add(self, name: str, value: float | torch.Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
@@ -139,25 +165,37 @@ class MtpStep:
     targets: tuple[int, ...]
     sums: MtpSums = field(default_factory=MtpSums)
 
+    def part(self, read: TokenLogprobs) -> torch.Tensor | float:
+        """Return the coefficient x this micro-batch's part of the head's loss, for the model's own backward; 0.0 unless
+        both are trained by one loss."""
+        if self.head is None or not self.head.is_joint:
+            return 0.0
+        self.sums.add_all(read.ahead)
+        return self._loss(self.head, read.ahead)
+
     def learn(self, read: TokenLogprobs, entries: Sequence[MtpEntries]) -> None:
-        """Run forward and backward of one micro-batch, after the model's own. read: what the model returned, with its
-        `states`. A collective; every rank has as many."""
-        if self.head is None:
+        """Run forward and backward of one micro-batch, after the model's own; nothing if both have one loss. read: what
+        the model returned, with its `states`. A collective; every rank has as many."""
+        if self.head is None or self.head.is_joint:
             return
         assert read.states is not None
         with self.head.output_layer_whole():
             own = self.head.read(read.states, entries)
-            parts = [-each.logprobs_M.sum() / max(1, count) for each, count in zip(own, self.targets, strict=True)]
-            self.head.engine.backward(self.head.loss_coef * torch.stack(parts).mean())
-        for depth, each in enumerate(own, start=1):
-            self.sums.add(depth, each)
+            self.head.engine.backward(self._loss(self.head, own))
+        self.sums.add_all(own)
+
+    def _loss(self, head: HeadTraining, read: Sequence[TokenLogprobs]) -> torch.Tensor:
+        parts = [-each.logprobs_M.sum() / max(1, count) for each, count in zip(read, self.targets, strict=True)]
+        return head.loss_coef * torch.stack(parts).mean()
 
     def end(self, group: str) -> dict[str, float]:
-        """Take the step; return its figures, over all ranks."""
+        """Take the step, which the model's own engine takes if both have one; return its figures, over all ranks."""
         if self.head is None:
             return {}
-        report = self.head.engine.step().figures("mtp")
         found = self.sums.figures(group, self.head.depths, self.head.engine.ranks.device)
+        if self.head.is_joint:
+            return found
+        report = self.head.engine.step().figures("mtp")
         if "mtp/grad_norm" in report:
             found[f"{group}/mtp_grad_norm"] = report["mtp/grad_norm"]
         return {**found, f"{group}/mtp_skipped": report["mtp/skipped"]}

@@ -49,7 +49,7 @@ def one_model_program(
     def main(argv: Sequence[str]) -> None:
         groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
-        _check_quantization(flags)
+        _check_model_flags(flags)
         if check is not None:
             check(flags)
         if scores and flags.model.head_chunk_mb:
@@ -72,8 +72,8 @@ def one_model_program(
     return main
 
 
-def _check_quantization(flags: OneModelFlags) -> None:
-    """ThreestepError if base weights shall be quantized that cannot be, by flags of other groups."""
+def _check_model_flags(flags: OneModelFlags) -> None:
+    """ThreestepError if base weights shall be quantized that cannot be, or adapters trained with a head's loss."""
     mistakes = Mistakes()
     layers = flags.mtp.layers
     others = {
@@ -81,6 +81,11 @@ def _check_quantization(flags: OneModelFlags) -> None:
         f"--mtp_num_layers {layers}": NO_MTP if layers else None,
     }
     check_beside_quantization(mistakes, flags.model, others)
+    mistakes.require(
+        flags.mtp.detach or not flags.model.lora_dim,
+        "--mtp_detach false trains all of the model by the head's loss too, and --lora_dim "
+        f"{flags.model.lora_dim} adapters alone; leave one of the two out",
+    )
     if not flags.run.dry_run:
         check_package(mistakes, flags.model)
     mistakes.raise_if_any()

@@ -40,7 +40,7 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.models.vision import is_vision_config
-from training.utils.mtp.opening import head_writer, open_head
+from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
@@ -216,8 +216,10 @@ def _engine(
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, images=images, **reading)
 
     model = load_under(settings, ranks, load)
-    module = ScalarModel(model) if scores else PolicyModel(model, start.head_chunk_mb)
-    return model, TrainingEngine(module, settings, ranks, total_steps)
+    if scores:
+        return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
+    head = joint_head(flags.mtp, start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
+    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, head), settings, ranks, total_steps)
 
 
 def loop_settings(

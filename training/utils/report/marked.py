@@ -40,6 +40,14 @@ def marked_texts(texts: Sequence[tuple[str, Sequence[Run]]]) -> str:
     return f'<div class="parts">{parts}</div>'
 
 
+def pictures(images: Sequence[tuple[str, str]]) -> str:
+    """The images of a row, each with its words: (words, the address of a picture)."""
+    return "".join(
+        f'<p class="soft paths">image {number}: {escape(words)}<br><img src="{escape(uri)}" alt="image {number}"></p>'
+        for number, (words, uri) in enumerate(images, start=1)
+    )
+
+
 def length_chart(bars: Sequence[tuple[int, int, int]], limit: int | None = None) -> str:
     """A bar for each (from, to, rows); those beyond `limit` tokens have a colour of their own."""
     most = max((count for _, _, count in bars), default=0)

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from html import escape
 
 from training.utils.report.document import document
-from training.utils.report.marked import MARKED_STYLE, Run, length_chart, marked_texts
+from training.utils.report.marked import MARKED_STYLE, Run, length_chart, marked_texts, pictures
 
 
 @dataclass(frozen=True)
 class PageRow:
-    """texts: its parts by name, each in runs; beside: what else it carries, (name, value)."""
+    """texts: its parts by name, each in runs; beside: what else it carries, (name, value); images: (words, the address
+    of a picture)."""
 
     title: str
     texts: Sequence[tuple[str, Sequence[Run]]]
     beside: Sequence[tuple[str, str]] = ()
+    images: Sequence[tuple[str, str]] = ()
 
 
 def rows_page(
@@ -27,6 +29,7 @@ def rows_page(
     cards = "".join(
         f'<div class="card sample"><p class="soft paths">{escape(row.title)}</p>{marked_texts(row.texts)}'
         + "".join(f'<p class="soft paths">{escape(name)}: {escape(value)}</p>' for name, value in row.beside)
+        + pictures(row.images)
         + "</div>"
         for row in rows
     )

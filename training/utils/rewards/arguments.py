@@ -20,7 +20,8 @@ class ScoringArguments:
     reward: str = flag(
         "model:1.0",
         f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
-        f"{', '.join(RULES)}, or your own function as FILE.py:NAME; the default weight is 1.",
+        f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, or your own function as "
+        "FILE.py:NAME; the default weight is 1.",
         unit="names",
     )
     reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", above=0, unit="seconds")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
 
 import torch
 
@@ -66,8 +67,10 @@ def start_rules(
     columns: Sequence[str],
     timeout_seconds: float,
     device: torch.device,
+    more: Mapping[str, list[Any]] | None = None,
 ) -> Callable[[], dict[str, RuleAnswer]]:
-    """Start each rule in a thread; return a function that waits for all and returns each rule's answer by name.
+    """Start each rule in a thread; return a function that waits for all and returns each rule's answer by name. more:
+    further columns, by response.
 
     That function is a collective unless `rules` is empty. If a rule fails on any rank, every rank raises its
     ThreestepError, so that none is left waiting.
@@ -76,6 +79,7 @@ def start_rules(
         return dict
     per_prompt = len(responses) // len(rows)
     batch = rule_batch([row for row in rows for _ in range(per_prompt)], responses, columns)
+    batch.columns.update(more or {})
     running = [RunningRule(name, _on_device(rule, device), batch) for name, rule in rules.items()]
 
     def wait() -> dict[str, RuleAnswer]:

@@ -1,8 +1,8 @@
 """Figures of scored samples, several of which may answer one prompt: by prompt, by data source, by value. Serves
 evaluations.
 
-A sample is a mapping: `prompt_index`, `response`, the prompt's `columns`, and values by name: `reward`, `reward/NAME`
-of each summand, `reward/NAME/KEY` of what it also returns, `check` and `check/KEY`.
+A sample is a mapping: `prompt_index`, `response`, `last_turn` of a conversation, the prompt's `columns`, and values by
+name: `reward`, `reward/NAME` of each summand, `reward/NAME/KEY` of what it also returns, `check` and `check/KEY`.
 """
 
 from __future__ import annotations
@@ -60,11 +60,15 @@ def several_of(samples: Sequence[Sample], name: str, seed: int) -> dict[str, Fig
         return {}
     given = _answer_name(own, name)
     answers: list[list[Hashable]] = [
-        [sample.get(given, " ".join(str(sample["response"]).split())) for sample in of_prompt]
-        for of_prompt in each_prompt(own)
+        [sample.get(given, _said(sample)) for sample in of_prompt] for of_prompt in each_prompt(own)
     ]
     whole = [place for place, each in enumerate(values) if len(each) == most]
     return several_figures([values[place] for place in whole], [answers[place] for place in whole], seed)
+
+
+def _said(sample: Sample) -> str:
+    """A response but for white space; of a conversation its last turn."""
+    return " ".join(str(sample.get("last_turn", sample["response"])).split())
 
 
 def _answer_name(samples: Sequence[Sample], name: str) -> str:

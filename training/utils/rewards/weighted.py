@@ -13,14 +13,14 @@ from training.utils.rewards.rules import RULES, RuleFlags
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.user_files import is_address, load_function
 
-MODEL = "model"
+MODEL, ENVIRONMENT = "model", "environment"
 _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Reward:
     """name: as it is logged.
-    rule: None for the reward model.
+    rule: None for the reward model, and for the sum of what an environment gave a conversation's turns.
     """
 
     name: str
@@ -32,33 +32,45 @@ class Reward:
 class Rewards:
     """named: a response's score is their weighted sum.
     columns: of the dataset; see `reward_columns`.
-    texts_of: returns a rollout's responses as text; None if no rule reads them.
+    texts_of: returns a rollout's responses as text, of a conversation the last turn; None if no rule reads them.
+    turns_of: returns the texts of all turns of each response.
     """
 
     named: tuple[Reward, ...]
     timeout_seconds: float
     columns: tuple[str, ...] = ()
     texts_of: Callable[[Rollout], Sequence[str]] | None = None
+    turns_of: Callable[[Rollout], Sequence[Sequence[str]]] | None = None
 
 
 def reads_model(named: Sequence[Reward]) -> bool:
     """True if one of them is the reward model."""
-    return any(reward.rule is None for reward in named)
+    return any(reward.rule is None and reward.name == MODEL for reward in named)
+
+
+def environment_weight(named: Sequence[Reward]) -> float:
+    """The weight of the environments' rewards; 0 where none of them is that."""
+    return sum(reward.weight for reward in named if reward.rule is None and reward.name == ENVIRONMENT)
 
 
 MODEL_ALONE = Rewards((Reward(MODEL, 1.0, None),), ScoringArguments().reward_timeout)
 
 
-def named_rewards(flags: ScoringArguments, mistakes: Mistakes) -> tuple[Reward, ...]:
-    """Return the rewards of --reward; add unknown and duplicate names to `mistakes`."""
+def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = False) -> tuple[Reward, ...]:
+    """Return the rewards of --reward; add unknown and duplicate names to `mistakes`. acts: there are environments."""
     found: list[Reward] = []
     for entry in flags.reward.split(","):
         address, weight = _split_weight(entry.strip())
         name, rule = address.rpartition(":")[2], None
-        if address != MODEL:
-            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULES))
+        if address not in (MODEL, ENVIRONMENT):
+            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULES, ENVIRONMENT))
             if rule is None:
                 continue
+        mistakes.require(
+            acts or address != ENVIRONMENT,
+            "--reward environment is what an environment gives the turns of a conversation, and there is none; give "
+            "--environment, in step 3, or leave it out",
+        )
         mistakes.require(
             all(name != other.name for other in found),
             f"--reward expects each reward once and functions of different names, got '{name}' twice in "

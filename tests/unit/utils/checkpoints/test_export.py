@@ -24,11 +24,13 @@ CASES = [
 
 @pytest.fixture
 def exported(tmp_path, tiny_tokenizer, monkeypatch):
-    """Export a checkpoint of `model` whose weights are `weights`; returns the saved folder."""
+    """Export a checkpoint of `model` whose weights are `weights`, and `more` of its engine; return the folder."""
+    read = export.engine_state
 
-    def export_of(model, weights):
+    def export_of(model, weights, more=None):
         write_description(tmp_path / "models" / "model", model, tiny_tokenizer)
-        monkeypatch.setattr(export, "engine_weights", lambda _: weights)
+        state = {**{f"model.{name}": weight for name, weight in weights.items()}, **(more or {})}
+        monkeypatch.setattr(export, "engine_state", lambda path: state if path.name == "model" else read(path))
         export.export_model(tmp_path, "model", tmp_path / "out")
         return tmp_path / "out"
 
@@ -75,12 +77,17 @@ def test_a_buffer_that_is_saved_keeps_its_precision(exported, tiny_tokenizer, tm
     assert kept == {"torch.float32"} and stored["model.norm.weight"].dtype is torch.bfloat16
 
 
-def test_a_head_beside_the_model_is_exported_too(exported, tiny_tokenizer, tmp_path):
+@pytest.mark.parametrize("joint", [False, True], ids=["beside", "by_one_loss"])
+def test_a_head_is_exported_too(exported, tiny_tokenizer, tmp_path, joint):
     model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer), dtype=torch.bfloat16)
-    head = new_head(model, 2, seed=1)
-    (tmp_path / "mtp").mkdir()
-    torch.save({"module": head.float().state_dict()}, tmp_path / "mtp" / "mp_rank_00_model_states.pt")
-    folder = exported(model, dict(model.state_dict()))
+    head, weights = new_head(model, 2, seed=1), dict(model.state_dict())
+    if joint:
+        inside = {f"mtp_head.{name}": weight for name, weight in head.float().state_dict().items()}
+        folder = exported(model, weights, inside)
+    else:
+        (tmp_path / "mtp").mkdir()
+        torch.save({"module": head.float().state_dict()}, tmp_path / "mtp" / "mp_rank_00_model_states.pt")
+        folder = exported(model, weights)
     assert layers_in(folder) == 2
     stored = load_file(folder / "mtp" / "model.safetensors")
     assert stored.keys() == head.state_dict().keys()

@@ -32,3 +32,10 @@ def test_defaults_and_a_head_are_none():
 def test_a_head_needs_a_model_that_takes_a_mask_of_segments():
     assert MtpSettings(2).needs_segments == "--mtp_num_layers 2"
     assert MtpSettings().needs_segments is None
+
+
+def test_one_loss_for_both_needs_a_head():
+    mistakes = Mistakes()
+    check_mtp(mistakes, MtpSettings(0, detach=False))
+    with pytest.raises(ThreestepError, match="--mtp_detach false is of a head, and there is none; give --mtp_num_lay"):
+        mistakes.raise_if_any()

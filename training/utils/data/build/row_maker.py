@@ -243,4 +243,5 @@ class RowMaker:
             columns["full_prompts"] = "".join(piece.text for piece in one.sample.pieces)
         self._counts.columns.update(columns.keys())
         flipped = np.array(cut[::-1], np.int32)
-        return PromptRow(one.row_id, flipped, one.sample.prompt_text, one.reference, columns, spans)
+        digests = tuple(image.digest for image in one.sample.images)
+        return PromptRow(one.row_id, flipped, one.sample.prompt_text, one.reference, columns, spans, digests)

@@ -6,6 +6,7 @@ reads for the picture, once; then lengths, cuts and filters count what is traine
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,18 +28,20 @@ from training.utils.layout.images import ImageSpan
 
 @dataclass(frozen=True)
 class RowPicture:
-    """A picture that was put aside, by its key, and what stands for it among the tokens."""
+    """A picture that was put aside, by its key, and what stands for it among the tokens. digest: its sha256 in hex."""
 
     key: int
     text: ImageText
+    digest: str
 
 
 @dataclass(frozen=True)
 class RowPictures:
-    """Reads the images of rows for one model, and puts their pictures aside."""
+    """Reads the images of rows for one model, and puts their pictures aside. allow_urls: see `image_bytes`."""
 
     reader: ImageReader
     pictures: Pictures
+    allow_urls: bool = False
 
     def placed(
         self, messages: Sequence[Message], values: Sequence[Any], folder: str | None, where: str
@@ -55,9 +58,9 @@ class RowPictures:
         images = []
         for number, value in enumerate(found.images, start=1):
             named = f"{where}, image {number}"
-            data = image_bytes(value, root, named)
+            data = image_bytes(value, root, named, self.allow_urls)
             text = self.reader.text_of(data, named)
-            images.append(RowPicture(self.pictures.add(data), text))
+            images.append(RowPicture(self.pictures.add(data), text, hashlib.sha256(data).hexdigest()))
         return found.messages, tuple(images)
 
     def _check_texts(self, messages: Sequence[Message], where: str) -> None:

@@ -148,27 +148,30 @@ class ChatTokenizer:
             )
         self._finders: dict[tuple[str, str], TurnFinder] = {}
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        self._special = [token.content for token in added if token.special]
-        self.end_token = self._finder(None, {}).end_token
+        self.added = [token.content for token in added]
+        self.special = [token.content for token in added if token.special]
+        self.end_token = self.finder(None, {}).end_token
         # Such a token takes the blanks after it along, so they must not be tokenized apart from it.
-        self._end_takes_blanks = {token.content for token in added if token.rstrip}
+        self.end_takes_blanks = {token.content for token in added if token.rstrip}
         self.texts = TextTokenizer(tokenizer, self.end_token, parallel_tags)
         probe = 'A "line".\n\n  \u00e9\u4f60\U0001f642 </x> 12'
         ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
         takes_blanks = any(token.lstrip or token.rstrip for token in added)
-        self._is_lossless = not takes_blanks and self._decode([ids]) == [probe]
+        self._is_lossless = not takes_blanks and self.decode([ids]) == [probe]
 
-    def _finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
-        """A tokenizer may have several templates, one of them for tools; the finder of each is kept."""
+    def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
+        """Return what finds turns. A tokenizer may have several templates, one of them for tools; the finder of each is
+        kept."""
         text = self._file if self._file is not None else self._tokenizer.get_chat_template(tools=tools)
         kwargs = {**self._chat.template_kwargs, **kwargs}
         key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
         if key not in self._finders:
             template = ChatTemplate(text, {**self._tokenizer.special_tokens_map, **kwargs})
-            self._finders[key] = TurnFinder(template, self._special, self._chat.end_of_conversation_token)
+            self._finders[key] = TurnFinder(template, self.special, self._chat.end_of_conversation_token)
         return self._finders[key]
 
-    def _decode(self, ids: Sequence[Ids]) -> list[str]:
+    def decode(self, ids: Sequence[Ids]) -> list[str]:
+        """Return texts, special tokens among them."""
         if getattr(self._tokenizer, "is_fast", False):  # without transformers' check of every id
             return self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
         return self._tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -178,7 +181,7 @@ class ChatTokenizer:
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
         """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn. A
         turn that ends it stands behind the prompt that asks for it (see `_behind`). Raises BadConversation."""
-        finder = self._finder(conversation.tools, conversation.template_kwargs)
+        finder = self.finder(conversation.tools, conversation.template_kwargs)
         read = finder.read(conversation)
         if not read.turns:
             return None
@@ -198,7 +201,7 @@ class ChatTokenizer:
 
     def follows_its_prompt(self, conversation: Conversation, pieces: Sequence[TextPiece]) -> bool:
         """Whether the answer that ends the conversation stands, in its `pieces`, behind the prompt that asks for it."""
-        finder = self._finder(conversation.tools, conversation.template_kwargs)
+        finder = self.finder(conversation.tools, conversation.template_kwargs)
         *earlier, answer = conversation.messages
         if not finder.asks_more or not earlier or answer["role"] != "assistant":
             return True
@@ -207,14 +210,14 @@ class ChatTokenizer:
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
-        return self._cut(_asked(self._finder(conversation.tools, conversation.template_kwargs), conversation), set())
+        return self._cut(_asked(self.finder(conversation.tools, conversation.template_kwargs), conversation), set())
 
     def responses(
         self, prompt: Conversation, responses: Sequence[dict[str, Any]]
     ) -> tuple[list[TextPiece], list[TextPiece]] | None:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
         end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
-        finder = self._finder(prompt.tools, prompt.template_kwargs)
+        finder = self.finder(prompt.tools, prompt.template_kwargs)
         asked = _asked(finder, prompt)
         answers = []
         for message in responses:
@@ -243,7 +246,7 @@ class ChatTokenizer:
             return read if last.end > len(prompt) else None
         begin = next(turn.begin for turn in read.turns if turn.message == last.message)
         answer, added = read.text[begin : last.end], prompt[begin:]
-        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self._special):
+        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self.special):
             return None
         turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
         return ReadConversation(prompt + read.text[begin:], (*asked.turns, turn))
@@ -254,7 +257,7 @@ class ChatTokenizer:
         following = [turn.message for turn in read.turns[1:]]
         for turn, next_message in zip_longest(read.turns, following):
             end = turn.end
-            if any(read.text.endswith(token, turn.begin, end) for token in self._end_takes_blanks):
+            if any(read.text.endswith(token, turn.begin, end) for token in self.end_takes_blanks):
                 end += len(read.text[end:]) - len(read.text[end:].lstrip())
             pieces.append(TextPiece(read.text[at : turn.begin]))
             is_end = turn.ended and next_message != turn.message
@@ -266,7 +269,7 @@ class ChatTokenizer:
     def text(self, text: str) -> list[TextPiece]:
         """A text that answers no prompt: without the template, to the end token, behind what the tokenizer puts before
         any text."""
-        (before,) = self._decode([self.texts.prefix_ids])
+        (before,) = self.decode([self.texts.prefix_ids])
         whole = TextPiece(text.removesuffix(self.end_token) + self.end_token, True, True, is_end=True)
         return [TextPiece(before), whole] if before else [whole]
 
@@ -280,7 +283,7 @@ class ChatTokenizer:
             turns = [
                 (number, place) for number, row in enumerate(rows) for place, piece in enumerate(row) if piece.is_turn
             ]
-            decoded = self._decode([encoded[number][place] for number, place in turns]) if turns else []
+            decoded = self.decode([encoded[number][place] for number, place in turns]) if turns else []
             for (number, place), text in zip(turns, decoded, strict=True):
                 if text != rows[number][place].text:
                     results[number] = BadConversation(

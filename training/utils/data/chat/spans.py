@@ -83,6 +83,16 @@ class TurnFinder:
         return self._habits.ends[0]
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """All tokens that end a turn."""
+        return self._habits.ends
+
+    @property
+    def template_text(self) -> str:
+        """The template's source."""
+        return self._template.text
+
+    @property
     def asks_more(self) -> bool:
         """Whether the generation prompt may hold more than the header of an assistant's message."""
         return len(self._habits.headers) > 1

@@ -43,6 +43,7 @@ _COLUMNS: dict[type, dict[str, pa.DataType]] = {
         "reference": pa.string(),
         "columns": pa.string(),
         "images": _IDS,
+        "picture_digests": pa.string(),
     },
     TextBlock: {"input_ids": _IDS},
 }
@@ -168,10 +169,10 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name in ("margins", "parallel_tags"):  # an empty array means None
         dtype = np.float32 if name == "margins" else np.int32
         return _ragged([np.array(() if value is None else value, dtype) for value in values], dtype)
-    if name in ("reference", "columns"):  # null means None, of columns none
-        null: Any = None if name == "reference" else {}
-        values = [None if value == null else json.dumps(value, ensure_ascii=False) for value in values]
-    if name in ("prompt_text", "reference", "columns"):
+    nulls: dict[str, Any] = {"reference": None, "columns": {}, "picture_digests": ()}
+    if name in nulls:
+        values = [None if value == nulls[name] else json.dumps(value, ensure_ascii=False) for value in values]
+    if name in ("prompt_text", *nulls):
         return pa.array(values, pa.string())
     return _ragged(values)
 
@@ -248,6 +249,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "prompt_text": lambda text: text.as_py(),
     "reference": lambda text: json.loads(text.as_py()) if text.is_valid else None,
     "columns": lambda text: json.loads(text.as_py()) if text.is_valid else {},
+    "picture_digests": lambda text: tuple(json.loads(text.as_py())) if text.is_valid else (),
 }
 
 

@@ -80,7 +80,7 @@ class PromptRow:
     prompt_text: the text as the dataset gave it (messages: as the chat template renders them), never truncated.
     reference: the dataset's `get_reference` (a string, or any other JSON value), or None.
     columns: JSON values by name that rewards and samples get (see `samples.read_carried`), always with `data_source`.
-    images: counted from the first token of the prompt.
+    images: counted from the first token of the prompt. picture_digests: the sha256 of each picture, in hex.
     """
 
     row_id: int
@@ -89,6 +89,7 @@ class PromptRow:
     reference: Any
     columns: dict[str, Any] = field(default_factory=dict)
     images: tuple[ImageSpan, ...] = ()
+    picture_digests: tuple[str, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -96,8 +97,8 @@ class PromptRow:
 
     @cached_property
     def uid(self) -> str:
-        """16 hex digits of the prompt's text and reference: the same in every run, epoch and data order."""
-        content = json.dumps([self.prompt_text, self.reference], sort_keys=True)
+        """16 hex digits of the prompt's text, reference and pictures: the same in every run, epoch and data order."""
+        content = json.dumps([self.prompt_text, self.reference, *self.picture_digests], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby, zip_longest
 from typing import Any
 
@@ -37,12 +37,14 @@ def document_of(row: Row) -> Document:
     ids = row.flipped_prompt_ids[::-1] if isinstance(row, PromptRow) else row.input_ids
     is_target = torch.full((len(ids),), not isinstance(row, PromptRow))
     is_target[0] = False
-    return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target))
+    images = row.images if isinstance(row, PromptRow) else ()
+    return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target, images))
 
 
 def layout_of(document: Document) -> dict[str, list]:
     """A document alone in a row. One number per token: `input_ids`, `loss_mask` (1 if the token is to be predicted),
-    `position_ids`, `segment_ids`. Per pair of segments: `visible`, 1 if the segment of the line sees that of the
+    `position_ids`, `segment_ids`; where images count by their sides also `position_axes`, along time, height and width.
+    Per pair of segments: `visible`, 1 if the segment of the line sees that of the
     column. Per sequence: `sequence_ends`, the index of its last token."""
     rows = packed_rows([[document]], pad_token_id=0)  # as wide as the document: there is no padding
     count = len(document.segments)
@@ -52,6 +54,7 @@ def layout_of(document: Document) -> dict[str, list]:
         "input_ids": rows.input_ids_NT[0].tolist(),
         "loss_mask": loss_mask_T.int().tolist(),
         "position_ids": rows.position_ids_NT[0].tolist(),
+        **({} if rows.axes_3NT is None else {"position_axes": rows.axes_3NT[:, 0].tolist()}),
         "segment_ids": rows.segment_ids_NT[0].tolist(),
         "visible": visible_SS.int().tolist(),
         "sequence_ends": rows.end_B.tolist(),
@@ -61,7 +64,10 @@ def layout_of(document: Document) -> dict[str, list]:
 def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
     """The row's layout and texts as JSON values. Phase 2 has `prompt`, `responses` (best first), and the best and the
     worst again as `chosen` and `rejected`. Other phases have `text`, and `loss_texts`: the runs that carry loss."""
-    data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document_of(row))}
+    document = document_of(row)
+    data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document)}
+    if images := [asdict(image) for segment in document.segments for image in segment.tokens.images]:
+        data["images"] = images
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)
         margins = None if row.margins is None else row.margins.tolist()
@@ -179,9 +185,10 @@ def segment_lines(document: Document) -> list[str]:
     lines, at = [], 0
     for index, segment in enumerate(document.segments):
         length, first = len(segment.tokens), segment.first_position
+        last = first + segment.tokens.positions - 1
         sees = ", ".join(str(seen) for seen in segment.sees) or "none"
         lines.append(
-            f"  segment {index}: tokens {at}-{at + length - 1}, positions {first}-{first + length - 1}, "
+            f"  segment {index}: tokens {at}-{at + length - 1}, positions {first}-{last}, "
             f"sees segments: {sees}, {int(segment.tokens.is_target.sum())} to predict"
         )
         at += length

@@ -362,3 +362,12 @@ def test_base64_is_no_path(built):
     address = "data:image/png;base64," + base64.b64encode(RED).decode()
     with pytest.raises(ThreestepError, match="expected a path inside the data's folder, got the address 'data:image"):
         built([{"messages": [user("<image>"), assistant("Red.")], "images": [address]}])
+
+
+def test_the_same_prompt_about_two_pictures_has_two_uids_in_any_order_of_the_data(built):
+    rows = [{"prompt": [user("<image>What?")], "images": [path]} for path in (*PATHS, PATHS[0])]
+    rows += [{"prompt": [user("What?")], "images": []}]
+    red, blue, again, none = (row.uid for row in built(rows, phase=3).train)
+    assert red == again and len({red, blue, none}) == 3
+    assert {row.uid for row in built(rows[::-1], phase=3).train} == {red, blue, none}
+    assert all(not {"images", "image"} & row.columns.keys() for row in built(rows, phase=3).train)

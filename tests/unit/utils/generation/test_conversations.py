@@ -1,0 +1,323 @@
+"""Conversations: what was drawn is what is trained, whoever else is in the batch; limits; environments side by side."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.test_hf import PAD, PLAIN, prompts, responses
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.turns import TurnTokens
+from training.utils.generation.base import RolloutRequest, rolled_out
+from training.utils.generation.conversations import ActingRollout, ConversationLimits, Speech
+from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.records import Rollout
+from training.utils.layout.rows import padded_rows
+from training.utils.models.token_model import PolicyModel
+from training.utils.run.errors import ThreestepError
+from training.utils.run.seeds import derived_seed
+
+END, CALL, HEARD = 2, 5, 7  # ends a turn; a call; begins what an environment says
+LIMITS = ConversationLimits(turns=5, calls=None, seconds=None, prompt_tokens=50)
+SAMPLING = replace(PLAIN, max_new_tokens=40, end_token_id=END)
+
+
+class Scripted:
+    """Answers a turn with its last tokens, 1 to 4 of them, and pays its length; done after a turn of even length."""
+
+    def __init__(self, row, seed: int, opened: list) -> None:
+        self.row, self.seed, self.figures, self.closed = row, seed, {}, 0
+        self.said: list[list[int]] = []
+        opened.append(self)
+
+    def reset(self) -> Future:
+        return given((self.row.get("messages", self.row["ids"]), None))
+
+    def step(self, message) -> Future:
+        self.said.append(message.ids)
+        self.figures["words"] = self.figures.get("words", 0.0) + len(message.ids)
+        done = len(message.ids) % 2 == 0
+        return given(SimpleNamespace(messages=message.ids[-4:], reward=len(message.ids), done=done))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def given(value) -> Future:
+    answer: Future = Future()
+    answer.set_result(value)
+    return answer
+
+
+def message(ids) -> SimpleNamespace:
+    return SimpleNamespace(ids=list(ids), calls=[token for token in ids if token == CALL])
+
+
+def heard(messages, tools, last) -> SimpleNamespace:
+    return SimpleNamespace(ids=[HEARD, *messages[:-1]], cut_messages=0)
+
+
+SPEECH = Speech(lambda messages, tools: list(messages), message, heard)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Likes to end a turn, now and then to call."""
+    model = tiny_causal_lm("llama")
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(0.3 * head.weight.detach())
+    head.bias = torch.nn.Parameter(torch.zeros(len(head.weight)))
+    head.bias.data[END], head.bias.data[CALL] = 2.5, 1.0
+    return model
+
+
+def converse(
+    model, lengths=(3, 11, 1, 7), samples=4, limits=LIMITS, seeds=None, sampling=SAMPLING, kind=Scripted, **of
+):
+    """The rollout and its partners. of: more columns of the rows, each a function of the row's number."""
+    ids_BP, mask_BP = prompts(lengths)
+    rows = [{"ids": ids[mask].tolist()} for ids, mask in zip(ids_BP, mask_BP, strict=True)]
+    rows = [{**row, **{name: make(number) for name, make in of.items()}} for number, row in enumerate(rows)]
+    opened: list = []
+
+    def partner_of(row, seed):
+        return None if row.get("alone") else kind(row, seed, opened)
+
+    seeds = list(range(len(rows) * samples)) if seeds is None else seeds
+    engine = ActingRollout(TransformersRollout(), partner_of, SPEECH, limits)
+    request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, rows)
+    return rolled_out(engine, model, request), opened
+
+
+@pytest.fixture(scope="module")
+def many(model):
+    """100 conversations."""
+    return converse(model, lengths=(3, 11, 1, 7, 5) * 2, samples=10)
+
+
+def test_what_is_trained_is_what_was_said(many):
+    rollout, partners = many
+    assert isinstance(rollout, Rollout) and len(partners) == 100
+    turns = [[ids.tolist() for ids in rollout.turns_of(row)] for row in range(100)]
+    sequences = rollout.sequences()
+    for row, (partner, own) in enumerate(zip(partners, turns, strict=True)):
+        assert own[: len(partner.said)] == partner.said and len(own) - len(partner.said) in (0, 1)
+        assert rollout.conversations[row].turns == len(own)
+        assert not bool(rollout.inserted_BR[row, rollout.response_lengths_B[row] - 1])
+        sequence = sequences[row]
+        assert sequence.input_ids[sequence.is_target].tolist() == [token for turn in own for token in turn]
+    assert sum(len(own) > 2 for own in turns) > 10 and max(map(len, turns)) > 3
+
+
+def test_log_probabilities_are_those_of_the_training_forward(model, many):
+    rollout, _ = many
+    rows = padded_rows(rollout.sequences(), PAD)
+    with torch.no_grad():
+        trained_M = PolicyModel(model)(rows).logprobs_M
+    drawn = rollout.drawn
+    assert torch.allclose(trained_M, drawn.logprobs_BR[drawn.mask_BR], atol=1e-4)
+    assert not rollout.sampled_logprobs_BR[rollout.inserted_BR].any()
+
+
+def test_each_turn_is_drawn_from_its_own_seed(model, many):
+    """As the engine draws it by itself, behind the same tokens."""
+    rollout, _ = many
+    row = next(row for row in range(100) if rollout.conversations[row].turns >= 3)
+    ids, inserted = rollout.response_of(row), rollout.inserted_BR[row]
+    begins = [n for n in range(len(ids)) if not inserted[n] and (n == 0 or inserted[n - 1])]
+    for turn, begin in enumerate(begins):
+        prompt = torch.cat([rollout.prompt_of(row), ids[:begin]])
+        seed = derived_seed(row, "turn", turn) if turn else row
+        alone = TransformersRollout().roll_out(model, RolloutRequest.of_prompt(prompt, SAMPLING, seed))
+        end = min(begin + len(alone.response_of(0)), 40)
+        assert torch.equal(alone.response_of(0)[: end - begin], ids[begin:end])
+
+
+def test_no_result_depends_on_the_batch(model, many):
+    whole, _ = many
+    ids_BP, mask_BP = prompts((3, 11, 1, 7, 5) * 2)
+    for row in (3, 28, 92):
+        prompt = row // 10
+        rows = [{"ids": ids_BP[prompt][mask_BP[prompt]].tolist()}]
+        engine = ActingRollout(TransformersRollout(), lambda row, seed: Scripted(row, seed, []), SPEECH, LIMITS)
+        only = slice(prompt, prompt + 1)
+        alone = engine.roll_out(model, RolloutRequest(ids_BP[only], mask_BP[only], SAMPLING, [row], 1, rows))
+        assert torch.equal(alone.response_of(0), whole.response_of(row))
+        assert alone.conversations[0] == whole.conversations[row]
+
+
+def test_rewards_stand_at_the_last_token_of_their_turn(many):
+    rollout, partners = many
+    for row, partner in enumerate(partners):
+        paid = rollout.turn_rewards_BR[row].nonzero().flatten()
+        assert rollout.turn_rewards_BR[row, paid].tolist() == [len(said) for said in partner.said]
+        assert all(int(rollout.response_ids_BR[row, place]) == END for place in paid)
+    compressed_BR = rollout.drawn.turn_rewards_BR
+    assert torch.equal(compressed_BR.sum(1), rollout.turn_rewards_BR.sum(1))
+    assert rollout.conversations[7].figures == {"words": float(sum(map(len, partners[7].said)))}
+
+
+def test_a_row_without_an_environment_has_one_turn_as_ever(model):
+    rollout, partners = converse(model, alone=lambda number: number % 2)
+    ids_BP, mask_BP = prompts((3, 11, 1, 7))
+    plain = TransformersRollout().roll_out(model, RolloutRequest(ids_BP, mask_BP, SAMPLING, range(16), 4))
+    assert len(partners) == 8
+    for row in [*range(4, 8), *range(12, 16)]:
+        assert torch.equal(rollout.response_of(row), plain.response_of(row))
+        assert rollout.conversations[row].turns == 1 and rollout.ended_B[row] == plain.ended_B[row]
+
+
+def test_limits_cut_and_are_counted(model):
+    short = replace(SAMPLING, max_new_tokens=15)
+    unlimited, _ = converse(model, samples=8, limits=replace(LIMITS, turns=100), sampling=short)
+    assert not unlimited.ended_B.all() and {each.cut for each in unlimited.conversations} == {None, "tokens"}
+    two, partners = converse(model, samples=8, limits=replace(LIMITS, turns=2))
+    cut = [each.cut for each in two.conversations]
+    assert max(each.turns for each in two.conversations) == 2 and cut.count("turns") > 1
+    assert [name is None for name in cut] == two.ended_B.tolist()
+    no_calls, partners = converse(model, samples=8, limits=replace(LIMITS, calls=0))
+    for each, partner, record in zip(range(32), partners, no_calls.conversations, strict=True):
+        calls = CALL in no_calls.turns_of(each)[-1]
+        assert (record.cut == "calls") == (calls and record.cut != "tokens") and all(
+            CALL not in own for own in partner.said
+        )
+    slow, _ = converse(model, samples=8, limits=replace(LIMITS, seconds=0.0))
+    assert {(each.turns, each.cut) for each in slow.conversations} <= {(1, None), (1, "seconds"), (1, "tokens")}
+    for rollout in (unlimited, two, no_calls, slow):
+        assert int(rollout.response_lengths_B.max()) <= 40
+        last = rollout.inserted_BR.gather(1, rollout.response_lengths_B[:, None] - 1)
+        assert not last.any()
+
+
+def test_what_leaves_no_room_is_left_out(model):
+    """The conversation ends with the turn before; a room of one token is enough for another turn."""
+    full, _ = converse(
+        model, samples=8, sampling=replace(SAMPLING, max_new_tokens=9), limits=replace(LIMITS, turns=100)
+    )
+    lengths = [
+        int(length) for length, each in zip(full.response_lengths_B, full.conversations, strict=True) if each.cut
+    ]
+    assert max(lengths) == 9 and min(lengths) < 9
+    assert sum(record.turns > 1 for record in full.conversations) > 5
+
+
+class Slow(Scripted):
+    """Every step waits for seven others."""
+
+    barrier = threading.Barrier(8)
+
+    def step(self, message) -> Future:
+        answer: Future = Future()
+
+        def work() -> None:
+            self.barrier.wait(20)
+            answer.set_result(SimpleNamespace(messages=[], reward=1.0, done=True))
+
+        threading.Thread(target=work, daemon=True).start()
+        return answer
+
+
+def test_environments_answer_side_by_side(model):
+    rollout, partners = converse(model, samples=2, sampling=replace(SAMPLING, max_new_tokens=200), kind=Slow)
+    assert rollout.ended_B.all() and all(partner.closed == 1 for partner in partners)
+
+
+class Broken(Scripted):
+    def step(self, message) -> Future:
+        raise ThreestepError("mended by nobody")
+
+
+def test_all_are_closed_whatever_happens(model, many):
+    assert all(partner.closed == 1 for partner in many[1])
+    opened: list = []
+    ids_BP, mask_BP = prompts((3, 4))
+    rows = [{"ids": [4, 5]}, {"ids": [4]}]
+    engine = ActingRollout(TransformersRollout(), lambda row, seed: Broken(row, seed, opened), SPEECH, LIMITS)
+    with pytest.raises(ThreestepError, match="mended by nobody"):
+        engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, SAMPLING, range(2), 1, rows))
+    assert [partner.closed for partner in opened] == [1, 1]
+
+
+def test_samples_of_a_prompt_begin_alike(model):
+    class Moody(Scripted):
+        def reset(self) -> Future:
+            return given(([4, 5 + self.seed % 2], None))
+
+    with pytest.raises(ThreestepError, match="expects reset to begin all samples of a prompt alike"):
+        converse(model, kind=Moody)
+    rollout, _ = converse(model, kind=Moody, samples=1)  # samples of different prompts may
+    assert [rollout.prompt_of(row).tolist() for row in range(2)] == [[4, 5], [4, 6]]
+    with pytest.raises(ThreestepError, match="begins with 51 tokens.*--max_prompt_seq_len is 50"):
+        converse(model, messages=lambda number: [4] * 51)
+
+
+# Under the chat templates of the public families.
+
+TEMPLATES = {"chatml": "user", "llama3": "tool", "merges_tools": "tool", "inst": "user", "strips_thinking": "tool",
+             "empty_thought": "tool"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wordy():
+    """A model of the templates' tokenizer."""
+    model = tiny_causal_lm("llama", vocab_size=384, max_position_embeddings=512)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(0.3 * head.weight.detach())
+    head.bias = torch.nn.Parameter(torch.zeros(len(head.weight)))
+    return model
+
+
+@pytest.mark.parametrize("count", [7, pytest.param(84, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
+    """And what is in between is what the template gives the environment's part."""
+    tokenizer = chat_tokenizer(chat_template(name))
+    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
+    turns, end, drawn = TurnTokens(chat, None), tokenizer.convert_tokens_to_ids(chat.end_token), []
+    wordy.get_output_embeddings().bias.data.zero_()[end] = 7.0
+
+    class Teller(Scripted):
+        def reset(self) -> Future:
+            return given(([{"role": "user", "content": f"fig {self.row['number']}"}], None))
+
+        def step(self, message) -> Future:
+            self.said.append(message.ids)
+            text = f"{tokenizer.decode(message.ids[:-1])} <|im_end|><|im_start|>assistant"
+            messages = [{"role": TEMPLATES[name], "content": text}]
+            return given(SimpleNamespace(messages=messages, reward=0.0, done=len(self.said) == 4))
+
+    class Noting(TransformersRollout):
+        def roll_out(self, model, request) -> Rollout:
+            found = super().roll_out(model, request)
+            drawn.extend(zip(request.seeds, responses(found), strict=True))
+            return found
+
+    ids_BP = torch.ones(count, 1, dtype=torch.int64)
+    rows, opened = [{"number": number} for number in range(count)], []
+    speech = Speech(turns.opening, message, turns.reply)
+    limits = ConversationLimits(4, None, None, 200)
+    engine = ActingRollout(Noting(), lambda row, seed: Teller(row, seed, opened), speech, limits)
+    sampling = replace(SAMPLING, max_new_tokens=250, end_token_id=end)
+    rollout = engine.roll_out(wordy, RolloutRequest(ids_BP, ids_BP.bool(), sampling, range(count), 1, rows))
+    by_seed, sequences = dict(drawn), rollout.sequences()
+    specials = set(tokenizer.all_special_ids)
+    for row, partner in enumerate(opened):
+        seeds = [row, *(derived_seed(row, "turn", turn) for turn in range(1, rollout.conversations[row].turns))]
+        own = [ids.tolist() for ids in rollout.turns_of(row)]
+        assert own == [by_seed[seed][: len(ids)] for seed, ids in zip(seeds, own, strict=True)]
+        assert own[: len(partner.said)] == partner.said
+        targets = sequences[row]
+        assert targets.input_ids[targets.is_target].tolist() == [token for ids in own for token in ids]
+        # Between two turns there are as many control tokens as after a plain word.
+        inserted = rollout.response_of(row)[rollout.inserted_BR[row, : rollout.response_lengths_B[row]]].tolist()
+        word = turns.reply([{"role": TEMPLATES[name], "content": "fig"}], None, end).ids
+        assert sum(token in specials for token in inserted) == (len(own) - 1) * sum(token in specials for token in word)
+    assert sum(record.turns > 2 for record in rollout.conversations) > count // 2

@@ -1,0 +1,223 @@
+"""What an environment says in the middle of a response, as the tokens that a chat template gives it.
+
+Tokens of a conversation are only ever appended: to the prompt what the model drew, to that what the template writes
+behind an assistant's turn for the environment's messages, up to the next generation prompt. What was drawn is never
+encoded again, so that a model is trained on the tokens that it was given. They are the template's own where it writes
+earlier turns as they were drawn, which is checked. Serves rollouts of several turns; knows nothing of environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.spans import TurnFinder
+from training.utils.data.rows.tokenize import Ids
+from training.utils.data.sources.messages import BadConversation, Conversation, Message, checked_messages, checked_tools
+from training.utils.run.errors import ThreestepError
+
+_KEPT = 4096  # encoded replies; environments often say the same
+# Parts a control token that a message quotes into two texts: a code point that is no character.
+_SEAM = "\ufdd0"
+_TOOL, _CALL_ID = "look", "call00001"  # in conversations that probe a template
+_QUESTION: Message = {"role": "user", "content": "a"}
+_ANSWER: Message = {"role": "assistant", "content": "b"}
+_THOUGHT: Message = {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"}
+
+
+@dataclass(frozen=True)
+class ReplyTokens:
+    """ids: what follows a drawn turn. cut_messages: how many messages were shortened."""
+
+    ids: Ids
+    cut_messages: int = 0
+
+
+class TurnTokens:
+    """The tokens around the turns that a model draws, under one template."""
+
+    def __init__(self, chat: ChatTokenizer, most_message_tokens: int | None) -> None:
+        """most_message_tokens: of one message of an environment; the middle of a longer one is left out. None: no
+        limit."""
+        self._chat, self._most = chat, most_message_tokens
+        self._kept: set[tuple[str, str]] = set()
+        self._encoded = lru_cache(maxsize=_KEPT)(self._encode)
+        self._prefix = lru_cache(maxsize=_KEPT)(self._prefix_of)
+
+    def opening(self, messages: Sequence[Message], tools: Any = None) -> Ids:
+        """Return the ids of a prompt: the messages with which a conversation begins, and the generation prompt."""
+        where = "an environment's opening"
+        with _explained():
+            pieces = self._chat.prompt(_conversation(messages, tools, where))
+            (found,) = self._chat.encode([pieces], [where])
+        if isinstance(found, BadConversation):
+            raise ThreestepError(str(found))
+        return [token for ids in found for token in ids]
+
+    def reply(self, messages: Sequence[Message], tools: Any, last_token: int) -> ReplyTokens:
+        """Return what follows a drawn turn: the messages, and the generation prompt of the next turn.
+
+        last_token: of the drawn turn; where it is not the template's end of a turn, that comes first.
+        Raises ThreestepError where the template refuses the messages, or writes earlier turns otherwise before them.
+        """
+        for role in dict.fromkeys(str(message.get("role")) for message in messages):
+            self.check_kept(role, tools)
+        end_ids, rest_ids, cut_messages = self._encoded(json.dumps([list(messages), tools]))
+        ids = rest_ids if end_ids[-1:] == (last_token,) else end_ids + rest_ids
+        if not ids:
+            raise ThreestepError(
+                "the chat template writes nothing between two turns of the assistant, so that a model cannot tell "
+                "them apart; give another template with --chat_template FILE"
+            )
+        return ReplyTokens(list(ids), cut_messages)
+
+    def check_kept(self, role: str, tools: Any) -> None:
+        """Raise ThreestepError unless the template, once a message of `role` follows, still writes earlier turns as
+        they were drawn: what a model has had must be the beginning of what it gets."""
+        key = role, json.dumps(tools)
+        if key in self._kept:
+            return
+        try:
+            rewritten = _rewritten(self._chat.finder(tools, {}), role, tools)
+        except BadConversation as refused:
+            raise ThreestepError(
+                f"--environment, --tools: the chat template takes no message of role '{role}' behind an "
+                f"answer ({refused}); give another with --chat_template FILE"
+            ) from None
+        if rewritten is not None:
+            raise ThreestepError(
+                f"--environment, --tools: the chat template writes {rewritten} of an earlier turn otherwise once a "
+                f"message of role '{role}' follows, and a conversation would no longer be the one that was drawn; "
+                "give a template that keeps earlier turns as they are (--chat_template FILE)"
+            )
+        self._kept.add(key)
+
+    def _encode(self, given: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the ids of the end of a turn and of what follows it, and how many messages were cut. given: messages
+        and tools as JSON."""
+        messages, tools = json.loads(given)
+        finder = self._chat.finder(tools, {})
+        shortened = [self._shortened(message) for message in messages]
+        said = [_with_seams(message, self._control_words(finder)) for message, _ in shortened]
+        with _explained():
+            # The same messages with another text tell where the turn ends: no text of theirs can move that.
+            shape = [{**message, "content": "e"} for message in messages]
+            before, end = self._prefix(json.dumps([shape, tools]))
+            text = finder.prompt(_replies(finder, said, tools))
+        if not text.startswith(before):
+            raise ThreestepError(
+                "--environment, --tools: what the chat template writes before an environment's messages depends on "
+                "their text; give another template with --chat_template FILE"
+            )
+        rest = text[len(before) :]
+        if end in self._chat.end_takes_blanks:
+            rest = rest.lstrip()
+        pieces = [piece for piece in rest.split(_SEAM) if piece]
+        ends, rests = self._chat.texts.encode_pieces([[end] if end else [], pieces])
+        cut_messages = sum(was_cut for _, was_cut in shortened)
+        return tuple(sum(ends, [])), tuple(sum(rests, [])), cut_messages
+
+    def _prefix_of(self, given: str) -> tuple[str, str]:
+        """Return what the template writes up to the end of the turn before some messages, and the token that ends it,
+        "" where there is none. given: messages and tools as JSON."""
+        messages, tools = json.loads(given)
+        finder = self._chat.finder(tools, {})
+        read = finder.read(_replies(finder, messages, tools), generation_prompt=True)
+        turn = [turn for turn in read.turns if turn.message == 1][-1]
+        written = read.text[: turn.end]
+        return written, next((token for token in finder.ends if turn.ended and written.endswith(token)), "")
+
+    def _control_words(self, finder: TurnFinder) -> list[str]:
+        """What a message must not forge, longest first: special tokens, and added ones that the template names."""
+        named = {word for word in self._chat.added if word in finder.template_text}
+        return sorted({*self._chat.special, *finder.ends, *named} - {""}, key=len, reverse=True)
+
+    def _shortened(self, message: Message) -> tuple[Message, bool]:
+        """The message, and whether the middle of its text was left out."""
+        text = message.get("content")
+        if not isinstance(text, str) or self._most is None or len(text.encode()) <= self._most:  # a token has a byte
+            return message, False
+        ((ids,),) = self._chat.texts.encode_pieces([[text]])
+        if len(ids) <= self._most:
+            return message, False
+        head, tail = self._most // 2, len(ids) - (self._most + 1) // 2
+        first, last = self._chat.decode([ids[:head], ids[tail:]])
+        return {**message, "content": f"{first} [... {tail - head} tokens left out ...] {last}"}, True
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Inside, what a template refuses becomes a ThreestepError."""
+    try:
+        yield
+    except BadConversation as refused:
+        raise ThreestepError(f"--environment, --tools: {refused}; or give another with --chat_template FILE") from None
+
+
+def _conversation(messages: Sequence[Message], tools: Any, where: str) -> Conversation:
+    return Conversation(checked_messages(list(messages), where), where, checked_tools(tools, where))
+
+
+def _replies(finder: TurnFinder, messages: Sequence[Message], tools: Any) -> Conversation:
+    """The messages behind a question and an assistant's message that they may follow."""
+    before = _ANSWER
+    answers = [message for message in messages if message.get("role") == "tool"]
+    if answers and _writes_calls(finder, tools):
+        calls = [_call(answer.get("name", _TOOL), answer.get("tool_call_id", _CALL_ID)) for answer in answers]
+        before = {"role": "assistant", "content": "", "tool_calls": calls}
+    return _conversation([_QUESTION, before, *messages], tools, "an environment's messages")
+
+
+def _call(name: str = _TOOL, number: str = _CALL_ID) -> dict[str, Any]:
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": {"key": "d"}}}
+
+
+def _writes_calls(finder: TurnFinder, tools: Any) -> bool:
+    """Whether the template writes an assistant's calls; otherwise they can only stand in its text."""
+    called = {"role": "assistant", "content": "", "tool_calls": [_call()]}
+    try:
+        finder.read(_conversation([_QUESTION, called], tools, "a probe of calls"))
+    except BadConversation:
+        return False
+    return True
+
+
+def _with_seams(message: Message, words: Sequence[str]) -> Message:
+    """The message, each control word in its text parted by a seam."""
+    text = message.get("content")
+    if not isinstance(text, str):
+        return message
+    text = text.replace(_SEAM, "\ufffd")
+    for word in words:
+        text = text.replace(word, f"{word[:1]}{_SEAM}{word[1:]}")
+    return {**message, "content": text}
+
+
+def _rewritten(finder: TurnFinder, role: str, tools: Any) -> str | None:
+    """What of an earlier turn the template writes otherwise once a message of `role` follows; None: nothing. Probed
+    over two exchanges, with what a model draws if it writes as the template does."""
+    reply: Message = {"role": role, "content": "e"}
+    forms = {"the thought": _THOUGHT, "the text": _ANSWER}
+    if role == "tool":  # behind a thought alone: an empty one, which a template adds to a last answer, is not drawn
+        reply |= {"name": _TOOL, "tool_call_id": _CALL_ID}
+        call = {"role": "assistant", "content": "", "reasoning_content": "c", "tool_calls": [_call()]}
+        forms = {"the thought or the call": call if _writes_calls(finder, tools) else _THOUGHT}
+    where = "a probe of the chat template"
+    for what, said in forms.items():
+        messages = [_QUESTION]
+        for _ in range(2):
+            asked = finder.prompt(_conversation(messages, tools, where))
+            read = finder.read(_conversation([*messages, said], tools, where))
+            had = read.text[: read.turns[-1].end]
+            if not had.startswith(asked):  # the generation prompt has more than the header
+                begin = next(turn.begin for turn in read.turns if turn.message == len(messages))
+                had = asked + read.text[begin : read.turns[-1].end]
+            messages = [*messages, said, reply]
+            if not finder.prompt(_conversation(messages, tools, where)).startswith(had):
+                return what
+    return None

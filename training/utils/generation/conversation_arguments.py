@@ -1,0 +1,38 @@
+"""The flags of how long a conversation may become. Cheap to import for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.utils.run.flags import flag
+
+
+@dataclass
+class ConversationArguments:
+    """Limits of conversations with an environment; what each of them ended is counted (docs/environments.md)."""
+
+    topic: ClassVar[str] = "environment"
+
+    max_turns: int = flag(
+        8, "Turns that the model may take in a conversation; the last is not answered.", least=1, unit="number"
+    )
+    max_tool_calls: int | None = flag(
+        None,
+        "Calls that a conversation may make; the one beyond is not run, and ends it. Default: no limit.",
+        least=0,
+        unit="number",
+    )
+    max_observation_tokens: int | None = flag(
+        None,
+        "Length of one message of an environment; the middle of a longer one is left out. Default: no limit but "
+        "--max_observation_characters.",
+        least=8,
+        unit="tokens",
+    )
+    max_conversation_seconds: float | None = flag(
+        None,
+        "Time after which a conversation begins no further turn. Runs with it are not repeatable. Default: no limit.",
+        above=0,
+        unit="seconds",
+    )

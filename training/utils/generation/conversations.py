@@ -1,0 +1,278 @@
+"""Rollouts of several turns: a model draws, an environment answers, and the model goes on behind the answer.
+
+The conversations of a batch advance in rounds. In each, all that go on draw one turn, each from the tokens that it has;
+then their environments answer side by side. A response is the tokens from the first drawn one to the last: what an
+environment says in between is marked as inserted, and never comes last. A row without an environment has one turn, the
+same as without this file.
+
+The first turn is drawn from the response's own seed, a later one from a seed derived from it and the turn's number: no
+result depends on the rest of the batch. Ranks may have different numbers of rounds: the engines that draw turns call no
+other rank while the model is lent to them.
+
+B sequences, P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.engine.whole_model import WholeModel
+from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.generation.records import ConversationRecord, Rollout
+from training.utils.models.own_forward import OwnForward
+from training.utils.run.errors import ThreestepError
+from training.utils.run.seeds import derived_seed
+
+
+class Partner(Protocol):
+    """The environment of one conversation, e.g. `environments.episodes.Episode`."""
+
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+    def reset(self) -> Future[Any]: ...
+    def step(self, message: Any) -> Future[Any]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Between the messages of environments and tokens.
+
+    prompt: messages and tools -> ids up to the first turn.
+    message: ids of a turn -> what a partner's `step` takes; its `calls` are counted.
+    reply: messages, tools and the last token of the turn before them -> ids up to the next turn, with `cut_messages`.
+    """
+
+    prompt: Callable[[Any, Any], list[int]]
+    message: Callable[[Sequence[int]], Any]
+    reply: Callable[[Any, Any, int], Any]
+
+
+@dataclass(frozen=True)
+class ConversationLimits:
+    """turns, calls: of a conversation. seconds: after which none begins another turn. prompt_tokens: of the messages
+    with which one begins. None: no limit."""
+
+    turns: int
+    calls: int | None
+    seconds: float | None
+    prompt_tokens: int
+
+
+@dataclass(eq=False)
+class _Conversation:
+    """prompt: ids. Of the response so far: ids, logprobs, inserted and rewards, by token. begin: of its last turn."""
+
+    seed: int
+    partner: Partner | None
+    prompt: list[int] = field(default_factory=list)
+    tools: Any = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    inserted: list[bool] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    turns: int = 0
+    calls: int = 0
+    cut_messages: int = 0
+    begin: int = 0
+    ended: bool = False
+    cut: str | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def next_seed(self) -> int:
+        return derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """logprobs: None where no model drew the tokens."""
+        self.ids += ids
+        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+        self.inserted += [logprobs is None] * len(ids)
+        self.rewards += [0.0] * len(ids)
+
+    @property
+    def record(self) -> ConversationRecord:
+        figures = {} if self.partner is None else {name: float(own) for name, own in self.partner.figures.items()}
+        if self.cut_messages:
+            figures["cut_messages"] = figures.get("cut_messages", 0.0) + self.cut_messages
+        return ConversationRecord(self.turns, self.cut, figures)
+
+
+class ActingRollout(RolloutEngine):
+    """Draws conversations, turn by turn, by another engine."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        partner_of: Callable[[Any, int], Partner | None],
+        speech: Speech,
+        limits: ConversationLimits,
+    ) -> None:
+        """partner_of: the environment for a row of the request and a seed, None for one turn without one."""
+        super().__init__()
+        self._engine, self._partner_of, self._speech, self._limits = engine, partner_of, speech, limits
+        self.longest_tokens = engine.longest_tokens
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        with self._engine.lent(actor) as model:
+            yield model
+
+    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        return self._engine.check(lent, own)
+
+    def keep(self, model: PreTrainedModel) -> None:
+        self._engine.keep(model)
+
+    def figures(self) -> dict[str, float]:
+        return self._engine.figures()
+
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        """ThreestepError for environments that begin otherwise for two samples of a prompt, or with too many tokens."""
+        started = time.perf_counter()
+        every = self._begun(request)
+        try:
+            self._open(every, request)
+            going, samples = every, request.samples_per_prompt
+            while going:
+                self._draw(model, request, going, samples)
+                going, samples = self._answered(going, request.sampling), 1
+            records = tuple(each.record for each in every)
+        finally:
+            for each in every:
+                if each.partner is not None:
+                    each.partner.close()
+        rollout = _as_rollout(every, records, request)
+        return replace(rollout, seconds=time.perf_counter() - started)
+
+    def _begun(self, request: RolloutRequest) -> list[_Conversation]:
+        assert request.rows is not None, "conversations are opened for rows"
+        rows = [row for row in request.rows for _ in range(request.samples_per_prompt)]
+        return [_Conversation(seed, self._partner_of(row, seed)) for row, seed in zip(rows, request.seeds, strict=True)]
+
+    def _open(self, every: Sequence[_Conversation], request: RolloutRequest) -> None:
+        """Begin all conversations: environments open side by side."""
+        openings = [None if each.partner is None else each.partner.reset() for each in every]
+        ids_BP, mask_BP = request.prompt_ids_BP.cpu(), request.prompt_mask_BP.cpu()
+        samples = request.samples_per_prompt
+        for place, (each, opening) in enumerate(zip(every, openings, strict=True)):
+            prompt = place // samples
+            if opening is None:
+                each.prompt = ids_BP[prompt][mask_BP[prompt]].tolist()
+            else:
+                messages, each.tools = opening.result()
+                each.prompt = self._speech.prompt(messages, each.tools)
+            self._check_opening(each, every[prompt * samples])
+
+    def _check_opening(self, each: _Conversation, first: _Conversation) -> None:
+        """first: of the same prompt."""
+        most = self._limits.prompt_tokens
+        if len(each.prompt) > most:
+            raise ThreestepError(
+                f"--environment, --tools: a conversation begins with {len(each.prompt)} tokens, its tools among them, "
+                f"and --max_prompt_seq_len is {most}; raise it, or shorten what an environment opens with"
+            )
+        if each.prompt != first.prompt:
+            raise ThreestepError(
+                "--environment expects reset to begin all samples of a prompt alike, since they are compared with each "
+                "other, got different messages for two of them; let the row decide them, and the seed what follows"
+            )
+
+    def _draw(
+        self, model: PreTrainedModel, request: RolloutRequest, going: Sequence[_Conversation], samples: int
+    ) -> None:
+        """Draw one turn of each. samples: adjacent conversations whose tokens so far are one prompt."""
+        rooms = [request.sampling.max_new_tokens - len(each.ids) for each in going]
+        sampling = replace(request.sampling, max_new_tokens=max(rooms))
+        prompts = [torch.tensor(each.prompt + each.ids) for each in going[::samples]]
+        device, width = request.prompt_ids_BP.device, max(map(len, prompts))
+        ids_BP = torch.full((len(prompts), width), sampling.pad_token_id)
+        mask_BP = torch.zeros(ids_BP.shape, dtype=torch.bool)
+        for row, ids in enumerate(prompts):
+            ids_BP[row, width - len(ids) :], mask_BP[row, width - len(ids) :] = ids, True
+        seeds = [each.next_seed for each in going]
+        part = RolloutRequest(ids_BP.to(device), mask_BP.to(device), sampling, seeds, samples)
+        drawn = rolled_out(self._engine, model, part)
+        logprobs_BR, ended = drawn.sampled_logprobs_BR.cpu(), drawn.ended_B.tolist()
+        for row, (each, room) in enumerate(zip(going, rooms, strict=True)):
+            turn = drawn.response_of(row).tolist()
+            each.append(turn[:room], logprobs_BR[row, : min(len(turn), room)].tolist())
+            each.turns += 1
+            each.ended = ended[row] and len(turn) <= room
+
+    def _answered(self, going: Sequence[_Conversation], sampling: Sampling) -> list[_Conversation]:
+        """Let the environments of those that have drawn a whole turn answer; return those that draw another."""
+        asked = [(each, step) for each in going if (step := self._asked(each)) is not None]
+        return [each for each, step in asked if self._goes_on(each, step.result(), sampling.max_new_tokens)]
+
+    def _asked(self, each: _Conversation) -> Future[Any] | None:
+        """The running step of a conversation's environment; None where the conversation is over."""
+        if not each.ended:  # in the middle of a turn: a cut call is no call
+            each.cut = "tokens"
+            return None
+        if each.partner is None:
+            return None
+        message = self._speech.message(each.ids[each.begin :])
+        each.calls += len(message.calls)
+        if self._limits.calls is not None and each.calls > self._limits.calls:
+            each.ended, each.cut = False, "calls"
+            return None
+        return each.partner.step(message)
+
+    def _goes_on(self, each: _Conversation, reply: Any, most: int) -> bool:
+        """Take an environment's reply; whether another turn follows."""
+        each.rewards[-1] = float(reply.reward)
+        if reply.done:
+            return False
+        each.ended = False
+        limits = self._limits
+        if each.turns == limits.turns:
+            each.cut = "turns"
+        elif limits.seconds is not None and time.monotonic() - each.started >= limits.seconds:
+            each.cut = "seconds"
+        else:
+            heard = self._speech.reply(reply.messages, each.tools, each.ids[-1])
+            each.cut_messages += heard.cut_messages
+            if len(each.ids) + len(heard.ids) < most:
+                each.append(heard.ids, None)
+                each.begin = len(each.ids)
+                return True
+            each.cut = "tokens"  # no room for a token behind them: they are left out
+        return False
+
+
+def _as_rollout(
+    every: Sequence[_Conversation], records: tuple[ConversationRecord, ...], request: RolloutRequest
+) -> Rollout:
+    device, pad = request.prompt_ids_BP.device, request.sampling.pad_token_id
+    lengths, prompts = [len(each.ids) for each in every], [len(each.prompt) for each in every]
+    shape, prompt_shape = (len(every), max(lengths)), (len(every), max(prompts))
+    prompt_ids_BP, prompt_mask_BP = torch.full(prompt_shape, pad), torch.zeros(prompt_shape, dtype=torch.bool)
+    ids_BR, inserted_BR = torch.full(shape, pad), torch.zeros(shape, dtype=torch.bool)
+    logprobs_BR, rewards_BR = torch.zeros(shape), torch.zeros(shape)
+    for row, each in enumerate(every):
+        length, begin = lengths[row], prompt_shape[1] - prompts[row]
+        prompt_ids_BP[row, begin:], prompt_mask_BP[row, begin:] = torch.tensor(each.prompt), True
+        ids_BR[row, :length], inserted_BR[row, :length] = torch.tensor(each.ids), torch.tensor(each.inserted)
+        logprobs_BR[row, :length] = torch.tensor(each.logprobs)
+        rewards_BR[row, :length] = torch.tensor(each.rewards)
+    return Rollout(
+        prompt_ids_BP=prompt_ids_BP.to(device),
+        prompt_mask_BP=prompt_mask_BP.to(device),
+        response_ids_BR=ids_BR.to(device),
+        response_lengths_B=torch.tensor(lengths, device=device),
+        sampled_logprobs_BR=logprobs_BR.to(device),
+        ended_B=torch.tensor([each.ended for each in every], device=device),
+        inserted_BR=inserted_BR.to(device),
+        turn_rewards_BR=rewards_BR.to(device),
+        conversations=records,
+    )
