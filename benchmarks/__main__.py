@@ -4,9 +4,10 @@
 
 NAME: sft, reward, reward_half (prompts are half of the tokens), dpo, ranked2, ranked4, ranked8 (K responses a prompt,
 shared and unshared), ppo, grpo (a whole step each), rollout (generation alone), speculation, speculation8 (32 and 8
-sequences, by guesses and without), vllm64, vllm256 (so many sequences by hf and by vLLM), vllm_step (a whole step by
-each), experience (what follows a rollout), overhead (the same rows without the engine), head (the loss at a vocabulary
-of 128,000), data (raw rows to cached tokens, and what opening a cached split costs).
+sequences, by guesses and without), speculation_step (a whole step by guesses and without), vllm64, vllm256 (so many
+sequences by hf and by vLLM), vllm_step (a whole step by each), experience (what follows a rollout), overhead (the same
+rows without the engine), head (the loss at a vocabulary of 128,000), data (raw rows to cached tokens, and what opening
+a cached split costs).
 
 On a GPU the same commands run there, and the peak is that of the GPU's memory:
 

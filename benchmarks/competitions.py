@@ -179,6 +179,16 @@ def _speculation(prompts: int, workload: Workload, arguments: argparse.Namespace
     return Competition("token", {name: [*program, "--how", how] for name, how in names.items()}, [note])
 
 
+def _speculation_step(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """A whole step of GRPO of that model, whose head learns in every one: 2 prompts x 4 responses of at most 64."""
+    model, rows, note = make_drafting(workload, prompts=2)
+    flags = [*_grpo_flags(workload, arguments, prompts=2, model=model, rows=rows), "--mtp_num_layers", "1"]
+    flags += ["--num_train_epochs", str(arguments.steps)]
+    ways = {"without": [], "--speculate 1": ["--speculate", "1"], "--speculate auto": ["--speculate", "auto"]}
+    commands = {name: _threestep_ppo(workload, [*flags, *way]) for name, way in ways.items()}
+    return Competition("step", commands, [note, "of its first six rollouts --speculate 1 draws three without guesses"])
+
+
 def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step: 8 prompts x 4 responses of at most 64 tokens, a rule as the reward, no KL, one update."""
     commands = {"Threestep": _threestep_ppo(workload, _grpo_flags(workload, arguments, prompts=8))}
@@ -187,9 +197,17 @@ def _grpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     return Competition("step", commands)
 
 
-def _grpo_flags(workload: Workload, arguments: argparse.Namespace, prompts: int) -> list[str]:
-    flags = ["--actor_model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--actor_zero_stage", "1"]
-    flags += ["--data_path", f"jsonl:{workload.sft}", "--data_split", "0,0,1", "--max_train_rows", "400"]
+def _grpo_flags(
+    workload: Workload,
+    arguments: argparse.Namespace,
+    prompts: int,
+    model: Path | None = None,
+    rows: Path | None = None,
+) -> list[str]:
+    """model, rows: if not the workload's."""
+    actor, data = model or workload.model, rows or workload.sft
+    flags = ["--actor_model_name_or_path", str(actor), "--dtype", arguments.dtype, "--actor_zero_stage", "1"]
+    flags += ["--data_path", f"jsonl:{data}", "--data_split", "0,0,1", "--max_train_rows", "400"]
     flags += ["--data_output_path", str(workload.folder / "cache"), "--max_train_steps", str(arguments.steps)]
     flags += ["--max_eval_rows", "1", "--reward", "gsm8k", "--advantage", "grpo", "--kl_coef", "0"]
     flags += ["--num_samples_per_prompt", "4", "--per_device_generation_batch_size", str(prompts)]
@@ -247,6 +265,7 @@ COMPETITIONS: dict[str, Make] = {
     "rollout": _rollout,
     "speculation": partial(_speculation, 8),
     "speculation8": partial(_speculation, 2),
+    "speculation_step": _speculation_step,
     "vllm64": partial(_vllm, 16),
     "vllm256": partial(_vllm, 64),
     "vllm_step": _vllm_step,

@@ -171,10 +171,8 @@ def run_chain(
     shared: Sequence[object],
     flags: Mapping[int, Sequence[object]],
     environment: Mapping[str, str] | None = None,
-    launched: Sequence[int] = (),
 ) -> Chain:
-    """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts)
-    each. launched: steps whose launcher is called too."""
+    """Step 1 from `start`, step 2 from step 1's model, step 3 from both; two optimizer steps (rollouts) each."""
     folders = {step: place / name / f"step{step}" for step in (1, 2, 3)}
     models = {
         1: ["--model_name_or_path", start],
@@ -187,7 +185,7 @@ def run_chain(
     ran = {}
     for step in (1, 2, 3):
         own = [*models[step], *data_flags[step], "--output_dir", folders[step], "--max_train_steps", 2, *flags[step]]
-        ran[step] = run_step(step, own, ranks, environment, launcher=step in launched)
+        ran[step] = run_step(step, own, ranks, environment)
         assert ran[step].code == 0, f"step {step}: {ran[step].words}"
     dtypes = {step: str(list(flags[step])[list(flags[step]).index("--dtype") + 1]) for step in (1, 2, 3)}
     return Chain(folders, ran, data_flags, dtypes)
@@ -212,7 +210,7 @@ def alone(place: Path, pairs_file: Path, text_file: Path) -> Chain:
         + ["--unsupervised_dataset_name", f"jsonl:{text_file}"],
     }
     shared = ["--data_path", f"jsonl:{pairs_file}", "--margin_column", "margin", *SHARED.split()]
-    return run_chain(place, "alone", start, 1, shared, flags, launched=[1])
+    return run_chain(place, "alone", start, 1, shared, flags)
 
 
 @pytest.fixture(scope="session")
@@ -225,8 +223,7 @@ def without_compiler(place: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) -> Chain:
-    """Two ranks, step 1's by DeepSpeed's launcher, on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in
-    bf16."""
+    """Two ranks on a machine without a compiler: ZeRO-2 with offload, then ZeRO-3 in bf16."""
     start = save_start(place / "start")
     trained = "--learning_rate 1e-3 --per_device_train_batch_size 2"
     flags = {
@@ -237,7 +234,7 @@ def together(place: Path, pairs_file: Path, without_compiler: dict[str, str]) ->
         "--max_answer_seq_len 8".split(),
     }
     shared = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split()]
-    return run_chain(place, "together", start, 2, shared, flags, without_compiler, launched=[1])
+    return run_chain(place, "together", start, 2, shared, flags, without_compiler)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.forked_programs import may_fork, run_python
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A shell that leaves in a file what its one command `python ...` is called with.
+KEPT = 'python() { test ! -e words; printf "%s\\0" "$@" > words; }\n'
 
 
 def blocks(section: str) -> list[tuple[str, str, str]]:
@@ -19,9 +23,21 @@ def blocks(section: str) -> list[tuple[str, str, str]]:
     return BLOCK.findall(rest.partition("\n## ")[0])
 
 
-def test_the_recipe_runs(tmp_path):
+def pasted(content: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a block by bash in `folder`, its program as a fork where that may be."""
     python_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": python_first, "PYTHONPATH": str(ROOT)}
+    forks = may_fork(env)
+    shell = ["bash", "-ec", KEPT + content if forks else content]
+    done = subprocess.run(shell, cwd=folder, env=env, capture_output=True, text=True)
+    if not forks or done.returncode != 0:
+        return done
+    words = (folder / "words").read_text().split("\0")[:-1]
+    (folder / "words").unlink()
+    return run_python(words, env, folder=folder)
+
+
+def test_the_recipe_runs(tmp_path):
     outputs = []
     found = blocks("Bring your own dataset")
     assert [name for _, name, _ in found if name] == ["pairs.jsonl", "check.py", "my_dataset.py"]
@@ -30,7 +46,7 @@ def test_the_recipe_runs(tmp_path):
             (tmp_path / name).write_text(content)
             continue
         assert language == "bash"
-        done = subprocess.run(["bash", "-ec", content], cwd=tmp_path, env=env, capture_output=True, text=True)
+        done = pasted(content, tmp_path)
         assert done.returncode == 0, content + done.stdout + done.stderr
         outputs.append(done.stdout)
 

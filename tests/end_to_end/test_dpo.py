@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_module, run_step
+from training import all_steps
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -125,15 +126,21 @@ def test_adapters_off_read_no_reference_before(start: Path, place: Path):
     assert steps[0]["train/loss"] == pytest.approx(math.log(2)) and abs(steps[1]["train/reward_margin"]) > 1e-6
 
 
-def test_sft_and_dpo_from_one_file(start: Path, place: Path):
-    """`all_steps` ends with DPO where the file has its section."""
+def test_sft_and_dpo_from_one_file(start: Path, place: Path, monkeypatch, capsys):
+    """`all_steps` ends with DPO where the file has its section. How it starts programs: test_add_a_step.py."""
+
+    def launched(module: str, words: list[str], asked_ranks: int | None, environment: dict[str, str] | None) -> int:
+        ran = run_module(module, words, asked_ranks or 1, environment)
+        assert ran.code == 0, ran.words
+        return ran.code
+
+    monkeypatch.setattr(all_steps, "launch", launched)
     shared = {"data_path": ["embedded"], "data_split": "1,1,0", "max_seq_len": 64, "dtype": "fp32"}
     shared |= {"max_train_rows": 64, "max_eval_rows": 8, "per_device_train_batch_size": 16, "max_train_steps": 2}
     values = {"output_dir": str(place / "two_steps"), "model_name_or_path": str(start), "shared": shared}
     values |= {"seed": 1, "step2_dpo": {"learning_rate": 2e-3}}
     (place / "two_steps.yaml").write_text(json.dumps(values))  # JSON is YAML
-    ran = run_module("training.all_steps", ["--config", place / "two_steps.yaml"])
-    assert ran.code == 0, ran.words
+    all_steps.main(["--config", str(place / "two_steps.yaml")])
     settings = (place / "two_steps/step2_dpo/config.yaml").read_text()
     assert f"model_name_or_path: {place}/two_steps/step1_sft/model\n" in settings
     assert (place / "two_steps/step2_dpo/model/model.safetensors").exists()
@@ -144,6 +151,6 @@ def test_sft_and_dpo_from_one_file(start: Path, place: Path):
     assert summary["sft_eval_loss_after"] == own["step1_sft"]["eval_loss_after"]
     assert summary["dpo_pair_accuracy"] == own["step2_dpo"]["eval_accuracy"]
     assert own["step2_dpo"]["eval_loss_before"] == pytest.approx(math.log(2))
-    assert "| step 2: accuracy of the implicit reward " in ran.stdout
+    assert "| step 2: accuracy of the implicit reward " in capsys.readouterr().out
     report = (place / "two_steps/report.html").read_text(encoding="utf-8")
     assert "Step 1: supervised fine-tuning" in report and "Step 2: direct preference optimisation" in report

@@ -354,6 +354,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None
     keep_weights(engine, model, folder)
+    ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     if not ranks.is_main:
         return {}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -407,6 +408,7 @@ def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str,
         engine.step()
         losses.append(summed_numbers({"loss": own}, ranks.device)["loss"])
     keep_weights(engine, model, out / spread.name)
+    ranks.leaving.close()
     return {"losses": losses}
 
 

@@ -223,6 +223,7 @@ def run(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[st
         console.setStream(stream)  # type: ignore[attr-defined]
         torch.nn.functional.linear = linear
         type(get_accelerator()).synchronize = synchronize
+        ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
         set_log_level_from_string("error")
         deepspeed.comm.configure(enabled=False, prof_all=True, prof_ops=[], verbose=False, debug=False)
     text = said.getvalue()

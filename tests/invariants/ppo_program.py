@@ -105,7 +105,8 @@ def make_trainer(
     minibatches: int = 1,
     changed: Callable[[Any], Any] = lambda settings: settings,
 ) -> Any:
-    """A PpoTrainer on fresh models, by the same parts as the program's own assembly. changed: of the models' flags."""
+    """A PpoTrainer on fresh models, by the same parts as the program's own assembly; the one before is released.
+    changed: of the models' flags."""
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -132,6 +133,7 @@ def make_trainer(
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 
+    ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     flags = RolesArguments(
         str(models / actor),
         str(models / critic),

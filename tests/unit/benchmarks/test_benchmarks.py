@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -221,7 +220,8 @@ assert resident_bytes()[0] >= resident_bytes()[1] > 50_000_000
 def test_memory_is_noted_as_each_rollout_begins(tmp_path):
     """In a process of its own: what other tests left is given back when it likes."""
     file = tmp_path / "new" / "memory.txt"
-    subprocess.run([sys.executable, "-c", HOLDING_MORE, str(file)], check=True, cwd=Path(__file__).parents[3])
+    done = run_python(["-c", HOLDING_MORE, str(file)], folder=program.ROOT)
+    assert done.returncode == 0, done.stderr
     (everything, own), *_ = steady_memory.read_memory(file)  # the second line: after step 0
     before = int(file.read_text().split()[1])
     assert 45_000_000 < own - before < 60_000_000 and everything >= own

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked_programs import Program, start_python
 from training.utils.checkpoints import run_lock
 from training.utils.checkpoints.run_lock import only_run
 from training.utils.run.errors import ThreestepError
@@ -29,15 +29,18 @@ def impatient(monkeypatch) -> None:
     monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.0)
 
 
-def holder(folder: Path) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
+def holder(folder: Path, said: Path) -> Program:
+    process = start_python(["-c", HOLD, str(folder)], os.environ, said, said)
+    deadline = time.monotonic() + 60
+    while not (said.exists() and said.read_text() == "held\n") and time.monotonic() < deadline:
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.02)
     return process
 
 
 def test_others_are_told_who_holds_the_folder_until_it_is_killed(tmp_path):
     folder = tmp_path / "run"
-    first = holder(folder)
+    first = holder(folder, tmp_path / "said.txt")
     try:
         about = json.loads((folder / ".running").read_text())
         assert about["pid"] == first.pid
@@ -49,8 +52,8 @@ def test_others_are_told_who_holds_the_folder_until_it_is_killed(tmp_path):
                 f"{about['since']}; wait for its end or give another --output_dir"
             )
     finally:
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
     assert (folder / ".running").exists()
     with only_run(folder):
         assert json.loads((folder / ".running").read_text())["pid"] == os.getpid()

@@ -1,9 +1,12 @@
 """Freed memory stays with the process."""
 
-import subprocess
+from __future__ import annotations
+
 import sys
 
 import pytest
+
+from tests.support.forked_programs import run_python
 
 SCRIPT = """
 import resource, sys, torch
@@ -19,16 +22,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def page_faults(mode):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, mode], capture_output=True, text=True)
+def numbers_of(*words):
+    """What a process of its own, which has imported torch, prints."""
+    done = run_python(["-c", *words], timeout_seconds=120)
     if "no mallopt" in done.stderr:
         pytest.skip("this C library has no mallopt")
-    return int(done.stdout)
+    assert done.returncode == 0, done.stderr
+    return [int(number) for number in done.stdout.split()]
 
 
 def test_the_same_large_block_is_not_zeroed_again():
     # 64 MiB are 16,384 pages of 4 KiB: ten fresh blocks touch 163,840 of them (fewer with huge pages).
-    assert page_faults("keep") < page_faults("leave") / 5
+    (kept,), (left,) = numbers_of(SCRIPT, "keep"), numbers_of(SCRIPT, "leave")
+    assert kept < left / 5
 
 
 HOLES = """
@@ -50,9 +56,6 @@ print(kept, ninth, resident())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_every_tenth_step_gives_the_holes_back():
-    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True)
-    if "no mallopt" in done.stderr:
-        pytest.skip("this C library has no mallopt")
-    kept, ninth, tenth = (int(number) for number in done.stdout.split())
+    kept, ninth, tenth = numbers_of(HOLES)
     assert abs(ninth - kept) < 2**22  # 4 MiB
     assert kept - tenth > 150 * 2**20  # of the 190 MiB that were freed

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.support.forked_programs import run_python
 from training.utils.engine.startup import DTYPES, Ranks, check_dtype
 from training.utils.run.errors import ThreestepError
 
@@ -40,7 +39,7 @@ assert gathered("x") == ["x"] and largest(3, torch.device("cpu")) == 3
 def test_a_single_process_needs_no_launcher_and_closes_its_group():
     """DeepSpeed-Chat fails without a launcher, and with one may end with 250 for a group left open."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=120)
+    done = run_python(["-c", ALONE], environment, timeout_seconds=120)
     assert done.returncode == 0, done.stderr
 
 

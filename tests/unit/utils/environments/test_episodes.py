@@ -95,13 +95,20 @@ def test_steps_add_up_and_tuples_will_do(caller):
         assert Counting.closed == before + 1
 
 
-def test_nothing_blocks(caller):
-    episodes = [episode_of(caller, returning(reply=lambda: NEVER.wait() and None), seconds=0.2) for _ in range(8)]
-    begin = time.monotonic()
+def test_conversations_do_not_wait_for_each_other(caller):
+    together = threading.Barrier(8)
+
+    def meet():
+        together.wait(10)
+        return [], 1.0, True
+
+    episodes = [
+        episode_of(caller, returning(lambda: ([USER] * (together.wait(10) >= 0),), meet), seconds=30) for _ in range(8)
+    ]
     openings = [episode.reset() for episode in episodes]
-    assert [opening.result(5).messages for opening in openings] == [[USER]] * 8
+    assert [opening.result(30).messages for opening in openings] == [[USER]] * 8
     steps = [episode.step(HELLO) for episode in episodes]
-    assert all(step.result(5).done for step in steps) and time.monotonic() - begin < 2
+    assert [step.result(30).reward for step in steps] == [1.0] * 8
     for episode in episodes:
         episode.close()  # it raises, and nobody waits
 

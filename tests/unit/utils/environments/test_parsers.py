@@ -20,7 +20,7 @@ WRITTEN = {
 BEGINS = {"hermes": "<tool_call>", "llama": '{"name":', "pythonic": "[add("}
 NO_CALLS = {  # text that looks like a call from afar
     "hermes": 'the answer is {"name": "add"}',
-    "llama": '{"answer": 4}',
+    "llama": '{"type": "report", "answer": 4}',
     "pythonic": "[1, 2] and f(x)",
 }
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.forked_programs import run_python
 from training.utils.layout.order import ShuffledStream, completes_epochs, steps_in
 
 rows = st.integers(1, 40)
@@ -47,7 +45,7 @@ def test_epochs_and_seeds_differ():
 
 def test_another_process_takes_the_same_order():
     program = "from training.utils.layout.order import ShuffledStream; print(ShuffledStream(50, 7).take(30, 60))"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    said = run_python(["-c", program]).stdout.strip()
     assert said == str(ShuffledStream(50, 7).take(30, 60))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.forked_programs import run_python
 from training.utils.layout import planner
 from training.utils.layout.planner import (
     PlanSettings,
@@ -120,7 +119,7 @@ def test_another_process_makes_the_same_plan():
     lengths = [97 * index % 251 + 1 for index in range(26)]
     imports = "from math import inf\nfrom training.utils.layout.planner import PlanSettings, plan_step\n"
     program = f"{imports}print(plan_step({lengths}, {plan}))"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    said = run_python(["-c", program]).stdout.strip()
     assert said == str(plan_step(lengths, plan))
 
 

@@ -109,6 +109,9 @@ def test_few_tokens(key_heads, value_size, dtype, close, tokens, masked):
     got, _ = attention_by_document(*given, scaling=0.3)
     torch.testing.assert_close(got, want, rtol=0, atol=close)
     assert got.shape == (3, tokens, 4, value_size)
+    if masked:  # as decoding gives it
+        added = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+        torch.testing.assert_close(attention_by_document(*given[:4], added, scaling=0.3)[0], got)
     plain, own = functional.scaled_dot_product_attention, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

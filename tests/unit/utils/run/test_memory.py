@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from tests.support.forked_programs import run_python
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
 KNOBS = ("--max_tokens_per_micro_batch", "--zero_stage", "--actor_zero_stage", "--gradient_checkpointing", "--offload")
@@ -37,6 +35,6 @@ def test_a_program_ends_with_it():
         "import torch\nfrom training.utils.run.program import run_program\n"
         "run_program(lambda argv: torch.empty(2**60, dtype=torch.uint8))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = run_python(["-c", program], timeout_seconds=120)
     assert done.returncode == 2 and done.stderr.startswith("error: out of memory: lower --max_tokens_per_micro_batch")
     assert "Traceback" not in done.stderr
