@@ -1,7 +1,7 @@
-"""Launched on one or two ranks: SFT of tiny models of images and text on rows with images and rows without.
+"""Launched on one or two ranks: SFT and DPO of tiny models of images and text on rows with images and rows without.
 
 Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
-"norms", "lacking", "tower_calls", "said"}}; lacking: micro-batches of this rank that got an image because another
+"norms", "lacking", "said"}}; lacking: micro-batches of this rank that got an image because another
 rank's had one.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 SEED, STEPS, PER_STEP = 5, 3, 4
 LONGEST = 40
 VOCAB = 96
+BETA = 0.3
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Case:
     lora_dim: int = 0
     gradient_checkpointing: bool = False
     offload: bool = False
+    kind: str = "sft"  # or "dpo", on pairs
 
 
 # The micro-batches of one row leave some rank without an image where the other has one.
@@ -43,6 +45,8 @@ CASES = {
         "gemma3_z2_all": Case("gemma3", 2, freeze_vision_tower=False),
         "qwen2_5_z0_all": Case("qwen2_5_vl", 0, freeze_vision_tower=False),
         "qwen3_z3_offload": Case("qwen3_vl", 3, offload=True),
+        "idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False),
+        "dpo_qwen2_z0": Case("qwen2_vl", 0, kind="dpo"),
     },
     2: {
         "qwen2_z0_all": Case("qwen2_vl", 0, micro=1, freeze_vision_tower=False),
@@ -54,9 +58,12 @@ CASES = {
         "gemma3_z3_padded": Case("gemma3", 3, micro=1, packed=False),
         "qwen3_z3_all": Case("qwen3_vl", 3, micro=1, freeze_vision_tower=False),
         "qwen2_5_z2_offload": Case("qwen2_5_vl", 2, micro=1, offload=True),
+        "dpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="dpo"),
+        "dpo_gemma3_z2_padded": Case("gemma3", 2, micro=1, packed=False, kind="dpo"),
+        "dpo_llava_z3": Case("llava", 3, micro=1, kind="dpo"),
     },
 }
-ORDINARY = {1: ("qwen2_z3_all", "llava_padded_z0"), 2: ("qwen2_z2_all", "qwen2_z3", "gemma3_z3_padded")}
+ORDINARY: dict[int, tuple[str, ...]] = {1: (), 2: ("qwen2_z2_all", "gemma3_z3_padded", "dpo_qwen2_z3_all")}
 
 
 def main(models: Path, out: Path, is_long: bool) -> None:
@@ -85,12 +92,27 @@ def rows_of(family: Any) -> list[Any]:
     return rows
 
 
+def pairs_of(family: Any) -> list[Any]:
+    """The same prompts, each with two responses."""
+    import numpy as np
+
+    from tests.support.vision_models import answers
+    from training.utils.data.rows.phases import ResponsesRow
+
+    rows = []
+    for row in rows_of(family):
+        responses = (answer.input_ids.numpy().astype(np.int32) for answer in answers(family, 2 + row.row_id % 3, 6))
+        rows.append(ResponsesRow(row.row_id, row.input_ids, tuple(responses), images=row.images))
+    return rows
+
+
 def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    from functools import partial
+
     from tests.invariants.engine_program import keep_weights
     from tests.support.data_flags import data_flags
     from tests.support.vision_models import FAMILIES
-    from training.step1_sft.trainer import SftTrainer
-    from training.utils.data.rows.documents import sentence_document
+    from training.utils.data.rows.documents import responses_document, sentence_document
     from training.utils.engine.arguments import EngineArguments
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.row_images import images_of
@@ -101,9 +123,10 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.run.run_arguments import RunArguments
 
     case = CASES[ranks.world_size][name]
-    family = FAMILIES[case.family]()
-    rows = rows_of(family)
-    images = images_of(rows, family.pixels, sentence_document)
+    family, of_pairs = FAMILIES[case.family](), case.kind == "dpo"
+    rows = pairs_of(family) if of_pairs else rows_of(family)
+    document_of = partial(responses_document, are_targets=True) if of_pairs else sentence_document
+    images = images_of(rows, family.pixels, document_of)
     engine, model = make_engine(case, models, ranks, images)
     said: list[str] = []
     read = lambda token_rows: engine(token_rows).logprobs_M  # noqa: E731
@@ -118,8 +141,9 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks, pad_token_id=0)
     folder = out / name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        trainer = SftTrainer(TrainingRun("test", engine, rows, [], loop, metrics, images=images))
-        lacking = counted_lacking(trainer, ranks)
+        run = TrainingRun("test", engine, rows, [], loop, metrics, images=images)
+        trainer = make_trainer(case, run)
+        lacking = counted_lacking(trainer, of_pairs)
         trainer.train()
     keep_weights(engine, model, folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if ranks.is_main else []
@@ -131,21 +155,35 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     }
 
 
-def counted_lacking(trainer: Any, ranks: Any) -> int:
-    """How many micro-batches of this rank have more images than their rows."""
-    from tests.invariants.plain import batches_of
+def make_trainer(case: Case, run: Any) -> Any:
+    from training.step1_sft.trainer import SftTrainer
+    from training.step2_dpo.loss import Objective
+    from training.step2_dpo.trainer import DpoTrainer
+    from training.utils.preference.reference import known_references
 
-    run = trainer.run
-    micro_batches = [
-        part
-        for batch in batches_of(run.train_rows, PER_STEP, SEED)
-        for part in trainer._micro_batches(batch, run.settings.train_plan)
-    ]
-    of_rows = [
-        sum(len(segment.tokens.images) for document in part.documents for segment in document.segments)
-        for part in micro_batches
-    ]
-    return sum(len(part.rows.images) > count for part, count in zip(micro_batches, of_rows, strict=True))
+    if case.kind == "sft":
+        return SftTrainer(run)
+    return DpoTrainer(run, known_references(run, None), Objective("sigmoid", BETA, 0.0, 0.0))
+
+
+def counted_lacking(trainer: Any, of_pairs: bool) -> int:
+    """How many micro-batches of this rank have an image that none of their rows has."""
+    from training.utils.layout.order import ShuffledStream
+    from training.utils.preference.batches import train_batches
+
+    run, count = trainer.run, 0
+    taken = ShuffledStream(len(run.train_rows), SEED).take(0, STEPS * PER_STEP)
+    for start in range(0, len(taken), PER_STEP):
+        step = taken[start : start + PER_STEP]
+        if of_pairs:
+            parts = [(batch.ranked.rows, batch) for batch in train_batches(run, step, True).batches]
+        else:
+            batch = [run.train_rows[index] for index in step]
+            parts = [(part.rows, part) for part in trainer._micro_batches(batch, run.settings.train_plan)]
+        for token_rows, part in parts:
+            own = any(segment.tokens.images for document in part.documents for segment in document.segments)
+            count += bool(token_rows.images) and not own
+    return count
 
 
 def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any, Any]:

@@ -34,6 +34,12 @@ class Family:
     sides: tuple[tuple[int, int], ...]
     counts_sides: bool
     sees_itself: bool = False
+    by_row: bool = False  # its forward takes the images of each row
+
+    @property
+    def tower(self) -> Any:
+        names = ("visual", "vision_tower", "vision_model")
+        return next(getattr(self.model.model, name) for name in names if hasattr(self.model.model, name))
 
     def pixels(self, keys) -> ImagePixels:
         """Of the images with these keys; an image is its key's random numbers."""
@@ -60,7 +66,7 @@ class Family:
         if tokens.images:
             pixels = self.pixels([image.key for image in tokens.images])
             is_image = inputs["input_ids"] == IMAGE_ID
-            inputs["pixel_values"] = pixels.values
+            inputs["pixel_values"] = pixels.values.unsqueeze(0) if self.by_row else pixels.values
             if self.sees_itself:
                 inputs["token_type_ids"] = is_image.int()
             if self.counts_sides:
@@ -135,8 +141,20 @@ def gemma3() -> Family:
     return Family(Gemma3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, sees_itself=True)
 
 
+def idefics3() -> Family:
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
+
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 7}  # fmt: skip
+    torch.manual_seed(0)
+    config = Idefics3Config(
+        text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
+    )
+    return Family(Idefics3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
+
+
 FAMILIES: dict[str, Callable[[], Family]] = {
-    make.__name__: make for make in (qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3)
+    make.__name__: make for make in (qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3, idefics3)
 }
 
 

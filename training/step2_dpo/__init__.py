@@ -13,6 +13,7 @@ STEP = Step(
     label="DPO",
     title="direct preference optimisation",
     groups=(*ONE_MODEL_GROUPS, DpoArguments),
+    reads_images=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     old_flags={

@@ -72,8 +72,8 @@ def laid_out(
 ) -> TokenRows:
     """Return `packed_rows` with the pixels of their images.
 
-    lacks: of `lacks_images`; the image that is then added is the last sequence, in the last row where rows hold several
-        documents and else in one of its own, and nothing sees it
+    lacks: of `lacks_images`. The image that is then added is no sequence, and nothing sees it; it stands at the end of
+        the last row where rows hold several documents, and else in a row of its own.
     """
     if images is None:
         return packed_rows(documents, pad_token_id, with_before=with_before)
@@ -82,4 +82,5 @@ def laid_out(
         rows[-1].append(images.alone)
     elif lacks:
         rows.append([images.alone])
-    return images.with_pixels(packed_rows(rows, pad_token_id, with_before=with_before))
+    made = packed_rows(rows, pad_token_id, with_before=with_before)
+    return images.with_pixels(replace(made, end_B=made.end_B[:-1]) if lacks else made)

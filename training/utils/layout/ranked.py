@@ -12,7 +12,8 @@ from itertools import combinations
 import torch
 
 from training.utils.layout.documents import Document, unshared
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.layout.rows import TokenRows
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,17 @@ class RankedRows:
 
 
 def ranked_rows(
-    rows: Sequence[Sequence[Document]], shared: bool, pad_token_id: int, responses: Sequence[int] | None = None
+    rows: Sequence[Sequence[Document]],
+    shared: bool,
+    pad_token_id: int,
+    responses: Sequence[int] | None = None,
+    images: RowImages | None = None,
+    lacks: bool = False,
 ) -> RankedRows:
     """Lay out documents whose sequences are the responses to their prompts, best first, and list the pairs: i beats j
     for i < j of one prompt. shared: the prompt once for all its responses; otherwise each response has its own row.
-    responses: how many each prompt has, where a document may have several prompts; None: each has one."""
+    responses: how many each prompt has, where a document may have several prompts; None: each has one. images, lacks:
+    see `laid_out`."""
     better: list[int] = []
     worse: list[int] = []
     weights: list[float] = []
@@ -48,7 +55,7 @@ def ranked_rows(
     if not shared:
         rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=packed_rows(rows, pad_token_id),
+        rows=laid_out(rows, pad_token_id, images, lacks),
         better_Q=torch.tensor(better, dtype=torch.int64),
         worse_Q=torch.tensor(worse, dtype=torch.int64),
         weight_Q=torch.tensor(weights, dtype=torch.float32),

@@ -67,7 +67,7 @@ def check_reads_text(config: Any, name_or_path: str, takes_images: bool = False)
     if is_vision_config(config) and not is_text_config(config) and not takes_images:
         raise ThreestepError(
             f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
-            f"({config.model_type}), which only step 1 trains so far; give a language model"
+            f"({config.model_type}), which is neither trained nor read here yet; give a language model"
         )
 
 

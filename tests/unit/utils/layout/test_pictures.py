@@ -73,7 +73,7 @@ def test_in_rows_of_one_document_it_has_a_row_of_its_own():
     padded = laid_out([[TEXT], [OTHER]], 0, IMAGES, lacks=True)
     assert padded.input_ids_NT.tolist() == [[1, 2, 3], [4, 5, 0], [IMAGE, 0, 0]]
     assert padded.visible_NSS is None
-    assert padded.sequence_M.tolist() == [0, 1]
+    assert padded.sequence_M.tolist() == [0, 1] and padded.end_B.tolist() == [2, 4]
     empty = laid_out([], 0, IMAGES, lacks=True)
     assert empty.input_ids_NT.tolist() == [[IMAGE]] and empty.target_ids_M.numel() == 0
 

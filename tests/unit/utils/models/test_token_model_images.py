@@ -24,7 +24,7 @@ def family(request):
     return awake(FAMILIES[request.param]())
 
 
-@pytest.fixture(params=["sdpa", BY_DOCUMENT])
+@pytest.fixture(params=[BY_DOCUMENT, pytest.param("sdpa", marks=pytest.mark.long)])
 def by_each_attention(request, family):
     if request.param == BY_DOCUMENT:
         use_document_attention(family.model)
@@ -100,8 +100,7 @@ def test_swapped_images_are_seen_and_do_not_reach_other_documents(family, rows_o
 def test_an_image_of_a_shared_prompt_is_computed_once_for_its_responses(family):
     document = shared_prompt(sequence(family, 2, "image 0", 3), answers(family, 2, 5, 3))
     patches: list[int] = []
-    tower = family.model.model.visual if family.counts_sides else family.model.model.vision_tower
-    hook = tower.register_forward_pre_hook(lambda module, inputs, named: patches.append(
+    hook = family.tower.register_forward_pre_hook(lambda module, inputs, named: patches.append(
         len(inputs[0] if inputs else named["pixel_values"])), with_kwargs=True)  # fmt: skip
     try:
         PolicyModel(family.model)(packed(family, [[document]]))

@@ -20,7 +20,12 @@ PROJECTORS = {
     "qwen3_vl": {"model.visual.merger", "model.visual.deepstack_merger_list"},
     "llava": {"model.multi_modal_projector"},
     "gemma3": {"model.multi_modal_projector"},
+    "idefics3": {"model.connector"},
 }
+
+
+def language(model) -> str:
+    return "language_model" if hasattr(model.model, "language_model") else "text_model"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -30,14 +35,15 @@ def named(request):
 
 def test_the_parts_are_known_by_their_names(named):
     name, model = named
-    assert language_part(model) is model.model.language_model
+    part = language(model)
+    assert language_part(model) is getattr(model.model, part)
     of_vision = is_of_vision(model)
     weights = [weight for weight, _ in model.named_parameters()]
-    language = {weight for weight in weights if not of_vision(weight)}
-    assert language == {weight for weight in weights if weight.startswith(("model.language_model.", "lm_head."))}
+    of_language = {weight for weight in weights if not of_vision(weight)}
+    assert of_language == {weight for weight in weights if weight.startswith((f"model.{part}.", "lm_head."))}
     projectors = {weight for weight in weights if of_vision(weight) and is_of_projector(weight)}
     assert projectors == {weight for weight in weights if weight.startswith(tuple(PROJECTORS[name]))} != set()
-    assert not any(map(is_of_vision(model.model.language_model), weights))
+    assert not any(map(is_of_vision(language_part(model)), weights))
 
 
 def test_the_tower_keeps_its_attention_and_is_left_out_of_what_is_for_text(named):
@@ -45,12 +51,12 @@ def test_the_tower_keeps_its_attention_and_is_left_out_of_what_is_for_text(named
     use_document_attention(model)
     assert text_attention(model) == BY_DOCUMENT
     assert model.config.vision_config._attn_implementation == "sdpa"
-    assert compile_blocks(model) == 2 == len(model.model.language_model.layers)
-    for layer in model.model.language_model.layers:
+    text = language_part(model)
+    assert compile_blocks(model) == 2 == len(text.layers)
+    for layer in text.layers:
         layer._compiled_call_impl = None
     rounded = quantizable_layers(model.float())
     assert len(rounded) == 14 and not any(map(is_of_vision(model), rounded))
-    text = model.model.language_model
     matrices = [weight for weight in text.parameters() if weight.dim() >= 2 and weight is not text.embed_tokens.weight]
     assert model_shape(model).body_trained == sum(weight.numel() for weight in matrices)
 

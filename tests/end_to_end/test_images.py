@@ -1,0 +1,105 @@
+"""SFT and DPO on rows with images, by their command lines: the first loss is that of plain transformers on the row as
+the model's own processor makes it, and what is saved loads with plain transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.conftest import Ran, run_step
+from training import new_model
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+ANSWER = "red and blue"
+SHARED = "--max_seq_len 96 --per_device_train_batch_size 4 --dtype fp32 --report_mfu false"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A tiny model, a row with two pictures in two turns, many times, and pairs of its answers."""
+    from PIL import Image
+
+    folder: Path = tmp_path_factory.mktemp("images")
+    shape = "--hidden_size=32 --num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
+    new_model.main([f"--out={folder / 'start'}", "--data_path", "embedded", "--vision", *shape.split()])
+    for name, size in (("red", (56, 28)), ("blue", (30, 60))):
+        Image.new("RGB", size, name).save(folder / f"{name}.png")
+    asked = [
+        {"role": "user", "content": "What is <image>?"},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "And <image>, both?"},
+    ]
+    answers = {
+        name: [{"role": "assistant", "content": text}] for name, text in (("chosen", ANSWER), ("rejected", "no"))
+    }
+    images = ["red.png", "blue.png"]
+    sentence = {"messages": [*asked, *answers["chosen"]], "images": images}
+    pair = {"prompt": asked, **answers, "images": images}
+    for name, row in (("rows", sentence), ("pairs", pair)):
+        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 12)
+    return folder
+
+
+def run(place: Path, step: int | str, start: str, rows: str, out: str, flags: str) -> Ran:
+    words = [*f"{SHARED} {flags}".split(), "--data_output_path", place / "cache", "--output_dir", place / out]
+    ran = run_step(step, ["--model_name_or_path", place / start, "--data_path", f"jsonl:{place / rows}", *words])
+    assert ran.code == 0, ran.words
+    return ran
+
+
+def plain_loss(folder: Path, place: Path) -> float:
+    """Of the row's two answers with their ends, by the folder's own processor."""
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    pictures = [Image.open(place / f"{name}.png").convert("RGB") for name in ("red", "blue")]
+    made = processor(images=pictures, return_tensors="pt")
+    first, second = ("<|image_pad|>" * int(grid.prod() // 4) for grid in made["image_grid_thw"])
+    around = "<|vision_start|>{}<|vision_end|>"
+    parts = [
+        (f"<|im_start|>user\nWhat is {around.format(first)}?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("red<|im_end|>", True),
+        (f"\n<|im_start|>user\nAnd {around.format(second)}, both?<|im_end|>\n<|im_start|>assistant\n", False),
+        (f"{ANSWER}<|im_end|>", True),
+    ]
+    ids, targets = list[int](), list[bool]()
+    for text, is_target in parts:
+        new = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids, targets = ids + new, targets + [is_target] * len(new)
+    ids_1T = torch.tensor([ids])
+    is_image = (ids_1T == model.config.image_token_id).int()
+    with torch.no_grad():
+        logits = model(input_ids=ids_1T, mm_token_type_ids=is_image, **made).logits[0, :-1]
+    logprobs = logits.log_softmax(-1).gather(-1, ids_1T[0, 1:].unsqueeze(-1)).squeeze(-1)
+    return float(-logprobs[torch.tensor(targets)[1:]].mean())
+
+
+def test_sft_sees_what_the_processor_makes_and_saves_a_model_that_loads(place):
+    ran = run(place, 1, "start", "rows.jsonl", "sft", "--data_split 1,0,0 --max_train_steps 3 --learning_rate 1e-2")
+    summary = json.loads((place / "sft" / "summary.json").read_text())
+    assert summary["eval_loss_before"] == pytest.approx(plain_loss(place / "start", place), abs=1e-5)
+    assert summary["eval_loss_after"] == pytest.approx(plain_loss(place / "sft" / "model", place), abs=1e-5)
+    assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.1
+    assert "rows have images, which no rollout reads yet" in ran.stdout
+    one, other = (place / name / "preprocessor_config.json" for name in ("start", "sft/model"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.long
+def test_dpo_learns_pairs_of_answers_to_images_and_exports(place):
+    flags = "--data_split 0,1,0 --max_train_steps 4 --learning_rate 1e-2 --save_at_end true"
+    run(place, "dpo", "start", "pairs.jsonl", "dpo", flags)
+    summary = json.loads((place / "dpo" / "summary.json").read_text())
+    assert summary["eval_loss_before"] == pytest.approx(0.6931, abs=1e-4)
+    assert summary["eval_accuracy"] == 1.0 and summary["eval_loss"] < 0.5
+    from training import export
+
+    export.main([str(place / "dpo"), str(place / "exported")])
+    assert plain_loss(place / "exported", place) == pytest.approx(plain_loss(place / "dpo" / "model", place), abs=1e-6)
