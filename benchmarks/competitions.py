@@ -265,6 +265,7 @@ COMPETITIONS: dict[str, Make] = {
     "rollout": _rollout,
     "speculation": partial(_speculation, 8),
     "speculation8": partial(_speculation, 2),
+    "speculation4": partial(_speculation, 1),
     "speculation_step": _speculation_step,
     "vllm64": partial(_vllm, 16),
     "vllm256": partial(_vllm, 64),

@@ -307,7 +307,7 @@ class _PhaseLook:
         self._tokenizer = tokenizer
         self._has_ids = has_ids
         self._pictures = HeldPictures()
-        self._images = None if reader is None else RowPictures(reader, self._pictures)
+        self._images = None if reader is None else RowPictures(reader, self._pictures, data.source.allow_image_urls)
 
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
         account = PhaseAccount(

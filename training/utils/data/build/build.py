@@ -93,7 +93,8 @@ def build_phase(
     with _pointing_to_inspect():
         parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed)
         parts |= parts_of_parallel_thinking(data.chat, tags)
-        parts |= {} if images is None else images.parts()
+        if images is not None:
+            parts |= {**images.parts(), "image urls": str(data.source.allow_image_urls)}
         cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
@@ -211,7 +212,7 @@ def _build_splits(
 
     def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, Pictures], Iterator[Row]]:
         def make(begin: int, end: int, counts: Counts, pictures: Pictures) -> Iterator[Row]:
-            read = None if images is None else RowPictures(images, pictures)
+            read = None if images is None else RowPictures(images, pictures, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
                 maker = RowMaker(phase, data.chat, data.rows, texts, portion.source, counts, read)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)

@@ -37,10 +37,11 @@ class RowPicture:
 
 @dataclass(frozen=True)
 class RowPictures:
-    """Reads the images of rows for one model, and puts their pictures aside."""
+    """Reads the images of rows for one model, and puts their pictures aside. allow_urls: see `image_bytes`."""
 
     reader: ImageReader
     pictures: Pictures
+    allow_urls: bool = False
 
     def placed(
         self, messages: Sequence[Message], values: Sequence[Any], folder: str | None, where: str
@@ -57,7 +58,7 @@ class RowPictures:
         images = []
         for number, value in enumerate(found.images, start=1):
             named = f"{where}, image {number}"
-            data = image_bytes(value, root, named)
+            data = image_bytes(value, root, named, self.allow_urls)
             text = self.reader.text_of(data, named)
             images.append(RowPicture(self.pictures.add(data), text, hashlib.sha256(data).hexdigest()))
         return found.messages, tuple(images)

@@ -1,7 +1,7 @@
 """Images as rows hold them: bytes, a path inside the data's folder, Hugging Face's struct of both, a PIL image.
 
-All become the bytes of an encoded picture, and nothing is decoded but a PIL image. No address is fetched, and no path
-leaves the folder.
+All become the bytes of an encoded picture, and nothing is decoded but a PIL image. No address is fetched unless a user
+allows it, and no path leaves the folder.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
+from training.utils.data.images.fetching import fetched
 from training.utils.data.sources.media import BadConversation
 
 MOST_FILE_BYTES = 2**26  # of one encoded picture
@@ -22,18 +23,22 @@ _FORMS = "bytes, a path inside the data's folder, an object with 'bytes' or 'pat
 _KEYS = ("bytes", "path", "image")  # of Hugging Face's struct and of verl's object
 
 
-def image_bytes(value: Any, folder: Path | None, where: str) -> bytes:
+def image_bytes(value: Any, folder: Path | None, where: str, allow_urls: bool = False) -> bytes:
     """The encoded picture that a value names.
 
     folder: what paths are relative to; None where the rows come from no folder, and paths are refused.
     where: of the row and the image, for errors.
+    allow_urls: read what public https addresses hold (`fetching`).
     Raises BadConversation for any other value, an address, and a path that leaves the folder or is no regular file.
     """
     value = _inside(value, where)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _bounded(bytes(value), where)
     if isinstance(value, (str, os.PathLike)):
-        return _read(os.fspath(value), folder, where)
+        path = os.fspath(value)
+        if allow_urls and isinstance(path, str) and _ADDRESS.match(path) and not path.startswith("data:"):
+            return _bounded(fetched(path, MOST_FILE_BYTES, where), where)
+        return _read(path, folder, where)
     if hasattr(value, "convert") and hasattr(value, "size"):
         from training.utils.data.images.decoding import encoded
 
@@ -57,8 +62,8 @@ def _read(path: str | bytes, folder: Path | None, where: str) -> bytes:
         raise BadConversation(f"{where}: expected a path, got {path!r:.60}")
     if _ADDRESS.match(path):
         raise BadConversation(
-            f"{where}: expected a path inside the data's folder, got the address {path[:60]!r}; no address is fetched: "
-            "store the pictures beside the data"
+            f"{where}: expected a path inside the data's folder, got the address {path[:60]!r}; no address is fetched "
+            "without --allow_image_urls: store the pictures beside the data"
         )
     if folder is None:
         raise BadConversation(
