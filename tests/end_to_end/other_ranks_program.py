@@ -23,9 +23,14 @@ class Chain:
 
 
 CHAINS = (
-    Chain("sft", "sft", ((2, 2), (1, 3), (2, 2)), "--weight_decay 0.1"),
+    Chain("sft", "sft", ((2, 2), (1, 3), (2, 2)), "--weight_decay 0.1 --mtp_num_layers 2 --mtp_detach false"),
     # The actor's first checkpoint is from before its first update: the critic warms up.
-    Chain("ppo", "ppo", ((2, 3), (1, 0)), "--enable_ema --ema_decay 0.5 --actor_weight_decay 0.1 --critic_warmup 1"),
+    Chain(
+        "ppo",
+        "ppo",
+        ((2, 3), (1, 0)),
+        "--enable_ema --ema_decay 0.5 --actor_weight_decay 0.1 --critic_warmup 1 --mtp_num_layers 1",
+    ),
 )
 
 

@@ -38,7 +38,7 @@ def test_it_goes_on_within_rounding(runs, chain):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), (one["step"], name)
     models = sorted(path.parent.name for path in unbroken.glob("*/model.safetensors"))
     assert models == (["critic", "model", "model_ema"] if chain.program == "ppo" else ["model"])
-    for model in models:
+    for model in [*models, "model/mtp"]:  # and the head: of a loss of its own beside PPO, of one loss with SFT
         first, second = (load_file(folder / model / "model.safetensors") for folder in (unbroken, moved))
         assert first.keys() == second.keys()
         for name in first:
