@@ -26,7 +26,7 @@ from training.utils.layout.rank_share import rank_share
 from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
-PROMPT, RESPONSE, OBSERVATION = 200, 100, 60  # tokens
+PROMPT, RESPONSE, OBSERVATION = 128, 64, 32  # tokens
 FORMS = {"apart": (False, 0), "prompt": (True, 0), "trie": (True, 64)}  # packed, tokens from which on they are shared
 
 

@@ -24,7 +24,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def numbers_of(*words):
     """What a process of its own, which has imported torch, prints."""
-    done = run_python(["-c", *words], timeout_seconds=120)
+    done = run_python(["-c", *words])
     if "no mallopt" in done.stderr:
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr

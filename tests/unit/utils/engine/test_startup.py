@@ -24,6 +24,8 @@ for _ in range(2):
         assert summed_numbers({"a": 2.0}, ranks.device) == {"a": 2.0}
     assert not torch.distributed.is_initialized()
     assert "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
+import deepspeed
+assert vars(deepspeed.ops)["__compatible_ops__"] == {"deepspeed_shm_comm": False}  # no compiler was tried out
 try:
     with started_process_group():
         raise KeyError("x")
@@ -39,7 +41,7 @@ assert gathered("x") == ["x"] and largest(3, torch.device("cpu")) == 3
 def test_a_single_process_needs_no_launcher_and_closes_its_group():
     """DeepSpeed-Chat fails without a launcher, and with one may end with 250 for a group left open."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = run_python(["-c", ALONE], environment, timeout_seconds=120)
+    done = run_python(["-c", ALONE], environment)
     assert done.returncode == 0, done.stderr
 
 

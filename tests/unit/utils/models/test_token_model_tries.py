@@ -17,10 +17,11 @@ from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU, PAD = torch.device("cpu"), 0
-# Norms compute in float32, and log-probabilities of a shared token add up over its owners.
-TOLERANCE = 5e-7
+# Of a norm. Scalars leave a model as float32, and the backward of a norm computes in it: steps of 6e-8.
+EXACT, SCALARS, GRADIENTS = 1e-12, 3e-7, 2e-6
 FORMS = ["sdpa", "by_document"]  # others: test_blocks.py, test_varlen_attention.py
-FEW, MANY = range(6), range(1000)
+FEW = range(6)
+MANY = [range(first, first + 100) for first in range(0, 1000, 100)]
 
 
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
@@ -41,9 +42,9 @@ def plain_states(trunk: torch.nn.Module, sequences: list[TokenSequence]) -> torc
     return trunk(input_ids=ids_NT, use_cache=False)[0]
 
 
-def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+def assert_close(got: torch.Tensor, want: torch.Tensor, tolerance: float, what: str) -> None:
     assert got.shape == want.shape, what
-    assert float((got - want).detach().norm()) <= TOLERANCE * max(1.0, float(want.detach().norm())), what
+    assert float((got - want).detach().norm()) <= tolerance * max(1.0, float(want.detach().norm())), what
 
 
 def check_policy(model: torch.nn.Module, seed: int, weights: torch.Tensor, sequences: list[TokenSequence]) -> None:
@@ -56,8 +57,9 @@ def check_policy(model: torch.nn.Module, seed: int, weights: torch.Tensor, seque
     read = PolicyModel(model)(packed_rows([[trie_document(sequences, 1)]], PAD), 0.8, with_entropy=True)
     assert read.entropies_M is not None
     got = gradient(model, (read.logprobs_M * weights).sum() + (read.entropies_M * weights.flip(0)).sum())
-    for one, other in ((read.logprobs_M, want_M), (read.entropies_M, entropies_M), (got, want)):
-        assert_close(one, other, f"trie {seed}")
+    assert_close(read.logprobs_M, want_M, EXACT, f"trie {seed}")
+    assert_close(read.entropies_M, entropies_M, EXACT, f"trie {seed}")
+    assert_close(got, want, GRADIENTS, f"trie {seed}")
 
 
 def check_scorer(model: torch.nn.Module, seed: int, weights: torch.Tensor, sequences: list[TokenSequence]) -> None:
@@ -68,11 +70,16 @@ def check_scorer(model: torch.nn.Module, seed: int, weights: torch.Tensor, seque
     rows, scorer = packed_rows([[trie_document(sequences, 1)]], PAD), ScalarModel(model)
     got_M, got_B = scorer(rows, at="targets"), scorer(rows, at="end")
     got = gradient(model, (got_M * weights).sum() + got_B.double().square().sum())
-    for one, other in ((got_M, want_M), (got_B, ends_B), (got, want)):
-        assert_close(one, other, f"trie {seed}")
+    assert_close(got_M, want_M, SCALARS, f"trie {seed}")
+    assert_close(got_B, ends_B, SCALARS, f"trie {seed}")
+    assert_close(got, want, GRADIENTS, f"trie {seed}")
 
 
-@pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "seeds",
+    [FEW, *(pytest.param(hundred, marks=pytest.mark.long) for hundred in MANY)],
+    ids=lambda seeds: f"{seeds.start}-{seeds.stop}",
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_random_tries_are_their_sequences(form, seeds):
     models = tiny_causal_lm("llama", torch.float64), tiny_scalar_model("llama", torch.float64)
@@ -118,6 +125,6 @@ def test_a_plan_of_several_ranks_and_micro_batches_is_one_gradient():
         gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
         found[name] = torch.cat([logprobs[index] for index in range(len(sequences))]), gradients
     for name in found:
-        for one, other in zip(found[name], found["padded"], strict=True):
-            assert_close(one, other, name)
+        for one, other, tolerance in zip(found[name], found["padded"], (EXACT, GRADIENTS), strict=True):
+            assert_close(one, other, tolerance, name)
     assert computed["shared"] < computed["two ranks"] < computed["prompts"] < computed["padded"]
