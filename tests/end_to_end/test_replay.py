@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.end_to_end.conftest import SHARED, run_step, save_start
+from tests.support.chat_templates import chat_template, chat_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -37,3 +38,65 @@ def test_a_replayed_run_ends_with_the_same_weights(place, pairs_file):
     assert samples[0] == samples[1]
     texts = [json.loads(line)["response"] for line in samples[0].splitlines()]
     assert any("q" in text for text in texts) and not any("apple" in text for text in texts)
+
+
+ENVIRONMENT = '''
+import time
+
+
+class Uneven:
+    """Ends at once for half of the rows, and never for the other half; every answer takes a moment."""
+
+    def reset(self, row):
+        self.talks = int(row["ground_truth"]) % 2
+        return row["messages"], None
+
+    def step(self, message):
+        time.sleep(0.02)
+        reward = float(len(message.text) % 3)
+        messages = [{"role": "user", "content": "more"}] if self.talks else []
+        return messages, reward, not self.talks, {"heard": 1}
+
+    def close(self):
+        pass
+'''
+
+
+@pytest.mark.long
+def test_conversations_of_uneven_ranks_replayed_and_resumed(place):
+    """With an environment, on two ranks under ZeRO-3; the replay asks no environment."""
+    start = save_start(place / "start_of_talk", tokenizer=chat_tokenizer(chat_template("chatml")))
+    rows = place / "talk.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"Say {n}.", "ground_truth": str(n)}) + "\n" for n in range(24)))
+    environment, rollouts = place / "uneven.py", place / "talks"
+    environment.write_text(ENVIRONMENT)
+    shared = [
+        *("--actor_model_name_or_path", start, "--data_path", f"jsonl:{rows}"),
+        *("--data_output_path", place / "talk_cache", "--environment", f"{environment}:Uneven", "--max_turns", 6),
+        *"--data_split 0,0,1 --eval_fraction 0.2 --max_prompt_seq_len 40 --max_answer_seq_len 80 --dtype fp32".split(),
+        *"--reward environment --advantage grpo --num_samples_per_prompt 2 --kl_coef 0.1 --max_train_steps 2".split(),
+        *"--per_device_generation_batch_size 1 --per_device_training_batch_size 2 --actor_learning_rate 1e-3".split(),
+        *("--actor_zero_stage", 3, "--stop", "a", "e", "i", "o", "t", "s", "n"),
+    ]
+    drawn, weights = place / "talked", {}
+    saves = ["--rollout_dump", rollouts, "--save_every", 1, "--keep_last", 2]
+    for name, folder, more in (
+        ("drawn", drawn, saves),
+        ("resumed", drawn, [*saves, "--resume", drawn / "checkpoints" / "step_000001"]),
+        ("replayed", place / "talked_again", ["--rollout_replay", rollouts]),
+    ):
+        if name == "replayed":
+            environment.write_text("raise RuntimeError('asked by a replay')")
+        ran = run_step(3, [*shared, *more, "--output_dir", folder], ranks=2)
+        assert ran.code == 0, ran.words
+        weights[name] = load_file(folder / "model" / "model.safetensors")
+    started = load_file(start / "model.safetensors")
+    assert any(float((weight - started[name]).abs().max()) > 5e-4 for name, weight in weights["drawn"].items())
+    for name, weight in weights["drawn"].items():
+        assert weight.equal(weights["resumed"][name]) and weight.equal(weights["replayed"][name])
+    samples = [(folder / "samples.jsonl").read_text() for folder in (drawn, place / "talked_again")]
+    assert samples[0].startswith(samples[1][:200])
+    turns = [json.loads(line)["turns"] for line in samples[1].splitlines()]
+    assert 1 in turns and max(turns) > 3
+    lines = [json.loads(line) for line in (drawn / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["environment/heard"] >= 1 for line in lines if "conversation/turns" in line)
