@@ -48,18 +48,6 @@ class AssistantMessage:
     calls: tuple[Call, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def as_message(self) -> Message:
-        """The message as chat templates take it."""
-        message: Message = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        if self.calls:
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.calls
-            ]
-        return message
-
 
 class Opening(NamedTuple):
     """How a conversation begins.

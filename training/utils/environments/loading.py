@@ -55,7 +55,8 @@ class Environments:
         if name not in self.names:
             got = f"got '{name}'{nearest_names(str(name), self.names)}" if COLUMN in row else "got a row without it"
             raise ThreestepError(
-                f"the column '{COLUMN}' expects one of {', '.join(self.names)}, or nothing for a row of one turn, {got}"
+                f"the column '{COLUMN}' expects one of {', '.join(self.names)}, or nothing for a row of one turn, "
+                f"{got}; mend the row with the prompt {str(row.get('prompt'))[:60]!r}"
             )
         return str(name)
 

@@ -99,8 +99,8 @@ def test_several_are_routed_by_the_column_and_the_seed_is_passed(file):
         opening_of(environments, {"environment": "tools", "messages": [{"role": "user", "content": "3 + 4"}]})
         == "3 + 4"
     )
-    with pytest.raises(ThreestepError, match="expects one of Good, Seeded, tools, or nothing .*, got a row without it"):
-        environments.name_of({})
+    with pytest.raises(ThreestepError, match="tools, or nothing .*, got a row without it; mend the row .* 'Play'"):
+        environments.name_of({"prompt": "Play"})
     environments.close()
 
 

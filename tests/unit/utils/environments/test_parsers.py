@@ -128,14 +128,6 @@ def test_no_text_makes_a_parser_raise(form):
         assert message.text == text and len(message.calls) + len(message.problems) <= 24
 
 
-def test_the_message_for_a_template_has_what_the_text_had():
-    message = read_message(f"<think>why</think>So:{WRITTEN['hermes']}", PARSERS["hermes"]).as_message()
-    functions = [call["function"] for call in message.pop("tool_calls")]
-    assert functions == [{"name": "add", "arguments": ADD.arguments}, {"name": "now", "arguments": {}}]
-    assert message == {"role": "assistant", "content": "So:", "reasoning_content": "why"}
-    assert read_message("hi", PARSERS["hermes"]).as_message() == {"role": "assistant", "content": "hi"}
-
-
 TEMPLATES = {  # as the public families write or ask for calls
     "hermes": '{{- \'<tool_call>\\n{"name": "\' }}{{- tool_call.name }}',
     "llama": "{{- '{\"name\": \"' + tool_call.name + '\", ' }}{{- '\"parameters\": ' }}",
