@@ -152,7 +152,7 @@ def encoded(chat: ChatTokenizer, messages, tools=None, train_turns="all", **kwar
 def decoded_runs(chat: ChatTokenizer, row: EncodedConversation) -> list[tuple[str, bool]]:
     """What the row says, cut where loss begins or ends."""
     cut = [list(run) for _, run in groupby(zip(row.ids, row.loss, strict=True), lambda one: one[1])]
-    return [(chat._decode([[token for token, _ in run]])[0], run[0][1]) for run in cut]
+    return [(chat.decode([[token for token, _ in run]])[0], run[0][1]) for run in cut]
 
 
 @pytest.mark.parametrize("marks", [False, True], ids=["no marks", "marks"])
@@ -198,7 +198,7 @@ def test_ids_are_transformers_own_where_no_token_straddles(name):
     row = encoded(own, messages)
     whole = own._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
     if name == "llama3":  # two line breaks alone are one token, and two of them before a text are not
-        assert row.ids != whole and own._decode([row.ids]) == own._decode([whole])
+        assert row.ids != whole and own.decode([row.ids]) == own.decode([whole])
         prompt = own._tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"]
         assert row.ids[: len(prompt)] == prompt and whole[: len(prompt)] != prompt
     else:
@@ -322,7 +322,7 @@ def test_an_empty_thought_of_the_generation_prompt_alone(marks, turns):
     asked = Conversation(messages[:-1], "row")
     (prompt_ids,) = own.encode([own.prompt(asked)], ["row"])
     prompt = [token for ids in prompt_ids for token in ids]
-    assert own._decode([prompt])[0].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert own.decode([prompt])[0].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     row = encoded(own, messages)
     assert row.ids[: len(prompt)] == prompt and not any(row.loss[len(prompt) - 8 : len(prompt)])
     learnt = [text for text, loss in decoded_runs(own, row) if loss]
@@ -396,7 +396,7 @@ def test_a_tokenizer_that_adds_a_space_of_its_own():
 def test_a_lossless_tokenizer_must_give_the_texts_back(monkeypatch):
     own = chat("chatml")
     pieces = own.sentence(Conversation([{"role": "assistant", "content": "b"}], "row"), "all")
-    monkeypatch.setattr(ChatTokenizer, "_decode", lambda self, ids: ["something else" for _ in ids])
+    monkeypatch.setattr(ChatTokenizer, "decode", lambda self, ids: ["something else" for _ in ids])
     (error,) = own.encode([pieces], ["dataset 'x', row 7"])
     assert re.search(r"dataset 'x', row 7: the assistant's tokens decode to 'something else'", str(error))
 
