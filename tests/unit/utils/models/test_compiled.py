@@ -26,6 +26,7 @@ def nothing_compiled_before() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    torch._logging.set_logs()
 
 
 def run(length: int, first_target: int, seed: int) -> TokenSequence:
@@ -88,7 +89,8 @@ def compilations() -> int:
 
 
 def test_twenty_mixed_layouts_are_four_compilations():
-    """One row or several, with a mask or without."""
+    """One row or several, with a mask or without. A failure prints what was compiled again, and why."""
+    torch._logging.set_logs(recompiles=True, graph_breaks=True)
     model, generator = tiny_causal_lm("llama", num_hidden_layers=1), torch.Generator().manual_seed(0)
     policy = PolicyModel(model)
     compile_blocks(model, "eager")
