@@ -64,10 +64,14 @@ def _sdpa_that_shares_keys(
 
 def _are_few_tokens(query_NATD: torch.Tensor, attention_mask: torch.Tensor | None, others: Mapping[str, Any]) -> bool:
     """Whether a call is of one token of each row, or of a few with a mask that all heads share. others: its further
-    arguments, of which these change what it is."""
+    arguments, of which these change what it is.
+
+    Compiled blocks are those of training: there a bound on the tokens would be one compilation more."""
     if any(others.get(name) is not None for name in ("position_bias", "cache")):
         return False
     tokens = query_NATD.shape[2]
+    if torch.compiler.is_compiling():
+        return tokens == 1
     is_shared = attention_mask is not None and attention_mask.shape[1:3] == (1, tokens)
     return tokens == 1 or (tokens <= _FEW_TOKENS and is_shared)
 

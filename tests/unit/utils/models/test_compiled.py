@@ -14,6 +14,7 @@ from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import compiled
 from training.utils.models.compiled import check_compiler, compile_blocks
+from training.utils.models.document_attention import share_keys_of_few_tokens
 from training.utils.models.layout_check import check_padded
 from training.utils.models.lora import add_lora
 from training.utils.models.settings import ModelSettings
@@ -89,7 +90,9 @@ def compilations() -> int:
 
 
 def test_twenty_mixed_layouts_are_four_compilations():
-    """One row or several, with a mask or without. A failure prints what was compiled again, and why."""
+    """One row or several, with a mask or without, also behind a rollout. A failure prints what was compiled again, and
+    why."""
+    share_keys_of_few_tokens()
     torch._logging.set_logs(recompiles=True, graph_breaks=True)
     model, generator = tiny_causal_lm("llama", num_hidden_layers=1), torch.Generator().manual_seed(0)
     policy = PolicyModel(model)
