@@ -15,9 +15,9 @@ import statistics
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from benchmarks.workload import SHAPES, VOCABULARY
+from benchmarks.workload import SHAPES, VOCABULARY, config_of
 from training.step3_ppo.losses.ppo import ppo
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.layout.documents import TokenSequence
@@ -91,16 +91,7 @@ def learn(policy: PolicyModel, sequences: list[TokenSequence], form: str) -> int
 
 
 def _model(shape: str) -> LlamaForCausalLM:
-    hidden, layers, heads, intermediate = SHAPES[shape]
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=intermediate,
-        max_position_embeddings=2048,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config_of(shape)).eval()
     use_document_attention(model)
     return model
 

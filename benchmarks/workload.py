@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 SHAPES = {
     # hidden, layers, heads, intermediate: with 8,192 tokens 5.1, 27.7, 108 and 1,270 million weights
@@ -84,6 +88,24 @@ def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
     return workload
 
 
+def config_of(shape: str) -> LlamaConfig:
+    """The model of a shape. Its end and pad tokens are those of the workload's tokenizer."""
+    from transformers import LlamaConfig
+
+    hidden, layers, heads, intermediate = SHAPES[shape]
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+
+
 def save_scalar_model(language_model: Path, folder: Path) -> None:
     """Write the same body with a new random scalar head, and the tokenizer: a reward model and critic of that shape."""
     import torch
@@ -143,7 +165,7 @@ def _write(path: Path, rows: list[dict]) -> None:
 def _make_model(workload: Workload, shape: str, texts: list[str]) -> None:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -158,18 +180,5 @@ def _make_model(workload: Workload, shape: str, texts: list[str]) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|pad|>", model_max_length=512
     ).save_pretrained(workload.model)
-    hidden, layers, heads, intermediate = SHAPES[shape]
     torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=intermediate,
-            max_position_embeddings=2048,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=1,
-        )
-    ).save_pretrained(workload.model)
+    LlamaForCausalLM(config_of(shape)).save_pretrained(workload.model)

@@ -398,22 +398,27 @@ def _slower(flags: Any) -> Any:
     return dataclasses.replace(flags, actor_learning_rate=ACTOR_RATE / 10)
 
 
+def save_weights(trainer: Any, out: Path, name: str, layout: str) -> None:
+    """Save the actor's and the critic's weights as NAME_actor_LAYOUT.pt and NAME_critic_LAYOUT.pt."""
+    import torch
+
+    roles = trainer.roles
+    models = {"actor": (roles.actor, roles.actor_model), "critic": (roles.critic, roles.critic_model)}
+    for role, (engine, model) in models.items():
+        state = engine.full_state(model)
+        if roles.actor.ranks.is_main:
+            torch.save(state, out / f"{name}_{role}_{layout}.pt")
+
+
 def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Several minibatches a rollout: which sequences meet in one, and which rank computes them, changes nothing."""
-    import torch
 
     found = {}
     for layout in cases:
         stage, packed = MINIBATCH_LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed, minibatches=4)
         found[layout] = [trainer.learn([experienced(trainer, i)], i) for i in range(1, ITERATIONS + 1)]
-        for name, engine, model in (
-            ("actor", trainer.roles.actor, trainer.roles.actor_model),
-            ("critic", trainer.roles.critic, trainer.roles.critic_model),
-        ):
-            state = engine.full_state(model)
-            if ranks.is_main:
-                torch.save(state, out / f"minibatches_{name}_{layout}.pt")
+        save_weights(trainer, out, "minibatches", layout)
     return found
 
 
@@ -446,13 +451,7 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
             "figures": [learner.learn(sequences, [], SEED, forwards) for _ in range(2)],
             "tokens": sum(int((each.rows.segment_ids_NT >= 0).sum()) for each in forwards),
         }
-        for role, engine, model in (
-            ("actor", trainer.roles.actor, trainer.roles.actor_model),
-            ("critic", trainer.roles.critic, trainer.roles.critic_model),
-        ):
-            state = engine.full_state(model)
-            if ranks.is_main:
-                torch.save(state, out / f"tries_{role}_{layout}.pt")
+        save_weights(trainer, out, "tries", layout)
     return found
 
 

@@ -137,7 +137,7 @@ def learn(engine: Any, mtp: Any, rollout: Any) -> None:
     documents = [plain(sequence) for sequence in rollout.sequences()]
     rows = packed_rows([[document] for document in documents], PAD, with_before=True)
     step = mtp.of_step(mtp.targets(documents))
-    read = engine(rows, with_states=True)
+    read = engine(rows, entries=())
     engine.backward(read.logprobs_M.sum() / 1000.0)
     step.learn(read, mtp.entries(rows))
     engine.step()

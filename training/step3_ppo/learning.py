@@ -189,7 +189,7 @@ class Learner:
         if forward.policy is not None:
             return forward.policy
         with_entropy, mtp = self.settings.entropy_coef > 0, self.roles.mtp
-        asked = {"with_logits": self._exact_kl, "with_states": mtp.trains}
+        asked = {"with_logits": self._exact_kl, **mtp.asked(forward.entries)}
         return self.roles.actor(forward.rows, self.experience.temperature, with_entropy, **asked)
 
     @property

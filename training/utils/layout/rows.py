@@ -206,8 +206,7 @@ def packed_rows(
             segments_before += len(document.segments)
     images = tuple(image for _, _, part in _placed(rows) for image in part.tokens.images)
     target_ids_M, predictor_M, sequence_M, place_M = (torch.cat(parts) for parts in zip(*targets, strict=True))
-    several_owners = any(len(owners) > 1 for row in rows for document in row for owners in document.owners)
-    first_U, read_M = _different(place_M) if several_owners else (None, None)
+    first_U, read_M = _different(rows, place_M)
     return TokenRows(
         input_ids_NT=input_ids_NT,
         position_ids_NT=position_ids_NT,
@@ -272,7 +271,11 @@ def _targets(document: Document, lasts: Sequence[int], first_sequence: int) -> l
     return [part for parts in owned for part in parts]
 
 
-def _different(place_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `TokenRows.first_U` and `read_M` of targets at these positions."""
+def _different(
+    rows: Sequence[Sequence[Document]], place_M: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return `TokenRows.first_U` and `read_M` of targets at these positions; None where no two share one."""
+    if all(len(owners) <= 1 for row in rows for document in row for owners in document.owners):
+        return None, None
     _, first_U, read_M = np.unique(place_M.numpy(), return_index=True, return_inverse=True)
     return torch.from_numpy(first_U), torch.from_numpy(read_M)

@@ -55,20 +55,22 @@ class PolicyModel(nn.Module):
         noise_NTE: torch.Tensor | None = None,
         with_logits: bool = False,
         with_collisions: bool = False,
-        with_states: bool = False,
-        entries: Sequence[MtpEntries] = (),
+        entries: Sequence[MtpEntries] | None = None,
     ) -> TokenLogprobs:
-        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. with_states:
-        return `states` too, where the head is linear. entries: of `mtp_head`; return `ahead` too."""
+        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. entries: of a
+        head for multi-token prediction: where the output layer is linear, return `ahead` too, or, without `mtp_head`,
+        the `states` that a head beside this model reads. None: no such head."""
         asked = (temperature, with_entropy)
         target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
             read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
-            if entries:
-                read = read._replace(ahead=self._ahead(rows, hidden_LH, entries))
-            return read._replace(states=self._states(rows, hidden_LH)) if with_states else read
+            if entries is None:
+                return read
+            if self.mtp_head is None:
+                return read._replace(states=self._states(rows, hidden_LH))
+            return read._replace(ahead=self._ahead(rows, hidden_LH, self.mtp_head, entries))
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
         read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
@@ -80,12 +82,12 @@ class PolicyModel(nn.Module):
         return self._target_head
 
     def _ahead(
-        self, rows: TokenRows, hidden_LH: torch.Tensor, entries: Sequence[MtpEntries]
+        self, rows: TokenRows, hidden_LH: torch.Tensor, mtp_head: nn.Module, entries: Sequence[MtpEntries]
     ) -> tuple[TokenLogprobs, ...]:
         """Of each depth, with gradients for states, embeddings and output layer."""
-        assert self.mtp_head is not None and self._target_head is not None
+        assert self._target_head is not None
         embeddings_NTE = self.model.get_input_embeddings()(rows.input_ids_NT)
-        states = self.mtp_head(hidden_LH, embeddings_NTE.flatten(0, 1), tuple(entries))
+        states = mtp_head(hidden_LH, embeddings_NTE.flatten(0, 1), tuple(entries))
         return tuple(
             self._target_head(hidden_MH, entry.rows.target_ids_M, 1.0, False)
             for hidden_MH, entry in zip(states, entries, strict=True)

@@ -90,9 +90,7 @@ class MultiTokenPrediction:
 
     def asked(self, entries: Sequence[MtpEntries]) -> dict[str, Any]:
         """Return what a forward of the model gets in its keyword arguments."""
-        if self.head is None:
-            return {}
-        return {"entries": tuple(entries)} if self.head.is_joint else {"with_states": True}
+        return {"entries": tuple(entries)} if self.trains else {}
 
     def entries(self, rows: TokenRows) -> tuple[MtpEntries, ...]:
         """Of rows on the CPU, made with `with_before=self.trains`."""

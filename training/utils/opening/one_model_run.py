@@ -72,9 +72,7 @@ def run_one_model(
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
         rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, _reader(flags, tokenizer))
-        if check_rows is not None:
-            check_rows(rows.train, flags.own)
-        images = _images(flags, rows, phase)
+        images = _checked_images(flags, rows, phase, check_rows)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         chunk_mb = plan.settings["head_chunk_mb"]
@@ -139,8 +137,12 @@ def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> ImageRe
     return open_image_reader(path, load_config(path, flags.start.trust_remote_code), tokenizer)
 
 
-def _images(flags: OneModelFlags, rows: PhaseData, phase: int) -> RowImages | None:
-    """The images of the rows; ThreestepError if the run cannot train on them."""
+def _checked_images(
+    flags: OneModelFlags, rows: PhaseData, phase: int, check_rows: Callable[[Sequence[Any], Any], None] | None
+) -> RowImages | None:
+    """The images of the rows; ThreestepError if the run cannot train on these rows or their images."""
+    if check_rows is not None:
+        check_rows(rows.train, flags.own)
     document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
     images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
     if images is not None:

@@ -72,7 +72,7 @@ def test_packed_rows_with_a_shared_prompt_give_the_definitions_loss_and_gradient
     policy = PolicyModel(model)
     rows = packed_rows([documents, [documents[1]]], pad_token_id=0, with_before=True)
     entries = mtp_entries(rows, 2)
-    read = policy(rows, with_states=True)
+    read = policy(rows, entries=())
     hidden = head(read.states.hidden_LH, read.states.embeddings_LH, entries)
     got = []
     for depth, (hidden_MH, entry) in enumerate(zip(hidden, entries, strict=True), start=1):

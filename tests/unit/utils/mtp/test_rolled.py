@@ -89,7 +89,7 @@ def test_losses_and_gradients_are_the_same(batches):
     for _ in range(batches):
         rows, mask, lengths = _row(*_batch(generator), pad=1)
         head.zero_grad()
-        read = policy(rows, with_states=True)
+        read = policy(rows, entries=())
         entries = mtp_entries(rows, 2)
         ours = [
             policy.target_head.read_alone(hidden_MH, entry.rows.target_ids_M).logprobs_M

@@ -60,7 +60,8 @@ class RowPictures:
             named = f"{where}, image {number}"
             data = image_bytes(value, root, named, self.allow_urls)
             text = self.reader.text_of(data, named)
-            images.append(RowPicture(self.pictures.add(data), text, hashlib.sha256(data).hexdigest()))
+            digest = hashlib.sha256(data)
+            images.append(RowPicture(self.pictures.add(digest.digest(), data), text, digest.hexdigest()))
         return found.messages, tuple(images)
 
     def _check_texts(self, messages: Sequence[Message], where: str) -> None:

@@ -9,7 +9,6 @@ i // PICTURES_PER_BATCH.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,8 +46,8 @@ def spans_of(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
 class Pictures(Protocol):
     """Where the pictures of rows are put while the rows are made."""
 
-    def add(self, data: bytes) -> int:
-        """The key of a picture: of equal bytes the same."""
+    def add(self, digest: bytes, data: bytes) -> int:
+        """The key of a picture: of equal bytes the same. digest: its sha256."""
 
 
 class HeldPictures:
@@ -58,8 +57,8 @@ class HeldPictures:
         self._keys: dict[bytes, int] = {}
         self._held: list[bytes] = []
 
-    def add(self, data: bytes) -> int:
-        digest = hashlib.sha256(data).digest()
+    def add(self, digest: bytes, data: bytes) -> int:
+        """See `Pictures`."""
         if digest not in self._keys:
             self._keys[digest] = len(self._held)
             self._held.append(data)
@@ -79,12 +78,8 @@ class PictureWriter:
         self._file: HashedFile | None = None
         self._stream: Any = None
 
-    def add(self, data: bytes) -> int:
-        """The key of a picture: of equal bytes the same."""
-        return self.add_known(hashlib.sha256(data).digest(), data)
-
-    def add_known(self, digest: bytes, data: bytes) -> int:
-        """`add` for a picture whose sha256 is known."""
+    def add(self, digest: bytes, data: bytes) -> int:
+        """See `Pictures`."""
         if digest not in self._keys:
             self._keys[digest] = len(self._keys)
             self._waiting.append((digest, data))
@@ -156,5 +151,5 @@ def copy_pictures(path: str, keys: np.ndarray, writer: PictureWriter) -> np.ndar
     new_keys = np.zeros(int(used[-1]) + 1 if len(used) else 0, np.int64)
     store = PictureStore(path)
     for key in map(int, used):
-        new_keys[key] = writer.add_known(store.digest(key), store[key])
+        new_keys[key] = writer.add(store.digest(key), store[key])
     return new_keys
