@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ SEED, STEPS, PER_STEP = 5, 3, 4
 LONGEST = 40
 VOCAB = 96
 BETA = 0.3
+FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "idefics3")  # of vision_models.FAMILIES
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Case:
     lora_dim: int = 0
     gradient_checkpointing: bool = False
     offload: bool = False
+    kept_mb: int = 0
     kind: str = "sft"  # or "dpo", on pairs
 
 
@@ -47,6 +50,7 @@ CASES = {
         "qwen3_z3_offload": Case("qwen3_vl", 3, offload=True),
         "idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False),
         "dpo_qwen2_z0": Case("qwen2_vl", 0, kind="dpo"),
+        "dpo_qwen2_z0_kept": Case("qwen2_vl", 0, kept_mb=1, kind="dpo"),
     },
     2: {
         "qwen2_z0_all": Case("qwen2_vl", 0, micro=1, freeze_vision_tower=False),
@@ -61,8 +65,14 @@ CASES = {
         "dpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="dpo"),
         "dpo_gemma3_z2_padded": Case("gemma3", 2, micro=1, packed=False, kind="dpo"),
         "dpo_llava_z3": Case("llava", 3, micro=1, kind="dpo"),
+        "idefics3_z2_kept": Case("idefics3", 2, micro=1, kept_mb=1),
     },
 }
+# The long form has each family under each stage of ZeRO on one rank and on two, tower and projector in training.
+for cases in CASES.values():
+    for family, stage in product(FAMILY_NAMES, (0, 2, 3)):
+        if not any((case.family, case.zero_stage, case.kind) == (family, stage, "sft") for case in cases.values()):
+            cases[f"{family}_z{stage}_each"] = Case(family, stage, micro=1, freeze_vision_tower=False)
 ORDINARY: dict[int, tuple[str, ...]] = {1: (), 2: ("qwen2_z2_all", "gemma3_z3_padded", "dpo_qwen2_z3_all")}
 
 
@@ -115,7 +125,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.data.rows.documents import responses_document, sentence_document
     from training.utils.engine.arguments import EngineArguments
     from training.utils.opening.one_model_run import loop_settings
-    from training.utils.opening.row_images import images_of
+    from training.utils.opening.row_images import images_of, with_kept_features
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
@@ -130,6 +140,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     engine, model = make_engine(case, models, ranks, images)
     said: list[str] = []
     read = lambda token_rows: engine(token_rows).logprobs_M  # noqa: E731
+    images = with_kept_features(images, case.kept_mb, model, engine, read)
     packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
     assert packed is case.packed, said
     flags: Any = SimpleNamespace(
