@@ -69,7 +69,9 @@ def trained_plainly(case: Case, models: Path) -> tuple[plain.Trained, torch.nn.M
     """What one row at a time gives, with adapters merged, and the model at the start."""
     family = family_of(case.family)
     start = family_of(case.family)
-    model, before = (part.model if case.kind != "reward" else PlainScorer(part).float().double() for part in (family, start))
+    model, before = (
+        part.model if case.kind != "reward" else PlainScorer(part).float().double() for part in (family, start)
+    )
     if case.lora_dim:
         model = family.model = adapted(case, family, models)
     for name, weight in model.named_parameters():

@@ -19,7 +19,7 @@ from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.layout_check import check_padded, why_not_packed
-from training.utils.models.own_forward import own_forward_of
+from training.utils.models.own_forward import own_forward_of, read_again
 from training.utils.models.pictured import own_inputs, why_not_pictured
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
@@ -68,6 +68,7 @@ def made(request, tmp_path_factory):
     torch.manual_seed(0)
     model = load(place / "language", images, must_have_head=False)
     torch.nn.init.normal_(model.score.weight)
+    read_again(model)
     save_model(place / "reward", model, model.state_dict(), TOKENIZER)
     return SimpleNamespace(family=family, images=images, model=model, place=place, folder=place / "reward")
 
