@@ -76,7 +76,7 @@ def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
         return "its tower is in shards, which all ranks gather together (ZeRO-3)"
     if _draws(model.config.vision_config):
         return "its vision tower has dropout"
-    if _ARGUMENT not in inspect.signature(model.forward).parameters:
+    if _ARGUMENT not in inspect.signature(model.base_model.forward).parameters:
         return f"its forward takes no features ({_ARGUMENT})"
     projectors = [part for name, part in model.named_modules() if of_vision(name) and _begins_projector(name)]
     trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
