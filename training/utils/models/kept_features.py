@@ -93,9 +93,7 @@ def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
     first = made.pooler_output[0]
     # The same memory: nothing is done with them in between, such as another order (Qwen2.5-VL).
     if trained and [first.untyped_storage().data_ptr()] != [part.untyped_storage().data_ptr() for part in returned]:
-        return (
-            "what its projector makes is no embedding yet; a projector that does not train can be kept with the tower"
-        )
+        return "its projector trains, and what it makes is changed before it is read (--freeze_projector true)"
     joined = isinstance(made.pooler_output, torch.Tensor)
     setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, joined))
     return None
