@@ -82,12 +82,13 @@ def plain_loss(folder: Path, place: Path) -> float:
 
 
 def test_sft_sees_what_the_processor_makes_and_saves_a_model_that_loads(place):
-    ran = run(place, 1, "start", "rows.jsonl", "sft", "--data_split 1,0,0 --max_train_steps 3 --learning_rate 1e-2")
+    run(place, 1, "start", "rows.jsonl", "sft", "--data_split 1,0,0 --max_train_steps 3 --learning_rate 1e-2")
     summary = json.loads((place / "sft" / "summary.json").read_text())
     assert summary["eval_loss_before"] == pytest.approx(plain_loss(place / "start", place), abs=1e-5)
     assert summary["eval_loss_after"] == pytest.approx(plain_loss(place / "sft" / "model", place), abs=1e-5)
     assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.1
-    assert "rows have images, which no rollout reads yet" in ran.stdout
+    samples = [json.loads(line) for line in (place / "sft" / "samples.jsonl").read_text().splitlines()]
+    assert samples and all({"response", "loss"} <= sample.keys() for sample in samples)
     one, other = (place / name / "preprocessor_config.json" for name in ("start", "sft/model"))
     assert one.read_bytes() == other.read_bytes()
 

@@ -239,6 +239,33 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
     )
 
 
+def check_beside_images(flags: PpoFlags, components: Components) -> None:
+    """ThreestepError for what does not go with prompts that have images."""
+    mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
+    mistakes.require(
+        engine.supports_images or ppo.rollout_replay is not None,
+        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give hf",
+    )
+    others = {
+        f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
+        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths behind a text"),
+        "--environment, --tools": (flags.environment.is_on, "write the prompts of conversations anew, without images"),
+        f"--mtp_num_layers {flags.mtp.mtp_num_layers}": (
+            flags.mtp.mtp_num_layers > 0,
+            "reads embeddings of tokens, which images do not have",
+        ),
+        "--share_trunk": (components.share_trunk, "puts a critic of text on the actor's trunk"),
+        "the reward 'model'": (components.with_reward_model, "reads text alone"),
+        f"the critic of --advantage {components.algorithm.flags.advantage}": (
+            components.algorithm.estimator.needs_critic and not components.share_trunk,
+            "reads text alone",
+        ),
+    }
+    for name, (given, why) in others.items():
+        mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")
+    mistakes.raise_if_any()
+
+
 def check_lengths(flags: PpoFlags, with_critic: bool) -> None:
     """ThreestepError if a prompt with its response may exceed a model's positions; nothing is loaded."""
     for role in ("actor", "critic") if with_critic else ("actor",):

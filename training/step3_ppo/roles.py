@@ -18,6 +18,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.engine.whole_model import WholeModel
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
@@ -121,6 +122,7 @@ def load_roles(
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,
+    images: RowImages | None = None,
 ) -> Roles:
     """Load the models.
 
@@ -128,14 +130,16 @@ def load_roles(
         train the critic alone.
     longest_tokens: of the sequences that the models will read; 0 if unknown.
     needed: all by default.
+    images: of the prompts, if some have one.
     """
     needed = needed or RolesNeeded()
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
+        size = len(tokenizers.actor)
         return load_under(
-            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor), **reading)
+            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, size, images=images, **reading)
         )
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
