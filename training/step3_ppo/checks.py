@@ -248,7 +248,7 @@ def check_beside_images(flags: PpoFlags, components: Components) -> None:
     )
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
-        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths behind a text"),
+        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
         "--environment, --tools": (flags.environment.is_on, "write the prompts of conversations anew, without images"),
         f"--mtp_num_layers {flags.mtp.mtp_num_layers}": (
             flags.mtp.mtp_num_layers > 0,
