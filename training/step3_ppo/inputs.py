@@ -108,8 +108,9 @@ def load_inputs(
     if flags.environment.is_on:  # environments begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
     phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log)
-    for split in (phase.train, phase.eval) if environments is not None else ():
-        check_rows(environments, split)
+    if environments is not None:
+        check_rows(environments, phase.train)
+        check_rows(environments, phase.eval)
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
             "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "
