@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -287,9 +286,9 @@ def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale |
     return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
 
 
-def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder, processor: Sequence[Path] = ()) -> None:
+def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
     """Write model/ and, where they exist, critic/ and model_ema/. A collective, and the last use of the models: the
-    average takes the place of the actor's weights. processor: files of the actor's image processor."""
+    average takes the place of the actor's weights."""
     for name, engine, model, tokenizer in (
         ("model", roles.actor, roles.actor_model, tokenizers.actor),
         ("critic", roles.critic, roles.critic_model, tokenizers.saved_with(roles.shares_trunk)["critic"]),
@@ -300,6 +299,6 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder, processo
         if engine is not None and model is not None and tokenizer is not None:
             tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
             if engine.ranks.is_main:
-                files = () if name == "critic" else processor
+                files = () if name == "critic" else roles.processor
                 beside = partial(write_beside, write_head, files)
                 save_model(folder.path / name, model, tensors, tokenizer, beside)

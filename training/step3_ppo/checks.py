@@ -15,6 +15,7 @@ from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
 from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
+from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.mtp.for_vllm import check_form
@@ -239,8 +240,10 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
     )
 
 
-def check_beside_images(flags: PpoFlags, components: Components) -> None:
-    """ThreestepError for what does not go with prompts that have images."""
+def check_beside_images(flags: PpoFlags, components: Components, images: RowImages | None) -> None:
+    """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
+    if images is None:
+        return
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
         engine.supports_images or ppo.rollout_replay is not None,

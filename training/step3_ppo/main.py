@@ -65,7 +65,6 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.opening.image_reader import processor_of
     from training.utils.opening.setup import start_run, with_head_chunk
     from training.utils.report.writing import close_run
     from training.utils.run.console import log
@@ -79,8 +78,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log, components.environments)
-    if inputs.images is not None:
-        check_beside_images(flags, components)
+    check_beside_images(flags, components, inputs.images)
     loaded = load_roles(
         replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,
@@ -95,12 +93,13 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         ),
         inputs.images,
     )
-    processor = processor_of(flags.roles.actor_model_name_or_path, loaded.actor_model)
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
-    parts = CheckpointParts(roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk), processor)
+    parts = CheckpointParts(
+        roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk), roles.processor
+    )
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
         metrics,
         checkpoints,
@@ -120,7 +119,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         result = trainer.train()
 
     if not flags.ppo.val_only:
-        save_roles(roles, tokenizers, folder, processor)
+        save_roles(roles, tokenizers, folder)
     folder.write_json("summary.json", result.summary())
     close_run(folder.path, settings, ranks.is_main, not flags.ppo.val_only)
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)

@@ -4,8 +4,9 @@ loaded only if something needs them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from training.utils.models.lora import adapters_off
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
 from training.utils.mtp.training import MultiTokenPrediction
+from training.utils.opening.image_reader import processor_of
 from training.utils.opening.setup import load_under
 
 
@@ -60,6 +62,7 @@ class Roles:
     actor_routers, critic_routers: the balancing loss of a mixture of experts.
     packs: documents may share rows of every model.
     mtp: trains a head for multi-token prediction beside the actor, if one is asked for.
+    processor: files of the actor's image processor, which are saved with it.
     """
 
     actor: TrainingEngine
@@ -76,6 +79,7 @@ class Roles:
     actor_routers: RouterLoss = field(default_factory=RouterLoss)
     critic_routers: RouterLoss = field(default_factory=RouterLoss)
     mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
+    processor: Sequence[Path] = ()
 
     @property
     def trained(self) -> dict[str, TrainingEngine]:
@@ -187,4 +191,5 @@ def load_roles(
         whole_actor=WholeModel(actor, actor_model),
         average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
         shares_trunk=flags.share_trunk,
+        processor=processor_of(flags.actor_model_name_or_path, actor_model),
     )

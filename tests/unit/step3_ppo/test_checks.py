@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import Qwen2Config
 
 from tests.support.ppo_flags import ppo_flags
@@ -11,6 +12,8 @@ from training.step3_ppo import checks
 from training.step3_ppo.checks import check_beside_images, check_lengths, checked_components
 from training.utils.generation.base import Speculation
 from training.utils.generation.hf import TransformersRollout
+from training.utils.layout.images import ImagePixels
+from training.utils.layout.pictures import RowImages
 from training.utils.rewards.gsm8k import gsm8k_reward
 from training.utils.run.errors import ThreestepError
 
@@ -233,7 +236,9 @@ def test_environments_are_loaded_unless_a_replay_has_their_answers(tmp_path):
 def beside_images(**given) -> None:
     paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
-    check_beside_images(flags, checked_components(flags))
+    components = checked_components(flags)
+    check_beside_images(flags, components, None)
+    check_beside_images(flags, components, RowImages(lambda keys: ImagePixels(torch.zeros(1)), ()))
 
 
 def test_what_reads_images_goes_with_them():
