@@ -7,7 +7,7 @@ the tokens in it that stand for the image.
 | LLaVA 1.5 | `<image>` | one for each patch | as text |
 | Gemma 3 | `<start_of_image>` | it, 256 soft tokens and an end, between empty lines | as text, seen both ways |
 | Idefics 3, SmolVLM | `<image>` | for each tile its row and column and a fixed number | as text |
-| InternVL (transformers' form) | `<IMG_CONTEXT>` | a fixed number for each tile, between `<img>` and `</img>` | as text |
+| InternVL | `<IMG_CONTEXT>` | a fixed number for each tile, between `<img>` and `</img>` | as text |
 
 The numbers come from the model's configuration and from what the image processor makes of a picture; `reader` compares
 the text with the family's own processor. Knows nothing of rows, files or Pillow.
