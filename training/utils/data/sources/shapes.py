@@ -1,7 +1,7 @@
 """The shapes: coloured shapes on small grids, drawn by code, and questions that have one right answer each.
 
     [picture] How many shapes?                                3
-    [picture] What is in row 2, column 1?                     red square
+    [picture] What is in the southwest?                       red square
     [picture] [picture] Which picture has more shapes?        first
 
 Registered as `shapes`; serves `--data_path shapes`. A model that reads images learns on it to see, from random weights
@@ -9,8 +9,8 @@ in minutes, without third-party files. Knows nothing of tokens, splits or models
 
 A picture is a `Grid` of one to four cells, each empty or with a shape: the smallest grids are easily seen, so that a
 model soon has something to build on. The kinds of questions are `KINDS`. The answer is exact: `--reward exact_match`
-compares a response with it. The chosen response is the answer; the rejected one is a slip of the same form: a count that
-is one off, another shape, colour or place, another of three words.
+compares a response with it. The chosen response is the answer; the rejected one is a slip of the same form: a count
+that is one off, another shape, colour or place, another of three words.
 
 The same seed gives the same rows on every machine and Python version: see `embedded.Draws`. Pictures and question alone
 decide whether a row is held out for evaluation, so those of training and of evaluation differ even between seeds.
@@ -36,13 +36,19 @@ TRAINING_ROWS = 12_000
 HELD_OUT_ROWS = 400
 HELD_OUT_SHARE = 16  # one row in 16 is held out
 
-MOST_CELLS = 2  # along a side of a grid
 CELL_PIXELS, SHAPE_PIXELS = 28, 20
 MARGIN_PIXELS = (CELL_PIXELS - SHAPE_PIXELS) // 2
 FORMS = ("circle", "square", "triangle")
 COLOURS = {"red": (214, 39, 40), "green": (44, 160, 44), "blue": (31, 119, 180)}
 BACKGROUND = (255, 255, 255)
 EMPTY_CELLS, FULL_CELLS = 1, 2  # weights of a cell without and with a shape
+# The places of a grid by its rows and columns, row by row, as on a map.
+PLACES = {
+    (1, 1): ("middle",),
+    (1, 2): ("west", "east"),
+    (2, 1): ("north", "south"),
+    (2, 2): ("northwest", "northeast", "southwest", "southeast"),
+}
 NOTHING = "nothing"
 FIRST, SECOND, EQUAL = "first", "second", "neither"
 
@@ -128,7 +134,7 @@ def picture_of(grid: Grid) -> Image:
 
 
 def _grid(draws: Draws) -> Grid:
-    rows, columns = (1 + draws.below(MOST_CELLS) for _ in range(2))
+    rows, columns = draws.one_of(tuple(PLACES))
     cells = (_shape(draws) if draws.weighted((EMPTY_CELLS, FULL_CELLS)) else None for _ in range(rows * columns))
     return Grid(columns, tuple(cells))
 
@@ -147,14 +153,13 @@ def _how_many(draws: Draws) -> Scene:
 def _what_is_in(draws: Draws) -> Scene:
     grid = _grid(draws)
     place = draws.below(len(grid.cells))
-    row, column = divmod(place, grid.columns)
     shape = grid.cells[place]
     others = [other for other in grid.cells if other != shape]
     if shape is not None:
         others += [Shape(colour, shape.form) for colour in COLOURS if colour != shape.colour]
         others += [Shape(shape.colour, form) for form in FORMS if form != shape.form]
     others = others or [_shape(draws)]
-    question = f"What is in row {row + 1}, column {column + 1}?"
+    question = f"What is in the {PLACES[grid.rows, grid.columns][place]}?"
     return Scene("name", (grid,), question, _words(shape), _words(draws.one_of(others)))
 
 
