@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from training.utils.data.images.reader import PixelReader
 from training.utils.data.images.shown import shown_images
+from training.utils.data.rows.phases import PromptRow
 from training.utils.layout.images import ImageSpan
 from training.utils.run.run_folder import SAMPLE_PICTURES, RunFolder
 
@@ -30,3 +32,12 @@ class SamplePictures:
                 self._kept.add(image.name)
                 self._folder.write_picture(image.name, image.small(LONGEST_SIDE))
         return found
+
+
+def keep_pictures(folder: RunFolder, pixels: PixelReader | None, rows: Iterable[PromptRow]) -> None:
+    """Keep the pictures of rows whose samples name them already, by `picture_digests`."""
+    if pixels is None or not folder.is_main_rank:
+        return
+    kept = SamplePictures(folder, pixels)
+    for row in islice(rows, MOST_PICTURES):
+        kept.names(row.images)

@@ -142,7 +142,7 @@ class PixelReader:
 
     def encoded(self, key: int) -> bytes:
         """The picture of a key, as it is stored."""
-        return self._pictures[key]
+        return self.pictures[key]
 
     def __call__(self, keys: Sequence[int]) -> ImagePixels:
         """What a vision tower takes of these images. keys: of `TokenRows.images`, in their order; a picture that is cut

@@ -32,7 +32,7 @@ from training.utils.data.sources.registry import register_dataset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TRAINING_ROWS = 12_000
+TRAINING_ROWS = 9_000
 HELD_OUT_ROWS = 400
 HELD_OUT_SHARE = 16  # one row in 16 is held out
 
