@@ -65,7 +65,6 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
-    from training.utils.opening.sample_pictures import keep_pictures
     from training.utils.opening.setup import start_run, with_head_chunk
     from training.utils.report.writing import close_run
     from training.utils.run.console import log
@@ -97,7 +96,6 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
-    keep_pictures(folder, inputs.pixels, inputs.eval)
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
     parts = CheckpointParts(
         roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk), roles.processor

@@ -23,6 +23,10 @@ class SamplePictures:
         self._pixels = pixels
         self._kept = {path.stem for path in (folder.path / SAMPLE_PICTURES).glob("*.png")}
 
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether all of these are kept."""
+        return self._kept.issuperset(names)
+
     def names(self, spans: Sequence[ImageSpan]) -> list[str]:
         """Keep the pictures of a row, and return their names in the order of its images."""
         found = []
@@ -40,4 +44,5 @@ def keep_pictures(folder: RunFolder, pixels: PixelReader | None, rows: Iterable[
         return
     kept = SamplePictures(folder, pixels)
     for row in islice(rows, MOST_PICTURES):
-        kept.names(row.images)
+        if not kept.has(row.picture_digests):
+            kept.names(row.images)

@@ -95,17 +95,20 @@ class Scene:
 def generate(
     seed: int, training_rows: int = TRAINING_ROWS, held_out_rows: int = HELD_OUT_ROWS
 ) -> dict[str, list[Scene]]:
-    """Return `training_rows` rows under "train" and `held_out_rows`, all of them different, under "eval"."""
+    """Return `training_rows` rows under "train" and `held_out_rows` under "eval": all of them different, and as many of
+    each kind."""
     draws = Draws(seed)
     train: list[Scene] = []
-    held_out: dict[tuple[tuple[Grid, ...], str], Scene] = {}
-    while len(train) < training_rows or len(held_out) < held_out_rows:
+    while len(train) < training_rows:
         scene = draws.one_of(KINDS)(draws)
         if not scene.is_held_out:
             train.append(scene)
-        elif len(held_out) < held_out_rows:
+    held_out: dict[tuple[tuple[Grid, ...], str], Scene] = {}
+    while len(held_out) < held_out_rows:
+        scene = KINDS[len(held_out) % len(KINDS)](draws)
+        if scene.is_held_out:
             held_out.setdefault((scene.grids, scene.question), scene)
-    return {"train": train[:training_rows], "eval": list(held_out.values())}
+    return {"train": train, "eval": list(held_out.values())}
 
 
 def picture_of(grid: Grid) -> Image:
