@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from training.asking.acting import Acting, stream_acted
 from training.asking.chat_images import Picture, open_picture
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.asking.scorer import Scorer
@@ -43,6 +44,7 @@ class Reply:
 class Talk:
     """Every model sees the same questions and its own answers, which depend on the seed and the turn.
 
+    acting: who answers the models; None: nobody. columns: of the row with which a question opens an environment.
     waiting: pictures that go with the next question.
     """
 
@@ -51,6 +53,8 @@ class Talk:
     seed: int
     scorer: Scorer | None = None
     system: str = ""
+    acting: Acting | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     waiting: list[Picture] = field(default_factory=list)
 
@@ -68,6 +72,10 @@ class Talk:
                     f"'{asked.name}' reads no pictures here: it is a model of text, its folder has no image processor, "
                     "it is asked without a chat template, or the rollout engine reads text alone"
                 )
+        if self.acting is not None:
+            raise ThreestepError(
+                "--environment and --tools make conversations of text; chat about pictures without them"
+            )
         if self.scorer is not None:
             raise ThreestepError(
                 f"the reward model '{self.scorer.name}' reads text alone; chat about pictures without --reward_model"
@@ -89,8 +97,7 @@ class Talk:
         for turn in self.turns:
             messages.append({"role": "user", "content": _content(turn)})
             if place in turn.answers and (with_last_answer or turn is not self.turns[-1]):
-                said = self.models[place].said(turn.answers[place])
-                messages.append({"role": "assistant", "content": said})
+                messages += self.models[place].messages_of(turn.answers[place])
         return messages
 
     def answer(self, place: int) -> Iterator[Answer]:
@@ -100,14 +107,21 @@ class Talk:
         turn.answers.pop(place, None)
         turn.scores.pop(place, None)
         seed = derived_seed(self.seed, "chat", len(self.turns), turn.attempt)
-        for answer in stream_answer(self.models[place], self.messages(place), self.sampling, seed):
+        for answer in self._stream(place, seed):
             turn.answers[place] = answer
             yield answer
 
-    def paths(self, place: int) -> str:
-        """What was drawn side by side in model `place`'s last answer, in words; "" if nothing was."""
+    def _stream(self, place: int, seed: int) -> Iterator[Answer]:
+        asked, messages = self.models[place], self.messages(place)
+        if self.acting is None:
+            return stream_answer(asked, messages, self.sampling, seed)
+        own = {"messages": messages, "prompt": self.turns[-1].question}
+        return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
+
+    def note(self, place: int) -> str:
+        """What there is to say of model `place`'s last answer (`Answer.note`)."""
         answer = self.turns[-1].answers.get(place)
-        return "" if answer is None else answer.of_paths
+        return "" if answer is None else answer.note
 
     def score(self, place: int) -> float | None:
         """The reward model's score of model `place`'s last answer; None without a reward model or an answer."""
@@ -187,6 +201,25 @@ def _seed(talk: Talk, argument: str) -> Reply:
     return Reply(f"seed is {talk.seed}")
 
 
+def columns_of(given: str, flag: str) -> dict[str, Any]:
+    """Return the columns of a row that are given as JSON; ThreestepError for anything but an object."""
+    try:
+        columns = json.loads(given or "{}")
+    except ValueError:
+        columns = None
+    if not isinstance(columns, dict):
+        raise ThreestepError(f'{flag} expects a JSON object such as {{"ground_truth": "42"}}, got {given:.80}')
+    return columns
+
+
+def _row(talk: Talk, argument: str) -> Reply:
+    if talk.acting is None:
+        raise ThreestepError("/row expects --environment, which a row opens, got a chat without one")
+    if argument:
+        talk.columns = columns_of(argument, "/row")
+    return Reply(f"the next question has the columns {json.dumps(talk.columns, ensure_ascii=False)}")
+
+
 def _reset(talk: Talk, argument: str) -> Reply:
     talk.begin()
     return Reply("new conversation")
@@ -235,7 +268,7 @@ def _saved_pictures(talk: Talk, path: Path) -> dict[str, list[str]]:
 
 def _without_bytes(message: Message) -> Message:
     """The message with parts that mark the places of its pictures."""
-    content = message["content"]
+    content = message.get("content")
     if not isinstance(content, list):
         return message
     return {**message, "content": [{"type": "image"} if "image" in part else part for part in content]}
@@ -257,6 +290,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Talk, str], Reply]]] = {
     "top_k": ("draw from the k most likely tokens; 0: all", _sets("top_k")),
     "max_new_tokens": ("most tokens of an answer", _sets("max_new_tokens")),
     "seed": ("the same seed gives the same answers", _seed),
+    "row": ("columns with which a question opens --environment, as a JSON object", _row),
     "retry": ("answer the last question again with other random draws", _retry),
     "reset": ("start a new conversation", _reset),
     "image": ("send this picture with the next message; again for several", _image),
