@@ -29,7 +29,7 @@ from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import RolloutEngine, RolloutRequest
 from training.utils.generation.records import ConversationRecord, Rollout
 from training.utils.generation.rounds import Rounds
-from training.utils.generation.turns import DrawnTurn, Turn, Turns
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 from training.utils.run.seeds import derived_seed
@@ -90,10 +90,10 @@ class _Conversation:
     cut: str | None = None
     started: float = field(default_factory=time.monotonic)
 
-    def next_turn(self, most: int) -> Turn:
+    def next_turn(self, most: int) -> NextTurn:
         """most: tokens of a response."""
         seed = derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed
-        return Turn(self, self.prompt + self.ids, seed, most - len(self.ids))
+        return NextTurn(self, self.prompt + self.ids, seed, most - len(self.ids))
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """logprobs: None where no model drew the tokens."""

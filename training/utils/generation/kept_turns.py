@@ -24,7 +24,7 @@ from training.utils.generation.drawn import draw_several, uniform_streams
 from training.utils.generation.ragged_rows import RaggedRows, arranged
 from training.utils.generation.records import check_numbers
 from training.utils.generation.stop_strings import StopStrings
-from training.utils.generation.turns import DrawnTurn, Turn, Turns
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class _Line:
     """A conversation. turn: the present one, or the next. row: of the cache. number: of its stream. held: the tokens
     that the row has computed. drawn: of the turn; the last of them is not computed yet. has_left: no turn follows."""
 
-    turn: Turn
+    turn: NextTurn
     number: int
     row: int = -1
     held: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class KeptTurns(Turns):
     def is_drawing(self) -> bool:
         return bool(self._active or self._joining)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: NextTurn) -> None:
         line = self._of_key.get(turn.key) or _Line(turn, len(self._of_key))
         self._of_key[turn.key] = line
         line.turn, line.drawn, line.logprobs = turn, [], []

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.generation.turns import DrawnTurn, Turn, Turns
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 
 
 class Rounds(Turns):
@@ -22,13 +22,13 @@ class Rounds(Turns):
         """samples: neighbours of the first round whose tokens are one prompt."""
         self._engine, self._model, self._sampling, self._device = engine, model, sampling, device
         self._samples = samples
-        self._added: list[Turn] = []
+        self._added: list[NextTurn] = []
 
     @property
     def is_drawing(self) -> bool:
         return bool(self._added)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: NextTurn) -> None:
         self._added.append(turn)
 
     def advance(self) -> list[DrawnTurn]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
-class Turn:
+class NextTurn:
     """A turn to be drawn.
 
     key: of its conversation, hashable, which has one turn at a time.
@@ -45,7 +45,7 @@ class Turns(ABC):
     in_rounds: ClassVar[bool] = False
 
     @abstractmethod
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: NextTurn) -> None:
         """Draw a turn, from the next `advance` on."""
 
     @abstractmethod

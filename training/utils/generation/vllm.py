@@ -28,7 +28,7 @@ from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import Decode, LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.stop_strings import stop_strings
-from training.utils.generation.turns import DrawnTurn, Turn, Turns
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.generation.vllm_draft import VllmDraft
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
@@ -124,7 +124,7 @@ class VllmRollout(RolloutEngine):
         name, engine = f"stream {self._streams}", self._vllm.llm.llm_engine
         with vllm_at_work():
             self._vllm.set_temperature(sampling.temperature)
-            turn = Turn(name, wanted.prompt_ids, wanted.seed, sampling.max_new_tokens)
+            turn = NextTurn(name, wanted.prompt_ids, wanted.seed, sampling.max_new_tokens)
             add_request(engine, name, turn, sampling, token_by_token=True, more_ends=more_ends)
         finished = False
         try:
@@ -154,7 +154,7 @@ class VllmRollout(RolloutEngine):
     def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[DrawnTurn]:
         turns = VllmTurns(self._vllm, sampling, stop_strings(sampling, self._decode))
         for place, request in enumerate(requests):
-            turns.add(Turn(place, request.prompt_ids, request.seed, sampling.max_new_tokens))
+            turns.add(NextTurn(place, request.prompt_ids, request.seed, sampling.max_new_tokens))
         drawn = dict[Any, DrawnTurn]()
         while turns.is_drawing:
             drawn.update((response.key, response) for response in turns.advance())

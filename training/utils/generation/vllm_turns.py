@@ -12,15 +12,15 @@ from typing import Any
 
 from training.utils.generation.base import Sampling
 from training.utils.generation.stop_strings import StopStrings
-from training.utils.generation.turns import DrawnTurn, Turn, Turns
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
 
 
 @dataclass
-class Response:
+class VllmResponse:
     """What is drawn so far of a turn."""
 
-    turn: Turn
+    turn: NextTurn
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ended: bool = False
@@ -33,7 +33,7 @@ class VllmTurns(Turns):
     def __init__(self, vllm: VllmInstance, sampling: Sampling, stop: StopStrings | None) -> None:
         self._vllm, self._sampling, self._stop = vllm, sampling, stop
         self._count = 0
-        self._of_name: dict[str, Response] = {}
+        self._of_name: dict[str, VllmResponse] = {}
         with vllm_at_work():
             vllm.llm.reset_prefix_cache()
             vllm.set_temperature(sampling.temperature)
@@ -42,10 +42,10 @@ class VllmTurns(Turns):
     def is_drawing(self) -> bool:
         return bool(self._of_name)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: NextTurn) -> None:
         name = str(self._count)
         self._count += 1
-        self._of_name[name] = Response(turn)
+        self._of_name[name] = VllmResponse(turn)
         with vllm_at_work():
             engine = self._vllm.llm.llm_engine
             add_request(engine, name, turn, self._sampling, token_by_token=self._stop is not None)
@@ -75,7 +75,7 @@ class VllmTurns(Turns):
 def add_request(
     engine: Any,
     name: str,
-    turn: Turn,
+    turn: NextTurn,
     sampling: Sampling,
     token_by_token: bool,
     more_ends: Collection[int] = (),
@@ -88,7 +88,7 @@ def add_request(
     engine.add_request(name, {"prompt_token_ids": list(turn.ids)}, params)
 
 
-def _sampling_params(turn: Turn, sampling: Sampling, end_token_ids: list[int], token_by_token: bool) -> Any:
+def _sampling_params(turn: NextTurn, sampling: Sampling, end_token_ids: list[int], token_by_token: bool) -> Any:
     """vLLM's SamplingParams. The temperature is already in the logits."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -112,7 +112,7 @@ def _sampling_params(turn: Turn, sampling: Sampling, end_token_ids: list[int], t
     return params
 
 
-def extend(response: Response, part: Any, stop: StopStrings | None) -> None:
+def extend(response: VllmResponse, part: Any, stop: StopStrings | None) -> None:
     """Add vLLM's `part` (CompletionOutput), up to the token that completes a stop string."""
     for token, logprob in zip(part.token_ids, part.logprobs.logprobs, strict=True):
         response.ids.append(token)

@@ -19,7 +19,7 @@ from training.utils.generation.decoding import FIXED, MASKED
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.kept_turns import KeptTurns
 from training.utils.generation.ragged_rows import RaggedRows
-from training.utils.generation.turns import Turn
+from training.utils.generation.turns import NextTurn
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
 CUT = replace(SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), stop=(spelt([8]), spelt([6, 2])))
@@ -108,18 +108,18 @@ def test_a_conversation_that_goes_on_otherwise_computes_what_is_new(model, monke
     ids_BP, mask_BP = prompts((9, 4))
     turns = KeptTurns(model, SAMPLING, None, 1, fixed=False)
     first, beside = (ids[mask].tolist() for ids, mask in zip(ids_BP, mask_BP, strict=True))
-    drawn = drawn_turns(turns, Turn("a", first, 3, 12), Turn("b", beside, 4, 20))
+    drawn = drawn_turns(turns, NextTurn("a", first, 3, 12), NextTurn("b", beside, 4, 20))
     texts = [first, first[:5] + [9, 8], [7, 6, 5], [7, 6, 5], first + drawn["a"].ids]
     wanted = [texts[0], beside, [9, 8], [7, 6, 5], [5], texts[4]]
     for seed, ids in enumerate(texts):
         if seed:
-            drawn = drawn_turns(turns, Turn("a", ids, 3 + seed, 12))
+            drawn = drawn_turns(turns, NextTurn("a", ids, 3 + seed, 12))
         request = RolloutRequest.of_prompt(torch.tensor(ids), replace(SAMPLING, max_new_tokens=12), 3 + seed)
         assert drawn["a"].ids == TransformersRollout().roll_out(model, request).response_of(0).tolist()
     assert given == wanted
 
 
-def drawn_turns(turns: KeptTurns, *added: Turn) -> dict:
+def drawn_turns(turns: KeptTurns, *added: NextTurn) -> dict:
     for turn in added:
         turns.add(turn)
     drawn = {}
@@ -130,11 +130,11 @@ def drawn_turns(turns: KeptTurns, *added: Turn) -> dict:
 
 def test_rows_that_have_left_take_no_memory(model):
     turns = KeptTurns(model, replace(PLAIN, max_new_tokens=400), None, 1, fixed=False)
-    drawn_turns(turns, *(Turn(key, [key + 3, 4], key, 2) for key in range(8)))
+    drawn_turns(turns, *(NextTurn(key, [key + 3, 4], key, 2) for key in range(8)))
     for key in range(1, 8):
         turns.drop(key)
     assert turns._rows.room[0] == 8
-    drawn_turns(turns, Turn(0, [3, 4, 5], 0, 400 - 272))
+    drawn_turns(turns, NextTurn(0, [3, 4, 5], 0, 400 - 272))
     assert turns._rows.room[0] == 1
 
 

@@ -13,7 +13,7 @@ from tests.unit.utils.generation.test_hf import PLAIN, spelt
 from training.utils.generation import vllm_turns
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.stop_strings import StopStrings
-from training.utils.generation.turns import Turn
+from training.utils.generation.turns import NextTurn
 from training.utils.generation.vllm import VllmRollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.generation.vllm_instance import one_line
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 
 def test_what_comes_after_a_stop_string_is_left_out():
-    response = vllm_turns.Response(Turn(0, [7], 0, 9))
+    response = vllm_turns.VllmResponse(NextTurn(0, [7], 0, 9))
     stop = StopStrings([spelt([4, 5])], spelt)
     vllm_turns.extend(response, Part([3, 4], None), stop)
     assert (response.ids, response.ended) == ([3, 4], False)
@@ -65,7 +65,7 @@ def test_what_comes_after_a_stop_string_is_left_out():
 
 @pytest.mark.parametrize(("reason", "ended"), [("stop", True), ("length", False)])
 def test_only_the_end_token_ends_a_response(reason, ended):
-    response = vllm_turns.Response(Turn(0, [7], 0, 9))
+    response = vllm_turns.VllmResponse(NextTurn(0, [7], 0, 9))
     vllm_turns.extend(response, Part([3, 2], reason), None)
     assert response.ids == [3, 2] and response.ended is ended
 
