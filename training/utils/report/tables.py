@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.report.reading import StepRun, finite
+from training.utils.report.sample_pictures import sample_pictures
 
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
 _LONGEST_TEXT = 4000  # characters of one text
@@ -15,23 +16,31 @@ _LONGEST_TEXT = 4000  # characters of one text
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first."""
+    """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first.
+
+    parts: of a conversation, (who, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
+    limit that ended a conversation.
+    """
 
     run: str
     column: str
     text: str | None
     marks: tuple[tuple[str, float | None], ...]
     ended: bool
+    parts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, float], ...] = ()
+    cut_by: str = "length"
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A prompt and its responses by column. why: the heading that it is shown under."""
+    """A prompt and its responses by column. why: the heading that it is shown under. pictures: of `sample_pictures`."""
 
     why: str
     prompt: str
     ground_truth: str
     answers: tuple[SampledAnswer, ...]
+    pictures: tuple[str | None, ...] = ()
 
 
 def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
@@ -52,20 +61,24 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
             clipped(text_of(groups[0][key].get("prompt"))),
             clipped(text_of(groups[0][key].get("ground_truth"))),
             tuple(_answer(run, name, samples[key]) for run, name, samples in columns if key in samples),
+            sample_pictures(steps[0].path, groups[0][key]),
         )
         for why, key in picked
     ]
 
 
-def answers_along(step: StepRun) -> list[tuple[str, list[SampledAnswer]]]:
-    """(prompt, its answer at each evaluation) of the first prompts."""
+def answers_along(step: StepRun) -> list[Sampled]:
+    """The first prompts with their answer at each evaluation."""
     found: dict[str, list[dict[str, Any]]] = {}
     for sample in step.first_prompts:
         found.setdefault(_key(sample), []).append(sample)
     return [
-        (
+        Sampled(
+            "",
             clipped(text_of(samples[0].get("prompt"))),
-            [_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples],
+            "",
+            tuple(_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples),
+            sample_pictures(step.path, samples[0]),
         )
         for samples in found.values()
     ]
@@ -101,7 +114,29 @@ def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
     if "response" in sample:
         marks.append(("tokens", finite(sample.get("response_tokens"))))
         text = clipped(text_of(sample["response"]))
-    return SampledAnswer(run, column, text, tuple(marks), sample.get("ended") is not False)
+    ended, cut_by = sample.get("ended") is not False, text_of(sample.get("cut_by")) or "length"
+    return SampledAnswer(run, column, text, tuple(marks), ended, _parts(sample), _facts(sample), cut_by)
+
+
+def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Who said what in a conversation, as far as `_LONGEST_TEXT` characters reach; nothing for one turn."""
+    parts, room = list[tuple[str, str]](), _LONGEST_TEXT
+    given = sample.get("parts")
+    pairs = [part for part in given if isinstance(part, list) and len(part) == 2] if isinstance(given, list) else []
+    for who, text in pairs if len(pairs) > 1 else ():
+        if room <= 0:
+            parts.append(("", f"({len(pairs) - len(parts):,} more parts)"))
+            break
+        parts.append((text_of(who), clipped(text_of(text), room)))
+        room -= len(text_of(text))
+    return tuple(parts)
+
+
+def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """How many turns a conversation had, and the figures of its environment but for zeros."""
+    figures = sample.get("environment_figures")
+    named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
+    return tuple((name, number) for name, value in named.items() if (number := finite(value)))
 
 
 def _key(sample: dict[str, Any]) -> str:
@@ -132,7 +167,8 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
         if not any("reward" in sample for sample in samples):
             continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
-        found.append((f"responses of {label} cut by the length limit", f"{cut:,} of {len(samples):,}"))
+        limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
+        found.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
     return found
 
 
