@@ -1,5 +1,5 @@
-"""SFT and DPO on rows with images, by their command lines: the first loss is that of plain transformers on the row as
-the model's own processor makes it, and what is saved loads with plain transformers."""
+"""SFT, DPO and the reward model on rows with images, by their command lines: the first loss, and a score, are those of
+plain transformers on the row as the model's own processor makes it, and what is saved loads with plain transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.conftest import Ran, run_step
+from tests.end_to_end.conftest import Ran, run_module, run_step
 from training import new_model
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -51,12 +51,12 @@ def run(place: Path, step: int | str, start: str, rows: str, out: str, flags: st
     return ran
 
 
-def plain_loss(folder: Path, place: Path) -> float:
-    """Of the row's two answers with their ends, by the folder's own processor."""
+def plain_inputs(folder: Path, place: Path, answer: str) -> tuple[dict[str, torch.Tensor], list[bool]]:
+    """The row with this last answer, by the folder's own processor; and which tokens are of its answers or their
+    ends."""
     from PIL import Image
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoImageProcessor, AutoTokenizer
 
-    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")
     pictures = [Image.open(place / f"{name}.png").convert("RGB") for name in ("red", "blue")]
@@ -67,18 +67,41 @@ def plain_loss(folder: Path, place: Path) -> float:
         (f"<|im_start|>user\nWhat is {around.format(first)}?<|im_end|>\n<|im_start|>assistant\n", False),
         ("red<|im_end|>", True),
         (f"\n<|im_start|>user\nAnd {around.format(second)}, both?<|im_end|>\n<|im_start|>assistant\n", False),
-        (f"{ANSWER}<|im_end|>", True),
+        (f"{answer}<|im_end|>", True),
     ]
     ids, targets = list[int](), list[bool]()
     for text, is_target in parts:
         new = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids, targets = ids + new, targets + [is_target] * len(new)
     ids_1T = torch.tensor([ids])
-    is_image = (ids_1T == model.config.image_token_id).int()
+    is_image = (ids_1T == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+    return {"input_ids": ids_1T, "mm_token_type_ids": is_image, **made}, targets
+
+
+def plain_loss(folder: Path, place: Path) -> float:
+    """Of the row's two answers with their ends."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    inputs, targets = plain_inputs(folder, place, ANSWER)
+    ids_1T = inputs["input_ids"]
     with torch.no_grad():
-        logits = model(input_ids=ids_1T, mm_token_type_ids=is_image, **made).logits[0, :-1]
+        logits = model(**inputs).logits[0, :-1]
     logprobs = logits.log_softmax(-1).gather(-1, ids_1T[0, 1:].unsqueeze(-1)).squeeze(-1)
     return float(-logprobs[torch.tensor(targets)[1:]].mean())
+
+
+def plain_score(folder: Path, place: Path, answer: str) -> float:
+    """At the end of the row with this last answer: transformers' body and the weight beside it."""
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+
+    body, told = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and told["unexpected_keys"] == {"score.weight"}
+    inputs, _ = plain_inputs(folder, place, answer)
+    with torch.no_grad():
+        state_H = body.eval()(**inputs).last_hidden_state[0, -1]
+    return float(state_H @ load_file(folder / "model.safetensors")["score.weight"][0])
 
 
 def test_sft_sees_what_the_processor_makes_and_saves_a_model_that_loads(place):
@@ -103,3 +126,27 @@ def test_dpo_learns_pairs_of_answers_to_images_and_exports(place):
 
     export.main([str(place / "dpo"), str(place / "exported")])
     assert plain_loss(place / "exported", place) == pytest.approx(plain_loss(place / "dpo" / "model", place), abs=1e-6)
+
+
+def test_the_reward_model_learns_pairs_of_answers_to_images(place):
+    """Its scores, of the run and of a file of pairs, are those of plain transformers, from the model folder and from an
+    export."""
+    flags = "--data_split 0,1,0 --max_train_steps 3 --learning_rate 3e-2 --save_at_end true"
+    run(place, 2, "start", "pairs.jsonl", "reward", flags)
+    reports = json.loads((place / "reward" / "reward_report.json").read_text())
+    report = reports["evaluation"]
+    folder = place / "reward" / "model"
+    chosen, rejected = (plain_score(folder, place, answer) for answer in (ANSWER, "no"))
+    assert report["score_gap"] == pytest.approx(chosen - rejected, abs=1e-5)
+    assert report["accuracy"] == 1.0 and report["score_gap"] > reports["before"]["score_gap"] + 0.05
+    assert report["chosen"]["mean"] == pytest.approx(chosen, abs=1e-5)
+    words = ["--model_name_or_path", folder, "--score_file", place / "pairs.jsonl", "--output", place / "scores.jsonl"]
+    ran = run_module("training.step2_reward.evaluate", [*words, "--max_seq_len", 96])
+    assert ran.code == 0, ran.words
+    first = json.loads((place / "scores.jsonl").read_text().splitlines()[0])
+    assert (first["chosen"], first["rejected"]) == pytest.approx((chosen, rejected), abs=1e-5)
+    from training import export
+
+    export.main([str(place / "reward"), str(place / "exported_reward")])
+    assert plain_score(place / "exported_reward", place, "no") == pytest.approx(rejected, abs=1e-6)
+    assert (place / "exported_reward" / "preprocessor_config.json").is_file()

@@ -87,7 +87,6 @@ ORDINARY: dict[int, tuple[str, ...]] = {
         "qwen2_z2_all",
         "gemma3_z3_padded",
         "dpo_qwen2_z3_all",
-        "lora_qwen2_z3",
         "reward_qwen2_5_z3_all",
         "reward_lora_qwen2_z2",
     ),
