@@ -131,7 +131,7 @@ def test_dpo_learns_pairs_of_answers_to_images_and_exports(place):
 def test_the_reward_model_learns_pairs_of_answers_to_images(place):
     """Its scores, of the run and of a file of pairs, are those of plain transformers, from the model folder and from an
     export."""
-    flags = "--data_split 0,1,0 --max_train_steps 3 --learning_rate 3e-2 --save_at_end true"
+    flags = "--data_split 0,1,0 --num_train_epochs 4 --learning_rate 3e-3 --save_at_end true"
     run(place, 2, "start", "pairs.jsonl", "reward", flags)
     reports = json.loads((place / "reward" / "reward_report.json").read_text())
     report = reports["evaluation"]
