@@ -13,6 +13,7 @@ STEP = Step(
     label="PPO",
     title="PPO",
     groups=tuple(get_type_hints(PpoFlags).values()),
+    reads_images=True,
     first_flags=(
         "actor_model_name_or_path",
         "critic_model_name_or_path",
@@ -45,6 +46,11 @@ STEP = Step(
             "Response length",
             "tokens",
             {"rollouts": "rollout/response_tokens", "held-out prompts": "eval/response_tokens"},
+        ),
+        Curve(
+            "Turns",
+            "that the model took in a conversation",
+            {"rollouts": "conversation/turns", "held-out prompts": "eval/turns"},
         ),
         Curve("Entropy", "nats a token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
         Curve(

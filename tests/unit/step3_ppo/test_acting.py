@@ -13,7 +13,7 @@ import torch
 
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.acting import acting_engine, deciding_flags
+from training.step3_ppo.acting import check_rows, deciding_flags, engine_of_rows
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.description import conversation_means
@@ -24,6 +24,7 @@ from training.step3_ppo.records import Samples, Scored
 from training.step3_ppo.replay import make_engine
 from training.step3_ppo.scoring import outcome_scores, start_scoring
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_rows
 from training.utils.data.rows.phases import PromptRow
 from training.utils.environments.loading import load_environments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
@@ -228,8 +229,8 @@ def looked_up(**given):
     )  # fmt: skip
     environments = load_environments(flags.environment, Mistakes())
     texts = {0: [' [look_up(key="owl elk")]', " 37"], 1: [" 38", ""]}
-    ends = (tokenizer.eos_token_id,)
-    return tokenizer, flags, lambda decode: acting_engine(Draws(tokenizer, texts), environments, flags, tokenizer, ends)
+    given = environments, flags, tokenizer, (tokenizer.eos_token_id,)
+    return tokenizer, flags, lambda decode: engine_of_rows(Draws(tokenizer, texts), *given)
 
 
 def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
@@ -247,11 +248,35 @@ def test_the_look_up_is_played_and_shown():
     shown = conversation_columns(rollout, tokenizer.decode, {tokenizer.eos_token_id})
     assert shown["prompt"][0] == "Tools: look_up(key)\nHuman: Code of owl elk?\nAssistant:"
     assert shown["response"] == [' [look_up(key="owl elk")]<|endoftext|>Tool: 37\nAssistant: 37', " 38"]
+    call, heard, answer = shown["parts"][0]
+    assert call == ("model", ' [look_up(key="owl elk")]') and answer == ("model", " 37")
+    assert heard == ("environment", "Tool: 37\nAssistant:") and shown["parts"][1] == [("model", " 38")]
     assert shown["last_turn"] == [" 37", " 38"] and shown["turns"] == [2, 1] and shown["cut_by"] == [None, None]
     assert [each["right"] for each in shown["environment_figures"]] == [1.0, 0.0]
     # A row that names no environment is a prompt as ever.
     plain = asked(make(None), tokenizer, environment=None)
     assert plain.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.conversations] == [1, 1]
+
+
+def test_a_row_of_no_environment_is_refused_before_any_is_drawn(tmp_path):
+    def checked(*names: str | None, tools: str | None = None) -> None:
+        rows = [
+            PromptRow(n, np.array([7], np.int32), f"Question {n}", "37", {"raw_prompt": [], **named})
+            for n, named in enumerate({"environment": name} if name != "no column" else {} for name in names)
+        ]
+        path = str(tmp_path / "rows.arrow")
+        written = write_rows(path, PromptRow, rows)
+        addresses = ",".join(f"{EXAMPLES / file}" for file in ("lookup.py:Lookup", "guessing.py:Guessing"))
+        flags = ppo_flags(environment=None if tools else addresses, tools=tools)
+        check_rows(load_environments(flags.environment, Mistakes()), CachedSplit(path, written.rows, {}))
+
+    checked("Lookup", "Guessing", None, "")
+    many = ["Lookup"] * ROWS_PER_BATCH
+    with pytest.raises(ThreestepError, match=f"got 'Lokup'; did you mean 'Lookup'.*the prompt 'Question {len(many)}'"):
+        checked(*many, "Lokup")
+    with pytest.raises(ThreestepError, match="expects one of Lookup, Guessing, .*got a row without it.*'Question 1'"):
+        checked("Lookup", "no column")
+    checked("Lokup", tools=f"{EXAMPLES / 'calculator.py'}:calculate")
 
 
 def test_a_replay_asks_no_environment(tmp_path):
@@ -273,9 +298,9 @@ def test_what_conversations_need():
     plain = dataclasses.replace(flags.data.chat, prompt_style="human_assistant")
     without = flags._replace(data=dataclasses.replace(flags.data, chat=plain))
     with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
-        acting_engine(Draws(tokenizer, {}), environments, without, tokenizer, (0,))
+        engine_of_rows(Draws(tokenizer, {}), environments, without, tokenizer, (0,))
     # A template that shows no calls matters once there are tools.
     unknown = flags._replace(environment=dataclasses.replace(flags.environment, tool_parser="auto"))
-    engine = acting_engine(Draws(tokenizer, {}), environments, unknown, tokenizer, (0,))
+    engine = engine_of_rows(Draws(tokenizer, {}), environments, unknown, tokenizer, (0,))
     with pytest.raises(ThreestepError, match="--tool_parser auto expects a chat template that writes calls as"):
         asked(engine, tokenizer)

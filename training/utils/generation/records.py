@@ -6,13 +6,14 @@ B sequences (of this rank), P prompt tokens, R response tokens (of the longest r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from training.utils.layout.documents import TokenSequence, join
+from training.utils.layout.images import ImageSpan
 from training.utils.run.errors import ThreestepError
 
 
@@ -32,6 +33,8 @@ class ConversationRecord:
 
 # What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
 CUTS = ("tokens", "turns", "calls", "seconds")
+# Who says a part of a response, as samples have it.
+MODEL, ENVIRONMENT = "model", "environment"
 
 
 class DrawnTokens(NamedTuple):
@@ -65,6 +68,7 @@ class Rollout:
     turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere; None without one.
     conversations: of each response; None where all have one turn and no environment.
     seconds: time to draw the responses on this rank, prompts included.
+    images: of the prompt of each sequence, counted from its first token; None where no prompt has one.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -78,6 +82,7 @@ class Rollout:
     turn_rewards_BR: torch.Tensor | None = None
     conversations: tuple[ConversationRecord, ...] | None = None
     seconds: float = 0.0
+    images: tuple[tuple[ImageSpan, ...], ...] | None = None
 
     @cached_property
     def response_mask_BR(self) -> torch.Tensor:
@@ -128,6 +133,8 @@ class Rollout:
     def sequences(self) -> list[TokenSequence]:
         """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets."""
         found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
+        if self.images is not None:
+            found = [replace(sequence, images=own) for sequence, own in zip(found, self.images, strict=True)]
         if self.inserted_BR is not None:
             for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
@@ -136,13 +143,19 @@ class Rollout:
     def turns_of(self, index: int) -> list[torch.Tensor]:
         """int64 each, what the model drew of a response, turn by turn, on the CPU: all of it, where no environment says
         anything in between."""
-        ids_r = self.response_of(index)
         if self.conversations is None or self.inserted_BR is None:
-            return [ids_r]
+            return [self.response_of(index)]
+        return [ids_r for is_drawn, ids_r in self.parts_of(index) if is_drawn]
+
+    def parts_of(self, index: int) -> list[tuple[bool, torch.Tensor]]:
+        """What the model drew of a response (True) and what was inserted, in turns: int64 each, on the CPU."""
+        ids_r = self.response_of(index)
+        if self.inserted_BR is None:
+            return [(True, ids_r)]
         drawn_r = ~self.inserted_BR[index, : len(ids_r)].cpu()
-        begins_r = drawn_r & ~torch.nn.functional.pad(drawn_r[:-1], (1, 0))
-        number_r = begins_r.cumsum(0)
-        return [ids_r[drawn_r & (number_r == turn)] for turn in range(1, int(number_r[-1]) + 1)]
+        borders = (drawn_r[1:] != drawn_r[:-1]).nonzero().flatten() + 1
+        parts = ids_r.tensor_split(borders)
+        return [(bool(drawn_r[begin]), part_r) for begin, part_r in zip([0, *borders.tolist()], parts, strict=True)]
 
     def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
         """int64, the ids that decode to the response's text, that of its last turn: without the token that ended it; on
@@ -162,6 +175,18 @@ class Rollout:
         """Every turn of each response as text, without the tokens that ended them."""
         return [
             [str(decode(_without_end(ids_r, end_token_ids))) for ids_r in self.turns_of(index)]
+            for index in range(len(self.response_lengths_B))
+        ]
+
+    def part_texts(
+        self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
+    ) -> list[list[tuple[str, str]]]:
+        """Each response as (MODEL or ENVIRONMENT, its text), in turns."""
+        return [
+            [
+                (MODEL, str(decode(_without_end(ids_r, end_token_ids)))) if drawn else (ENVIRONMENT, str(decode(ids_r)))
+                for drawn, ids_r in self.parts_of(index)
+            ]
             for index in range(len(self.response_lengths_B))
         ]
 
