@@ -89,6 +89,11 @@ class _Conversation:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def context(self) -> list[int]:
+        """The ids behind which the next turn is drawn."""
+        return self.prompt + self.ids
+
+    @property
     def next_seed(self) -> int:
         return derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed
 
@@ -193,7 +198,7 @@ class ActingRollout(RolloutEngine):
         """Draw one turn of each. samples: adjacent conversations whose tokens so far are one prompt."""
         rooms = [request.sampling.max_new_tokens - len(each.ids) for each in going]
         sampling = replace(request.sampling, max_new_tokens=max(rooms))
-        prompts = [torch.tensor(each.prompt + each.ids) for each in going[::samples]]
+        prompts = [torch.tensor(each.context) for each in going[::samples]]
         device, width = request.prompt_ids_BP.device, max(map(len, prompts))
         ids_BP = torch.full((len(prompts), width), sampling.pad_token_id)
         mask_BP = torch.zeros(ids_BP.shape, dtype=torch.bool)
