@@ -33,8 +33,8 @@ def acting_engine(
     tokenizer: PreTrainedTokenizerBase,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
-    """Return what draws conversations by `engine`. ThreestepError without a chat template, or with one that writes
-    earlier turns otherwise before a tool's answer, where there are only tools."""
+    """Return what draws conversations by `engine`. ThreestepError without a chat template, or with one that takes
+    neither a tool's answer nor, from an environment, a user's message."""
     chat = text_maker(flags.data.chat, tokenizer)
     if not isinstance(chat, ChatTokenizer):
         raise ThreestepError(
@@ -43,8 +43,6 @@ def acting_engine(
         )
     limits = flags.conversation
     turns = TurnTokens(chat, limits.max_observation_tokens)
-    if flags.environment.environment is None:
-        turns.check_kept("tool", [_ANY_TOOL])
     parser, unknown = _parser(flags, chat)
 
     def opening(messages: Sequence[Message], tools: Any) -> list[int]:
@@ -62,14 +60,40 @@ def acting_engine(
     return ActingRollout(
         engine,
         partner_of,
-        Speech(opening, message, turns.reply),
+        Speech(opening, message, turns.reply, turns.history),
         ConversationLimits(
             limits.max_turns,
             limits.max_tool_calls,
             limits.max_conversation_seconds,
             flags.data.rows.max_prompt_seq_len,
         ),
+        [_habit(turns, acts=flags.environment.environment is not None)],
     )
+
+
+def _habit(turns: TurnTokens, acts: bool) -> str:
+    """Return a sentence on what the chat template makes of a history once somebody answers: `acts`: an environment,
+    not tools alone. ThreestepError if it takes no answer."""
+    asked: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
+    kept, forks, refused = [], [], []
+    for role, tools in asked.items():
+        try:
+            what = turns.rewritten_before(role, tools)
+        except ThreestepError as problem:
+            refused.append((role, problem))
+            continue
+        kept += [role] if what is None else []
+        forks += [] if what is None else [f"{what} of earlier turns otherwise once a message of role '{role}' follows"]
+    if len(refused) == len(asked):
+        raise refused[0][1]
+    parts = [f"writes {each}, so that a conversation forks there: it goes on in another sequence" for each in forks]
+    parts += [f"keeps earlier turns as they were drawn before messages of role {_named(kept)}"] if kept else []
+    parts += [f"takes none of role '{role}'" for role, _ in refused]
+    return f"conversations: the chat template {'; it '.join(parts)}"
+
+
+def _named(roles: Sequence[str]) -> str:
+    return " and ".join(f"'{role}'" for role in roles)
 
 
 def _parser(flags: PpoFlags, chat: ChatTokenizer) -> tuple[Parser, ThreestepError | None]:

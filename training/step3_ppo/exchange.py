@@ -23,12 +23,13 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
     assert not any(sequence.images for sequence in sequences), "images are not sent"
-    return {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
+    fields = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
+    return {**fields, "forks": [sequence.forks for sequence in sequences]}
 
 
 def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
-    columns = [unpacked_values(packed[name], torch.device("cpu")) for name in _FIELDS]
-    return [TokenSequence(*pair) for pair in zip(*columns, strict=True)]
+    ids, are_targets = (unpacked_values(packed[name], torch.device("cpu")) for name in _FIELDS)
+    return [TokenSequence(*each[:2], forks=each[2]) for each in zip(ids, are_targets, packed["forks"], strict=True)]
 
 
 def packed_values(parts: Sequence[torch.Tensor]) -> Packed:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence
+from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import drawn_document
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
@@ -39,7 +39,11 @@ def rank_share(
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
-    mine = plan_step([_tokens([sequences[index] for index in group], plan) for group in groups], plan)[rank]
+    parts = [sequences[group[0]].parts for group in groups] if not plan.packed else []
+    lengths = [max(map(len, each)) for each in parts]
+    if plan.packed:
+        lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
+    mine = plan_step(lengths, plan, [len(each) for each in parts])[rank]
     micro_batches = [[[groups[place] for place in row] for row in rows] for rows in mine]
     shares = [_laid_out(sequences, rows, plan, pad_token_id, with_before) for rows in micro_batches]
     return [share._replace(rows=pinned(share.rows, device)) for share in shares]
@@ -47,8 +51,8 @@ def rank_share(
 
 def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
     """Return the documents that `rank_share` packs, of all ranks."""
-    groups = _groups(sequences, plan, sharing=True)
-    return [_document([sequences[index] for index in group], plan) for group in groups]
+    groups = [[sequences[index] for index in group] for group in _groups(sequences, plan, sharing=True)]
+    return [document for group in groups for row in _rows([group], plan) for document in row]
 
 
 def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool) -> list[list[int]]:
@@ -76,9 +80,19 @@ def _laid_out(
     with_before: bool,
 ) -> SequenceRows:
     """Return a micro-batch of rows of documents, each of which is the indices of its sequences."""
-    documents = [[_document([sequences[index] for index in group], plan) for group in row] for row in rows]
+    filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in rows]
     indices = [index for row in rows for group in row for index in group]
-    return SequenceRows(indices, packed_rows(documents, pad_token_id, with_before=with_before))
+    laid_out = packed_rows([row for each in filled for row in each], pad_token_id, with_before=with_before)
+    if any(sequences[index].forks for index in indices):
+        laid_out = laid_out.of_whole_sequences([len(sequences[index].parts) for index in indices])
+    return SequenceRows(indices, laid_out)
+
+
+def _rows(groups: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[Document]]:
+    """Return a row of documents; several where each part of a sequence with forks has a row of its own."""
+    if not plan.packed and groups[0][0].forks:
+        return [[plain(part)] for part in groups[0][0].parts]
+    return [[_document(group, plan) for group in groups]]
 
 
 def _tokens(sequences: Sequence[TokenSequence], plan: PlanSettings) -> int:

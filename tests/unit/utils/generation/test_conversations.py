@@ -65,7 +65,11 @@ def heard(messages, tools, last) -> SimpleNamespace:
     return SimpleNamespace(ids=[HEARD, *messages[:-1]], cut_messages=0)
 
 
-SPEECH = Speech(lambda messages, tools: list(messages), message, heard)
+def kept(said, opened, tools, ids) -> SimpleNamespace:
+    return SimpleNamespace(ids=None, is_refused=False)
+
+
+SPEECH = Speech(lambda messages, tools: list(messages), message, heard, kept)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +306,7 @@ def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
 
     ids_BP = torch.ones(count, 1, dtype=torch.int64)
     rows, opened = [{"number": number} for number in range(count)], []
-    speech = Speech(turns.opening, message, turns.reply)
+    speech = Speech(turns.opening, message, turns.reply, turns.history)
     limits = ConversationLimits(4, None, None, 200)
     engine = ActingRollout(Noting(), lambda row, seed: Teller(row, seed, opened), speech, limits)
     sampling = replace(SAMPLING, max_new_tokens=250, end_token_id=end)
