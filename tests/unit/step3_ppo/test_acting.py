@@ -57,9 +57,10 @@ ROLES = SimpleNamespace(
 )  # fmt: skip
 
 
-def conversations(observations: int, turns_rewarded: bool = True) -> Rollout:
+def conversations(observations: int, turns_rewarded: bool = True, forks: bool = False) -> Rollout:
     """Eight conversations of 9 to 16 drawn tokens; `observations` of one to four tokens are said in between, the first
-    of them behind the second drawn token, at which half of the reward stands."""
+    of them behind the second drawn token, at which half of the reward stands. With `forks` each begins another
+    sequence."""
     generator = torch.Generator().manual_seed(5)
     chances = torch.Generator().manual_seed(observations)
     rows = []
@@ -85,9 +86,10 @@ def conversations(observations: int, turns_rewarded: bool = True) -> Rollout:
     lengths_B = torch.tensor([len(ids) for ids, _, _ in rows])
     prompts_BP, alive = torch.tensor([[7, 8]] * 4 + [[9, 7]] * 4), torch.arange(width) < lengths_B[:, None]
     sampled_BR = torch.where(alive & ~inserted_BR.bool(), -0.15 - (ids_BR % 7) / 10, 0.0)
+    begins_BR = inserted_BR.bool() & ~torch.nn.functional.pad(inserted_BR.bool()[:, :-1], (1, 0))
     return Rollout(
         prompts_BP, torch.ones_like(prompts_BP).bool(), ids_BR, lengths_B, sampled_BR, torch.ones(8).bool(),
-        inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(),
+        inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(), fork_begins_BR=begins_BR & forks,
         conversations=tuple(ConversationRecord(2, None, {"right": float(n % 2)}) for n in range(8)),
     )  # fmt: skip
 
@@ -108,7 +110,8 @@ FIELDS = ("scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_what_environments_say_changes_no_advantage(name):
-    """None to five observations: KL, turn rewards, correction, whitening and the punishment of length in between."""
+    """None to five observations, appended or each in a fork: KL, turn rewards, correction, whitening and the punishment
+    of length in between."""
     from training.step3_ppo.mismatch.settings import MismatchSettings
 
     settings = how(
@@ -119,8 +122,9 @@ def test_what_environments_say_changes_no_advantage(name):
     bare = made(conversations(0), settings)
     assert bare.advantages_BR.any() and bare.scores_B.any()
     for observations in range(1, 6):
-        rollout = conversations(observations)
+        rollout = conversations(observations, forks=observations % 2 == 0)
         assert rollout.inserted_BR.any(dim=1).all()
+        assert rollout.fork_begins_BR.any(dim=1).all() == (observations % 2 == 0)
         found = made(rollout, settings)
         for field in FIELDS:
             wanted, got = getattr(bare, field), getattr(found, field)
@@ -128,9 +132,10 @@ def test_what_environments_say_changes_no_advantage(name):
             assert wanted is None or torch.allclose(got, wanted, atol=1e-6), field
 
 
-def test_gae_over_two_turns_by_hand():
-    """Drawn a b | c d with an observation in between, values 1 2 3 4; the environment pays 0.5 for the first turn and
-    1.5 for the second; gamma 0.9, lambda 0.8, so that A decays by 0.72 a drawn token:
+@pytest.mark.parametrize("forks", [False, True])
+def test_gae_over_two_turns_by_hand(forks):
+    """Drawn a b | c d with an observation in between, which may begin a fork, values 1 2 3 4; the environment pays 0.5
+    for the first turn and 1.5 for the second; gamma 0.9, lambda 0.8, so that A decays by 0.72 a drawn token:
 
         d: delta 1.5 - 4           = -2.5    A -2.5
         c: delta 0.9 x 4 - 3       =  0.6    A  0.6 - 0.72 x 2.5   = -1.2
@@ -143,7 +148,9 @@ def test_gae_over_two_turns_by_hand():
         torch.tensor([[5]]), torch.ones(1, 1).bool(), ids_BR, torch.tensor([7]), torch.zeros(1, 7),
         torch.ones(1).bool(), inserted_BR=inserted_BR, turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
         conversations=(ConversationRecord(2, None, {}),),
+        fork_begins_BR=torch.tensor([[False, False, forks, False, False, False, False]]),
     )  # fmt: skip
+    assert len(rollout.sequences()[0].parts) == 1 + forks
     critic = lambda rows, **_: (rows.target_ids_M - 10).float()  # noqa: E731
     roles = SimpleNamespace(**{**vars(ROLES), "critic": critic})
     settings = how(
