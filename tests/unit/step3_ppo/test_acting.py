@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.chat_templates import chat_tokenizer
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.acting import acting_engine, deciding_flags
+from training.step3_ppo.acting import _habit, acting_engine, deciding_flags
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.description import conversation_means
@@ -24,6 +24,9 @@ from training.step3_ppo.records import Samples, Scored
 from training.step3_ppo.replay import make_engine
 from training.step3_ppo.scoring import outcome_scores, start_scoring
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.turns import TurnTokens
 from training.utils.data.rows.phases import PromptRow
 from training.utils.environments.loading import load_environments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
@@ -259,6 +262,28 @@ def test_the_look_up_is_played_and_shown():
     # A row that names no environment is a prompt as ever.
     plain = asked(make(None), tokenizer, environment=None)
     assert plain.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.conversations] == [1, 1]
+
+
+def test_the_start_says_what_a_template_makes_of_a_history():
+    _, _, make = looked_up()
+    (told,) = make(None).check(None, None)
+    assert told == (
+        "conversations: the chat template keeps earlier turns as they were drawn before messages of role 'tool' and "
+        "'user'"
+    )
+    for name, acts, thinks, wanted in (
+        ("strips_thinking", True, None, "writes the thought of earlier turns otherwise once a message of role 'user' "
+         "follows, so that a conversation forks there: it goes on in another sequence; it keeps earlier turns as they "
+         "were drawn before messages of role 'tool'"),
+        ("strips_thinking", False, None, "keeps earlier turns as they were drawn before messages of role 'tool'"),
+        ("inst", True, None, "keeps earlier turns as they were drawn before messages of role 'user'; it takes none of "
+         "role 'tool'"),
+    ):  # fmt: skip
+        arguments = ChatArguments(prompt_style="chat_template", enable_thinking=thinks)
+        turns = TurnTokens(ChatTokenizer(arguments, chat_tokenizer(chat_template(name))), None)
+        assert _habit(turns, acts) == f"conversations: the chat template {wanted}"
+    with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
+        _habit(turns, acts=False)
 
 
 def test_a_replay_asks_no_environment(tmp_path):
