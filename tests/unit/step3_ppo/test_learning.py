@@ -261,7 +261,8 @@ def test_conversations_that_fork_weigh_as_conversations(number, policy_loss):
         roles = made_roles(with_critic=True)
         stepped(plan, made, roles, **flags)
         torch.testing.assert_close(roles.actor.gradient(), actor, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(roles.critic.gradient(), critic, rtol=1e-5, atol=1e-8)
+        apart = roles.critic.gradient() - critic  # scalars leave a model as float32
+        assert float(apart.norm()) < 1e-6 * float(critic.norm())
 
 
 @pytest.mark.parametrize("plan", PLANS)
