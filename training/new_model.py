@@ -6,7 +6,7 @@ The folder contains safetensors, configuration and tokenizer; plain transformers
 The tokenizer's alphabet is all bytes, so no text is unknown, and each digit is a separate token.
 
 With --vision it is a Qwen2-VL, with the special tokens, chat template and image processor of that family (Pillow's, so
-that nothing needs torchvision). The steps do not train on images yet and refuse it; plain transformers loads it.
+that nothing needs torchvision).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Launched on one or two ranks: SFT and DPO of tiny models of images and text on rows with images and rows without.
+"""Launched on one or two ranks: SFT, DPO and reward models of tiny models of images and text, on rows with images and
+rows without.
 
 Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
 "norms", "lacking", "said"}}; lacking: micro-batches of this rank that got an image because another
@@ -18,6 +19,7 @@ SEED, STEPS, PER_STEP = 5, 3, 4
 LONGEST = 40
 VOCAB = 96
 BETA = 0.3
+LORA_DIM, LORA_ALPHA = 2, 16.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,12 @@ class Case:
     lora_dim: int = 0
     gradient_checkpointing: bool = False
     offload: bool = False
-    kind: str = "sft"  # or "dpo", on pairs
+    kind: str = "sft"  # or "dpo" or "reward", on pairs
+
+    @property
+    def start(self) -> str:
+        """The folder of the model, which for a reward model has a head."""
+        return f"{self.family}_scalar" if self.kind == "reward" else self.family
 
 
 # The micro-batches of one row leave some rank without an image where the other has one.
@@ -47,6 +54,11 @@ CASES = {
         "qwen3_z3_offload": Case("qwen3_vl", 3, offload=True),
         "idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False),
         "dpo_qwen2_z0": Case("qwen2_vl", 0, kind="dpo"),
+        "lora_qwen2_z0": Case("qwen2_vl", 0, lora_dim=LORA_DIM),
+        "reward_qwen2_z0": Case("qwen2_vl", 0, kind="reward"),
+        "reward_idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False, kind="reward"),
+        "reward_gemma3_z0_padded": Case("gemma3", 0, packed=False, kind="reward"),
+        "reward_qwen3_z2_all": Case("qwen3_vl", 2, freeze_vision_tower=False, kind="reward"),
     },
     2: {
         "qwen2_z0_all": Case("qwen2_vl", 0, micro=1, freeze_vision_tower=False),
@@ -61,9 +73,25 @@ CASES = {
         "dpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="dpo"),
         "dpo_gemma3_z2_padded": Case("gemma3", 2, micro=1, packed=False, kind="dpo"),
         "dpo_llava_z3": Case("llava", 3, micro=1, kind="dpo"),
+        "lora_qwen2_z3": Case("qwen2_vl", 3, micro=1, lora_dim=LORA_DIM),
+        "reward_qwen2_z0_all": Case("qwen2_vl", 0, micro=1, freeze_vision_tower=False, kind="reward"),
+        "reward_gemma3_z2_all": Case("gemma3", 2, micro=1, freeze_vision_tower=False, kind="reward"),
+        "reward_qwen2_5_z3_all": Case("qwen2_5_vl", 3, micro=1, freeze_vision_tower=False, kind="reward"),
+        "reward_llava_z3_padded": Case("llava", 3, micro=1, packed=False, kind="reward"),
+        "reward_lora_qwen2_z2": Case("qwen2_vl", 2, micro=1, lora_dim=LORA_DIM, kind="reward"),
     },
 }
-ORDINARY: dict[int, tuple[str, ...]] = {1: (), 2: ("qwen2_z2_all", "gemma3_z3_padded", "dpo_qwen2_z3_all")}
+ORDINARY: dict[int, tuple[str, ...]] = {
+    1: (),
+    2: (
+        "qwen2_z2_all",
+        "gemma3_z3_padded",
+        "dpo_qwen2_z3_all",
+        "lora_qwen2_z3",
+        "reward_qwen2_5_z3_all",
+        "reward_lora_qwen2_z2",
+    ),
+}
 
 
 def main(models: Path, out: Path, is_long: bool) -> None:
@@ -123,13 +151,13 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.run.run_arguments import RunArguments
 
     case = CASES[ranks.world_size][name]
-    family, of_pairs = FAMILIES[case.family](), case.kind == "dpo"
+    family, of_pairs = FAMILIES[case.family](), case.kind != "sft"
     rows = pairs_of(family) if of_pairs else rows_of(family)
     document_of = partial(responses_document, are_targets=True) if of_pairs else sentence_document
     images = images_of(rows, family.pixels, document_of)
     engine, model = make_engine(case, models, ranks, images)
     said: list[str] = []
-    read = lambda token_rows: engine(token_rows).logprobs_M  # noqa: E731
+    read: Any = engine if case.kind == "reward" else lambda token_rows: engine(token_rows).logprobs_M
     packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
     assert packed is case.packed, said
     flags: Any = SimpleNamespace(
@@ -159,10 +187,14 @@ def make_trainer(case: Case, run: Any) -> Any:
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.loss import Objective
     from training.step2_dpo.trainer import DpoTrainer
+    from training.step2_reward.loss import LossOptions
+    from training.step2_reward.trainer import RewardTrainer
     from training.utils.preference.reference import known_references
 
     if case.kind == "sft":
         return SftTrainer(run)
+    if case.kind == "reward":
+        return RewardTrainer(run, LossOptions())
     return DpoTrainer(run, known_references(run, None), Objective("sigmoid", BETA, 0.0, 0.0))
 
 
@@ -176,7 +208,8 @@ def counted_lacking(trainer: Any, of_pairs: bool) -> int:
     for start in range(0, len(taken), PER_STEP):
         step = taken[start : start + PER_STEP]
         if of_pairs:
-            parts = [(batch.ranked.rows, batch) for batch in train_batches(run, step, True).batches]
+            are_targets = not hasattr(trainer, "read")  # a reward model predicts no tokens
+            parts = [(batch.ranked.rows, batch) for batch in train_batches(run, step, are_targets).batches]
         else:
             batch = [run.train_rows[index] for index in step]
             parts = [(part.rows, part) for part in trainer._micro_batches(batch, run.settings.train_plan)]
@@ -190,9 +223,7 @@ def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any,
     from tests.invariants.plain import Recipe
     from training.utils.engine.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.loading.models import load_causal_lm
-    from training.utils.models.settings import ModelSettings
-    from training.utils.models.token_model import PolicyModel
+    from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.opening.setup import load_under
     from training.utils.run.seeds import seed_everything
 
@@ -206,11 +237,31 @@ def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any,
         max_grad_norm=recipe.max_grad_norm,
         num_warmup_steps=recipe.num_warmup_steps,
     )
-    named = ("freeze_vision_tower", "freeze_projector", "lora_dim", "gradient_checkpointing")
-    start = ModelSettings(str(models / case.family), takes_images=True, **{name: getattr(case, name) for name in named})
     seed_everything(SEED, ranks.rank)
-    model = load_under(settings, ranks, lambda dtype: load_causal_lm(start, dtype, VOCAB, images=images))
-    return TrainingEngine(PolicyModel(model), settings, ranks, STEPS), model
+    model = load_under(settings, ranks, lambda dtype: load(case, models, dtype, images))
+    wrapped = (ScalarModel if case.kind == "reward" else PolicyModel)(model)
+    return TrainingEngine(wrapped, settings, ranks, STEPS), model
+
+
+def load(case: Case, models: Path, dtype: Any, images: Any) -> Any:
+    from training.utils.loading.models import load_causal_lm, load_scalar_model
+    from training.utils.models.settings import ModelSettings
+
+    named = ("freeze_vision_tower", "freeze_projector", "lora_dim", "gradient_checkpointing")
+    flags = {name: getattr(case, name) for name in named}
+    start = ModelSettings(str(models / case.start), takes_images=True, lora_alpha=LORA_ALPHA, **flags)
+    if case.kind == "reward":
+        return load_scalar_model(start, dtype, Vocabulary(), must_have_head=True, images=images)
+    return load_causal_lm(start, dtype, VOCAB, images=images)
+
+
+class Vocabulary:
+    """What of a tokenizer a scalar model asks for."""
+
+    pad_token_id = 0
+
+    def __len__(self) -> int:
+        return VOCAB
 
 
 if __name__ == "__main__":

@@ -58,11 +58,9 @@ class Family:
         height, width = self.sides[key]
         return ImageSpan(begin, height * width, (height, width) if self.counts_sides else None, key, self.sees_itself)
 
-    def own_logprobs(self, document: Document) -> torch.Tensor:
-        """Of the targets of one sequence, by the model's own forward with its own positions."""
-        (segment,) = document.segments
-        tokens = segment.tokens
-        inputs = {"input_ids": tokens.input_ids.unsqueeze(0)}
+    def own_inputs(self, tokens: TokenSequence) -> dict[str, Any]:
+        """What the model's own forward takes for one sequence; positions are its own."""
+        inputs: dict[str, Any] = {"input_ids": tokens.input_ids.unsqueeze(0), "use_cache": False}
         if tokens.images:
             pixels = self.pixels([image.key for image in tokens.images])
             is_image = inputs["input_ids"] == IMAGE_ID
@@ -71,7 +69,13 @@ class Family:
                 inputs["token_type_ids"] = is_image.int()
             if self.counts_sides:
                 inputs.update(image_grid_thw=pixels.grids_I3, mm_token_type_ids=is_image.int())
-        logprobs_TV = self.model(**inputs, use_cache=False).logits[0].log_softmax(-1)
+        return inputs
+
+    def own_logprobs(self, document: Document) -> torch.Tensor:
+        """Of the targets of one sequence, by the model's own forward."""
+        (segment,) = document.segments
+        tokens = segment.tokens
+        logprobs_TV = self.model(**self.own_inputs(tokens)).logits[0].log_softmax(-1)
         targets = tokens.is_target.nonzero().flatten()
         return logprobs_TV[targets - 1, tokens.input_ids[targets]]
 
@@ -151,6 +155,21 @@ def idefics3() -> Family:
         text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
     )
     return Family(Idefics3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
+
+
+class PlainScorer(torch.nn.Module):
+    """A head on the body of a family, by whose own forward it reads one sequence. Its weights have the names of
+    transformers' scalar models."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self.model = family.model.model
+        self.score = torch.nn.Linear(TEXT["hidden_size"], 1, bias=False, dtype=torch.float64)
+        torch.nn.init.normal_(self.score.weight, generator=torch.Generator().manual_seed(2))
+
+    def forward(self, **inputs: Any) -> torch.Tensor:
+        """The score at the last token."""
+        return self.score(self.model(**inputs)[0][0, -1]).squeeze(-1)
 
 
 FAMILIES: dict[str, Callable[[], Family]] = {

@@ -12,6 +12,7 @@ STEP = Step(
     label="reward model",
     title="reward model",
     groups=(*ONE_MODEL_GROUPS, RewardModelArguments),
+    reads_images=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     old_flags=REWARD_OLD_FLAGS,

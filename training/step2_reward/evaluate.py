@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import ClassVar
 
 from training.utils.data.build.arguments import OptionalDataArguments
@@ -89,9 +90,12 @@ def main(argv: Sequence[str]) -> None:
     from training.step2_reward.report import report_text
     from training.utils.data.build.build import build_phase
     from training.utils.data.chat.chat import adopt_style
+    from training.utils.data.rows.documents import responses_document
     from training.utils.engine.startup import started_process_group
     from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
+    from training.utils.opening.image_reader import reader_of_folder
+    from training.utils.opening.row_images import images_of
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import ScorerSettings, load_scorer
     from training.utils.run.console import log
@@ -102,19 +106,23 @@ def main(argv: Sequence[str]) -> None:
     with started_process_group() as ranks:
         tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)
         log(adopt_style(tokenizer, data.chat).sentence, ranks.is_main)
+        reader = reader_of_folder(flags.model_name_or_path, tokenizer)
+        document_of = partial(responses_document, are_targets=True)
         if flags.score_file is not None:
-            pairs = read_pairs(flags.score_file, data, tokenizer)
-            score = load_scorer(settings, data, tokenizer, ranks)
+            pairs = read_pairs(flags.score_file, data, tokenizer, reader)
+            images = images_of(pairs.rows, pairs.pixels_of, document_of)
+            score = load_scorer(settings, data, tokenizer, ranks, images)
             write_scores(pairs, score(pairs.rows), flags.output, ranks.is_main)
             return
-        phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, log)
+        phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, log, reader)
         rows = getattr(phase, flags.split)
         if len(rows) == 0:
             raise ThreestepError(
                 f"--split {flags.split} has no rows: raise --eval_fraction (now {data.split.eval_fraction:g}), or "
                 "evaluate --split train"
             )
-        score = load_scorer(settings, data, tokenizer, ranks)
+        images = images_of(rows, phase.pixels_of, document_of)
+        score = load_scorer(settings, data, tokenizer, ranks, images)
         evaluation = evaluate(score(rows))
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)

@@ -6,18 +6,22 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.row_pictures import RowPictures, after_cut
 from training.utils.data.build.strategies import ChatText
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.images.reader import ImageReader, PixelReader
 from training.utils.data.rows.phases import ResponsesRow
+from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.messages import BadConversation
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.layout.images import ImageSpan
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
@@ -27,36 +31,53 @@ _COLUMNS = ("prompt", "chosen", "rejected")
 
 @dataclass(frozen=True)
 class PairFile:
-    """rows: the pairs to score; row_id: the place in the file, from 1. left_out: by place, why a pair is not scored."""
+    """rows: the pairs to score; row_id: the place in the file, from 1. left_out: by place, why a pair is not scored.
+    pixels_of: what a vision tower takes of images by their keys; None where the model reads text alone.
+    """
 
     rows: list[ResponsesRow]
     left_out: dict[int, str]
+    pixels_of: PixelReader | None = None
 
 
-def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
+class _Encoded(NamedTuple):
+    """The ids of a prompt, of a chosen and a rejected response, and where images stand in the prompt."""
+
+    prompt: Ids
+    responses: Sequence[Ids]
+    images: tuple[ImageSpan, ...] = ()
+
+
+def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageReader | None = None) -> PairFile:
     """Read and tokenize a JSON-lines file, by the columns, lengths and truncation of `data`; no row is shuffled.
 
-    Raises ThreestepError if a row lacks a text or the file has no rows.
+    reader: of images; None where the model reads text alone. Raises ThreestepError if the file has no rows, or a row
+    lacks a text (for a model of images it is left out).
     """
     raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
-    columns = _texts(path, raw)
-    texts = text_maker(data.chat, tokenizer)
+    texts, held = text_maker(data.chat, tokenizer), HeldPictures()
+    encoded: Iterator[_Encoded | Dropped]
     if isinstance(texts, ChatTokenizer):
-        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on)
-        encoded, texts = _under_template(path, raw, strategy), texts.texts
+        raw.reads_images = reader is not None
+        if not raw.reads_images:
+            _texts(path, raw)
+        pictures = None if reader is None else RowPictures(reader, held, data.source.allow_image_urls)
+        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on, pictures)
+        encoded, texts = _under_template(path, raw, strategy, pictures), texts.texts
     else:
-        encoded = _as_stored(columns, texts)
+        encoded = _as_stored(_texts(path, raw), texts)
     rows, left_out, most = [], {}, data.rows.max_seq_len
     for place, pair in enumerate(encoded, start=1):
         try:
             if isinstance(pair, Dropped):
                 raise pair
-            prompt, *responses = pair
-            if not prompt:
+            if not pair.prompt:
                 raise Dropped("empty_prompt")
-            prompt, responses, _ = fit_sentences(prompt, responses, most, data.rows.truncation, texts.end_id)
+            places = list(range(len(pair.prompt)))  # cut as the tokens would be
+            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
+            prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
-            rows.append(ResponsesRow(place, np.array(prompt, np.int32), as_arrays))
+            rows.append(ResponsesRow(place, prompt, as_arrays, images=after_cut(pair.images, kept)))
         except Dropped as reason:
             left_out[place] = str(reason)
         except TooLong as long:
@@ -64,7 +85,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any) -> PairFile:
                 f"{path}, pair {place}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {most} with "
                 "--truncation error; raise the one or change the other"
             ) from None
-    return PairFile(rows, left_out)
+    return PairFile(rows, left_out, None if reader is None else PixelReader(reader, held))
 
 
 def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, is_main_rank: bool) -> None:
@@ -92,16 +113,19 @@ def _sentence(line: dict[str, Any]) -> str:
     return f"pair {line['pair']}: {scores}: {wins}"
 
 
-def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator[tuple[Ids, ...]]:
-    """The ids of each prompt, chosen and rejected response."""
+def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator[_Encoded]:
     prompt_ids = texts.encode_prompts(columns[0])
     responses = (texts.encode_responses(columns[0], prompt_ids, column) for column in columns[1:])
-    yield from zip(prompt_ids, *responses, strict=True)
+    for prompt, *pair in zip(prompt_ids, *responses, strict=True):
+        yield _Encoded(prompt, pair)
 
 
-def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText) -> Iterator[tuple[Ids, ...] | Dropped]:
-    """The same by the chat template, or why a pair has none. Raises BadConversation."""
+def _under_template(
+    path: str, raw: PromptRawDataset, strategy: ChatText, pictures: RowPictures | None
+) -> Iterator[_Encoded | Dropped]:
+    """By the chat template, or why a pair has none. Raises BadConversation."""
     samples: Sequence[Any] = raw.get_train_data()
+    _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):
         try:
             read = strategy.read(sample, f"{path}, pair {place}")
@@ -111,7 +135,13 @@ def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText) -> Ite
         [ids] = strategy.encode([read])
         if isinstance(ids, BadConversation):
             raise ids
-        yield [token for piece in ids[: read.prompts] for token in piece], *ids[read.prompts :]
+        prompt, responses = [token for piece in ids[: read.prompts] for token in piece], ids[read.prompts :]
+        spans: tuple[ImageSpan, ...] = ()
+        if pictures is not None:
+            spans = pictures.spans(prompt, read.images, read.where)
+            for response in responses:
+                pictures.spans(response, (), read.where)
+        yield _Encoded(prompt, responses, spans)
 
 
 def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
@@ -127,6 +157,10 @@ def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
                     f"name its column with --{name}_column"
                 )
             column.append(text)
-    if not columns[0]:
-        raise ThreestepError(f"{path}: expected pairs to score, got an empty file")
+    _check_some(path, samples)
     return columns
+
+
+def _check_some(path: str, samples: Sequence[Any]) -> None:
+    if not len(samples):
+        raise ThreestepError(f"{path}: expected pairs to score, got an empty file")

@@ -23,16 +23,16 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     dropout, its weights on the meta device. The vocabulary is the configuration's, without tokens added to the
     tokenizer."""
     import torch
-    from transformers import AutoModelForSequenceClassification
 
     from training.utils.models.quantized import quantize_layers
+    from training.utils.models.scalar_class import scalar_model_class
     from training.utils.models.vision import language_model_class
 
     config = load_config(settings.name_or_path, settings.trust_remote_code)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here
     auto_class = language_model_class(config, with_images=False)
     if scores:
-        auto_class, config.num_labels = AutoModelForSequenceClassification, 1
+        auto_class, config.num_labels = scalar_model_class(config), 1
     try:
         with torch.device("meta"):
             model = auto_class.from_config(config, dtype=dtype)

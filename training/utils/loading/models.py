@@ -23,6 +23,7 @@ from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.freezing import freeze_vision
 from training.utils.models.lora import add_lora
+from training.utils.models.scalar_class import scalar_model_class
 from training.utils.models.settings import ModelSettings
 from training.utils.models.vision import is_vision_config, language_model_class
 from training.utils.run.console import log, started_as_main_rank
@@ -95,33 +96,35 @@ def load_scalar_model(
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
+    images: RowImages | None = None,
 ) -> PreTrainedModel:
-    """Return an `AutoModelForSequenceClassification` with one label: a reward model or a critic.
+    """Return an `AutoModelForSequenceClassification` with one label, a reward model or a critic, or the like for images
+    and text (`scalar_class`).
 
     Its configuration gets the tokenizer's pad token: plain transformers reads the score at the last other token.
 
     must_have_head: refuse a folder without a scalar head, such as a language model's. Otherwise a new head is made, and
         the embeddings grow to the tokenizer.
-    added_tokens, longest_tokens, device: see `load_causal_lm`.
+    added_tokens, longest_tokens, device, images: see `load_causal_lm`.
     """
-    from transformers import AutoModelForSequenceClassification
-
     config = _config_of(settings)
-    check_reads_text(config, settings.name_or_path)
+    check_reads_text(config, settings.name_or_path, settings.takes_images)
+    _check_sees(config, settings, images)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     changed = copy.deepcopy(config)
     set_pad_token(changed, tokenizer.pad_token_id if inside else None)
     changed.num_labels = 1
-    plan = _adapter_plan(AutoModelForSequenceClassification, settings, changed)
+    auto_class = scalar_model_class(changed)
+    plan = _adapter_plan(auto_class, settings, changed)
     supplied = _supplied_by(plan)
     if must_have_head and f"{HEAD}weight" not in supplied:
         _refuse_headless(config, settings)
     wanted = WantedModel(
         _model_in(settings, plan), changed, is_scalar=True, new_head=not must_have_head, supplied=supplied
     )
-    model = _load(AutoModelForSequenceClassification, settings, dtype, wanted)
+    model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
         put_on(_on(None if settings.quantization else device, model), plan, settings)
     if not must_have_head:
@@ -129,7 +132,7 @@ def load_scalar_model(
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
     _round_weights(model, settings, device)
-    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head)
+    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, images=images)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 

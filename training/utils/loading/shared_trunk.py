@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.configurations import set_pad_token
 from training.utils.loading.models import prepared
+from training.utils.models.scalar_class import own_scalar_class
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.layout.pictures import RowImages
+
 
 def scalar_model_on_trunk(
-    model: PreTrainedModel, settings: ModelSettings, pad_token_id: int, longest_tokens: int = 0
+    model: PreTrainedModel,
+    settings: ModelSettings,
+    pad_token_id: int,
+    longest_tokens: int = 0,
+    images: RowImages | None = None,
 ) -> PreTrainedModel:
-    """Return an `AutoModelForSequenceClassification` with one label, the trunk parameters of `model` and a zero head.
+    """Return a scalar model, as `load_scalar_model` does, with the trunk parameters of `model` and a zero head.
 
     `model` has no adapters yet; `settings` define those of the scalar model. ThreestepError if the family has no such
     class, or one with another trunk.
 
-    longest_tokens: see `load_causal_lm`.
+    longest_tokens, images: see `load_causal_lm`.
     """
     import torch
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
@@ -36,7 +43,7 @@ def scalar_model_on_trunk(
     config = copy.deepcopy(model.config)
     config.num_labels = 1
     set_pad_token(config, pad_token_id)
-    scalar_class: Any = CLASSES.get(type(config), None)
+    scalar_class: Any = CLASSES.get(type(config), None) or own_scalar_class(config)
     if scalar_class is not None:
         with torch.device("meta"):
             scalar = scalar_class(config)
@@ -50,5 +57,5 @@ def scalar_model_on_trunk(
     setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**same, id(model.config): config}))
     scalar.score.to_empty(device=model.device).to(model.dtype)
     torch.nn.init.zeros_(scalar.score.weight)
-    read_own_forward(scalar, longest_tokens)
+    read_own_forward(scalar, longest_tokens, images)
     return prepared(scalar, settings)

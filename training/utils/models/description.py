@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.models.lora import ADAPTER
+from training.utils.models.scalar_class import scalar_model_class
 from training.utils.models.vision import language_model_class
 
 if TYPE_CHECKING:
@@ -99,12 +100,11 @@ def read_description(folder: Path) -> DescribedModel:
 
 
 def _class_of(config: Any) -> Any:
-    """Return transformers' class that makes the model whose class `architectures` names."""
-    from transformers import AutoModelForSequenceClassification
+    """Return what makes the model whose class `architectures` names."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     if any("SequenceClassification" in name for name in config.architectures):
-        return AutoModelForSequenceClassification
+        return scalar_model_class(config)
     seeing = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
     return language_model_class(config, with_images=seeing in config.architectures)
 

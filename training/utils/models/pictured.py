@@ -30,21 +30,24 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")  # 1 where a token is of an ima
 
 @dataclass(frozen=True)
 class PicturedForward:
-    """numbers_M: float64 on the CPU: log-probabilities of the targets of `images.examples`.
+    """numbers_M: float64 on the CPU: log-probabilities of the targets of `images.examples`, or their scores.
     tolerance: the largest root mean square of a difference that rounding explains.
+    of_scores: the model is a scalar model.
     """
 
     images: RowImages
     numbers_M: torch.Tensor
     tolerance: float
+    of_scores: bool = False
 
 
 def read_pictured(model: Any, images: RowImages) -> PicturedForward:
     """Read the examples one by one by plain calls of `model`, which is in eval mode. ThreestepError if that fails."""
+    of_scores = hasattr(model, "score")
     try:
-        numbers_M = _numbers(model, images)
+        read = _read(model, images, of_scores)
         with rounded_once_more(model, _NOISE_SEED):
-            noise_M = _numbers(model, images) - numbers_M
+            disturbed = _read(model, images, of_scores)
     except torch.OutOfMemoryError:
         raise
     except Exception as problem:
@@ -53,9 +56,11 @@ def read_pictured(model: Any, images: RowImages) -> PicturedForward:
             f"({type(problem).__name__}: {first_line(problem)}); give the processor that the model was made with, or "
             "another family"
         ) from problem
-    eps = torch.finfo(torch.float32 if model.dtype == torch.float64 else model.dtype).eps  # as in `own_forward`
-    tolerance = _NOISE_FACTOR * rms(noise_M) + eps * float(numbers_M.abs().max())
-    return PicturedForward(images, numbers_M, tolerance)
+    # As in `own_forward`, also what noise is told by.
+    eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps
+    compared = torch.cat(read)
+    tolerance = _NOISE_FACTOR * rms(torch.cat(disturbed) - compared) + eps * float(compared.abs().max())
+    return PicturedForward(images, torch.cat([part[-1:] for part in read] if of_scores else read), tolerance, of_scores)
 
 
 def why_not_pictured(
@@ -81,7 +86,8 @@ def why_not_pictured(
             f"{pictured.tolerance:.2g})"
         )
     owners = {index for index, document in enumerate(documents) if first_key in _keys(document)}
-    is_own_M = torch.tensor([sequence in owners for sequence in laid_out.sequence_M.tolist()])
+    sequences = range(len(read_M)) if pictured.of_scores else laid_out.sequence_M.tolist()
+    is_own_M = torch.tensor([sequence in owners for sequence in sequences])
     moved_M = (other_M - read_M)[~is_own_M]
     if len(moved_M) and not rms(moved_M) <= pictured.tolerance:
         return "an image changes what it computes of another document"
@@ -103,18 +109,36 @@ def _with_another(rows: TokenRows, key: int) -> TokenRows:
     return replace(rows, pixels=replace(rows.pixels, values=torch.cat(negated)))
 
 
-def _numbers(model: Any, images: RowImages) -> torch.Tensor:
-    accepted = inspect.signature(model.forward).parameters
+def _read(model: Any, images: RowImages, of_scores: bool) -> list[torch.Tensor]:
+    """Return, of each example, the log-probabilities of its targets; of a scalar model the scores at its targets and at
+    its last token, which comes last."""
+    accepted = inspect.signature(model.base_model.forward).parameters
     found = []
     for document in images.examples:
         (segment,) = document.segments
         tokens = segment.tokens
         inputs = own_inputs(model.config, tokens, images.pixels_of, accepted)
-        logits_TV = model(**{name: value.to(model.device) for name, value in inputs.items()}, use_cache=False).logits[0]
+        inputs = {name: value.to(model.device) for name, value in inputs.items()}
         target_M = tokens.is_target.nonzero().flatten()
+        if of_scores:
+            scores_T = _scores(model, inputs)
+            found.append(torch.cat([scores_T[target_M], scores_T[-1:]]))
+            continue
+        logits_TV = model(**inputs, use_cache=False).logits[0]
         logprobs_MV = logits_TV[target_M - 1].double().cpu().log_softmax(-1)
         found.append(logprobs_MV.gather(-1, tokens.input_ids[target_M].unsqueeze(-1)).squeeze(-1))
-    return torch.cat(found)
+    return found
+
+
+def _scores(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the score at each token of one sequence, float64 on the CPU."""
+    kept: list[torch.Tensor] = []
+    hook = model.score.register_forward_hook(lambda module, given, scores_1T1: kept.append(scores_1T1))
+    try:
+        model(**inputs, use_cache=False)
+    finally:
+        hook.remove()
+    return kept[0].flatten().double().cpu()
 
 
 def own_inputs(

@@ -210,12 +210,12 @@ def _engine(
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
     settings = flags.engine.settings(flags.own.learning_rate)
-    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device}
+    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "images": images}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
             return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
-        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, images=images, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
     if scores:

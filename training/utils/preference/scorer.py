@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +15,7 @@ from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.startup import Ranks
+from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.attention import plan_for
@@ -49,20 +51,21 @@ class ScorerSettings:
 
 
 def load_scorer(
-    settings: ScorerSettings, data: DataArguments, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+    settings: ScorerSettings,
+    data: DataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    ranks: Ranks,
+    images: RowImages | None = None,
 ) -> ScoreRows:
-    """Load the model; return the function that scores rows with it."""
+    """Load the model; return the function that scores rows with it. images: of these rows, if they have some."""
     engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
-    loading = ModelSettings(settings.model_name_or_path)
+    loading = ModelSettings(settings.model_name_or_path, takes_images=True)
     check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
     own_pad_token_id = load_config(settings.model_name_or_path).get_text_config().pad_token_id
     longest_tokens = data.rows.max_seq_len
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": images}
     model = load_under(
-        engine,
-        ranks,
-        lambda dtype: load_scalar_model(
-            loading, dtype, tokenizer, must_have_head=True, longest_tokens=longest_tokens, device=ranks.device
-        ),
+        engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True, **reading)
     )
     read = FrozenModel(ScalarModel(model), engine, ranks)
     check_padded(model, read, ranks.device)
@@ -87,6 +90,6 @@ def load_scorer(
 
     def score(rows: Sequence[ResponsesRow]) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
-        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks)
+        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, images)
 
     return score

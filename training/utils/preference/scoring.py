@@ -14,6 +14,7 @@ import torch
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.engine.collectives import gathered
 from training.utils.engine.startup import Ranks
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import moved
@@ -30,13 +31,15 @@ def score_responses(
     plan: PlanSettings,
     pad_token_id: int,
     ranks: Ranks,
+    images: RowImages | None = None,
 ) -> ScoredResponses:
     """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
 
-    read: TokenRows -> float32 [sequences], in eval mode. Raises ThreestepError where a score is not finite.
+    read: TokenRows -> float32 [sequences], in eval mode. images: of the rows, if they have some.
+    Raises ThreestepError where a score is not finite.
     """
-    mine = []
-    for batch in preference_batches(rows, range(len(rows)), plan, ranks, pad_token_id, False, _PLANNED_ROWS):
+    mine, everywhere = [], range(len(rows))
+    for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, images):
         with torch.no_grad():
             scores_B = read(moved(batch.ranked.rows, ranks.device))
         found = scores_B.double().cpu().numpy()[: len(batch.row_B)]
