@@ -260,9 +260,8 @@ def test_conversations_that_fork_weigh_as_conversations(number, policy_loss):
     for plan in [*PLANS, SHARED][number % 2 :: 2]:
         roles = made_roles(with_critic=True)
         stepped(plan, made, roles, **flags)
-        torch.testing.assert_close(roles.actor.gradient(), actor, rtol=1e-6, atol=1e-9)
-        apart = roles.critic.gradient() - critic  # scalars leave a model as float32
-        assert float(apart.norm()) < 1e-6 * float(critic.norm())
+        for engine, wanted in ((roles.actor, actor), (roles.critic, critic)):  # norms compute in float32
+            assert float((engine.gradient() - wanted).norm()) < 2e-6 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("plan", PLANS)
