@@ -43,7 +43,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
     "dry_run": ("engine", "loading", "models", "mtp", "run"),
     "generation": ("mtp", "engine", "models", "layout", "run"),
-    "environments": ("run",),
+    "environments": ("generation", "data.chat", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
         "checkpoints",

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.step3_ppo.acting import acting_engine, deciding_flags
+from training.step3_ppo.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.algorithm import experience_settings, learning_settings
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.checks import Components
@@ -156,7 +156,7 @@ def _engine(
         engine.speculate(components.speculation, lent_head, lambda sentence: log(sentence, ranks.is_main))
     if components.environments is None:
         return engine
-    return acting_engine(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
+    return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
 
 
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from training.step3_ppo.acting import check_rows
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.prompt_source import PromptSource, open_prompt_source
@@ -22,6 +23,7 @@ from training.utils.data.chat.style import SavedStyle, saved_style
 from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.startup import Ranks
+from training.utils.environments.loading import Environments
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
@@ -93,12 +95,22 @@ class Inputs:
     data_report: BuildReport
 
 
-def load_inputs(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, log: Callable[..., None]) -> Inputs:
-    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make."""
+def load_inputs(
+    flags: PpoFlags,
+    tokenizer: PreTrainedTokenizerBase,
+    ranks: Ranks,
+    log: Callable[..., None],
+    environments: Environments | None = None,
+) -> Inputs:
+    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make. environments: of the
+    flags; ThreestepError for a row that names none of them."""
     run, data, ppo = flags.run, flags.data, flags.ppo
     if flags.environment.is_on:  # environments begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
     phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log)
+    if environments is not None:
+        check_rows(environments, phase.train)
+        check_rows(environments, phase.eval)
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
             "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "

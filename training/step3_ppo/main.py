@@ -77,7 +77,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     plan = with_head_chunk(plan, flags.roles.model("actor"), flags.roles.dtype, ranks)
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
-    inputs = load_inputs(flags, tokenizers.actor, ranks, log)
+    inputs = load_inputs(flags, tokenizers.actor, ranks, log, components.environments)
     loaded = load_roles(
         replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,

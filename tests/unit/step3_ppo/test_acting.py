@@ -13,7 +13,7 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.acting import _habit, acting_engine, deciding_flags
+from training.step3_ppo.acting import check_rows, deciding_flags, engine_of_rows
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.description import conversation_means
@@ -27,7 +27,9 @@ from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSe
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.turns import TurnTokens
+from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_rows
 from training.utils.data.rows.phases import PromptRow
+from training.utils.environments.acting import history_habit
 from training.utils.environments.loading import load_environments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.generation.records import ConversationRecord, Rollout
@@ -238,8 +240,8 @@ def looked_up(**given):
     )  # fmt: skip
     environments = load_environments(flags.environment, Mistakes())
     texts = {0: [' [look_up(key="owl elk")]', " 37"], 1: [" 38", ""]}
-    ends = (tokenizer.eos_token_id,)
-    return tokenizer, flags, lambda decode: acting_engine(Draws(tokenizer, texts), environments, flags, tokenizer, ends)
+    given = environments, flags, tokenizer, (tokenizer.eos_token_id,)
+    return tokenizer, flags, lambda decode: engine_of_rows(Draws(tokenizer, texts), *given)
 
 
 def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
@@ -281,9 +283,30 @@ def test_the_start_says_what_a_template_makes_of_a_history():
     ):  # fmt: skip
         arguments = ChatArguments(prompt_style="chat_template", enable_thinking=thinks)
         turns = TurnTokens(ChatTokenizer(arguments, chat_tokenizer(chat_template(name))), None)
-        assert _habit(turns, acts) == f"conversations: the chat template {wanted}"
+        assert history_habit(turns, acts) == f"conversations: the chat template {wanted}"
     with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
-        _habit(turns, acts=False)
+        history_habit(turns, acts=False)
+
+
+def test_a_row_of_no_environment_is_refused_before_any_is_drawn(tmp_path):
+    def checked(*names: str | None, tools: str | None = None) -> None:
+        rows = [
+            PromptRow(n, np.array([7], np.int32), f"Question {n}", "37", {"raw_prompt": [], **named})
+            for n, named in enumerate({"environment": name} if name != "no column" else {} for name in names)
+        ]
+        path = str(tmp_path / "rows.arrow")
+        written = write_rows(path, PromptRow, rows)
+        addresses = ",".join(f"{EXAMPLES / file}" for file in ("lookup.py:Lookup", "guessing.py:Guessing"))
+        flags = ppo_flags(environment=None if tools else addresses, tools=tools)
+        check_rows(load_environments(flags.environment, Mistakes()), CachedSplit(path, written.rows, {}))
+
+    checked("Lookup", "Guessing", None, "")
+    many = ["Lookup"] * ROWS_PER_BATCH
+    with pytest.raises(ThreestepError, match=f"got 'Lokup'; did you mean 'Lookup'.*the prompt 'Question {len(many)}'"):
+        checked(*many, "Lokup")
+    with pytest.raises(ThreestepError, match="expects one of Lookup, Guessing, .*got a row without it.*'Question 1'"):
+        checked("Lookup", "no column")
+    checked("Lokup", tools=f"{EXAMPLES / 'calculator.py'}:calculate")
 
 
 def test_a_replay_asks_no_environment(tmp_path):
@@ -305,9 +328,9 @@ def test_what_conversations_need():
     plain = dataclasses.replace(flags.data.chat, prompt_style="human_assistant")
     without = flags._replace(data=dataclasses.replace(flags.data, chat=plain))
     with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
-        acting_engine(Draws(tokenizer, {}), environments, without, tokenizer, (0,))
+        engine_of_rows(Draws(tokenizer, {}), environments, without, tokenizer, (0,))
     # A template that shows no calls matters once there are tools.
     unknown = flags._replace(environment=dataclasses.replace(flags.environment, tool_parser="auto"))
-    engine = acting_engine(Draws(tokenizer, {}), environments, unknown, tokenizer, (0,))
+    engine = engine_of_rows(Draws(tokenizer, {}), environments, unknown, tokenizer, (0,))
     with pytest.raises(ThreestepError, match="--tool_parser auto expects a chat template that writes calls as"):
         asked(engine, tokenizer)

@@ -41,13 +41,18 @@ class Environments:
     def names(self) -> tuple[str, ...]:
         return tuple(self._settings)
 
+    @property
+    def answers_any_row(self) -> bool:
+        """Whether no column of a row matters: there are only tools."""
+        return self.names == (TOOLS,)
+
     def name_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the environment of a row: that of its column `environment`, or the run's only one where the row has no
         such column or there are only tools. None: nobody answers, the row is a prompt as ever.
 
         Raises ThreestepError for an unknown name, and where several environments leave it open.
         """
-        if self.names == (TOOLS,) or (COLUMN not in row and len(self.names) == 1):
+        if self.answers_any_row or (COLUMN not in row and len(self.names) == 1):
             return self.names[0]
         name = row.get(COLUMN, self)
         if name is None or name == "":

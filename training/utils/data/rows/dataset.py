@@ -304,6 +304,12 @@ class CachedSplit(Sequence):
         lengths.setflags(write=False)
         return lengths
 
+    def values(self, name: str) -> Iterator[Any]:
+        """Yield one field of each row that is not of arrays, such as `columns` of prompts, without reading the rest."""
+        for number in range(self._reader.num_record_batches):
+            yield from map(_FIELDS[name], self._reader.get_batch(number).column(name))
+            self._forget_pages()
+
     def _forget_pages(self) -> None:
         """Pages become resident when they or their neighbours are read; pages needed once are given back."""
         if hasattr(mmap, "MADV_DONTNEED"):
