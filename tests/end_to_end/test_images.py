@@ -1,9 +1,11 @@
-"""SFT and DPO on rows with images, by their command lines: the first loss is that of plain transformers on the row as
-the model's own processor makes it, and what is saved loads with plain transformers."""
+"""SFT, DPO and GRPO on rows with images, by their command lines: the first loss is that of plain transformers on the
+row as the model's own processor makes it, and what is saved loads with plain transformers."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def place(tmp_path_factory) -> Path:
     images = ["red.png", "blue.png"]
     sentence = {"messages": [*asked, *answers["chosen"]], "images": images}
     pair = {"prompt": asked, **answers, "images": images}
-    for name, row in (("rows", sentence), ("pairs", pair)):
+    asking = {"prompt": asked, "images": images, "ground_truth": ANSWER}
+    for name, row in (("rows", sentence), ("pairs", pair), ("prompts", asking)):
         (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 12)
     return folder
 
@@ -82,14 +85,63 @@ def plain_loss(folder: Path, place: Path) -> float:
 
 
 def test_sft_sees_what_the_processor_makes_and_saves_a_model_that_loads(place):
-    ran = run(place, 1, "start", "rows.jsonl", "sft", "--data_split 1,0,0 --max_train_steps 3 --learning_rate 1e-2")
+    run(place, 1, "start", "rows.jsonl", "sft", "--data_split 1,0,0 --max_train_steps 3 --learning_rate 1e-2")
     summary = json.loads((place / "sft" / "summary.json").read_text())
     assert summary["eval_loss_before"] == pytest.approx(plain_loss(place / "start", place), abs=1e-5)
     assert summary["eval_loss_after"] == pytest.approx(plain_loss(place / "sft" / "model", place), abs=1e-5)
     assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.1
-    assert "rows have images, which no rollout reads yet" in ran.stdout
+    samples = [json.loads(line) for line in (place / "sft" / "samples.jsonl").read_text().splitlines()]
+    assert samples and all({"response", "loss"} <= sample.keys() for sample in samples)
     one, other = (place / name / "preprocessor_config.json" for name in ("start", "sft/model"))
     assert one.read_bytes() == other.read_bytes()
+
+
+REWARD = """
+def color(prompts, responses, *, images, **columns):
+    sizes = [[(one.mode, one.size, one.getpixel((0, 0))) for one in pictures] for pictures in images]
+    assert sizes == [[("RGB", (56, 28), (255, 0, 0)), ("RGB", (30, 60), (0, 0, 255))]] * len(responses), sizes
+    return [float(sum(map(ord, text)) % 5) for text in responses]
+"""
+
+
+def ppo(place: Path, out: str, flags: str) -> Ran:
+    (place / "reward.py").write_text(REWARD)
+    shape = "--data_split 0,0,1 --max_prompt_seq_len 80 --max_answer_seq_len 6 --per_device_generation_batch_size 2"
+    rest = (
+        "--num_samples_per_prompt 3 --per_device_training_batch_size 6 --ppo_epochs 2 --max_train_steps 2 --dtype fp32"
+    )
+    how = "--advantage grpo --actor_learning_rate 1e-3 --report_mfu false --eval_fraction 0.1 --save_every 1"
+    words: list[Any] = [*f"{shape} {rest} {how} {flags}".split(), "--data_output_path", place / "cache"]
+    words += ["--reward", f"{place / 'reward.py'}:color"]
+    start = ["--actor_model_name_or_path", place / "start", "--data_path", f"jsonl:{place / 'prompts.jsonl'}"]
+    return run_step(3, [*start, *words, "--output_dir", place / out])
+
+
+def test_grpo_draws_from_images_and_pays_by_them(place):
+    ran = ppo(place, "grpo", f"--rollout_dump {place / 'dump'}")
+    assert ran.code == 0, ran.words
+    lines = [json.loads(line) for line in (place / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if "rollout/score" in line)
+    assert first["rollout/logprob_mismatch"] < 1e-4 and first["actor/ratio"] != 1.0
+    stored = [hashlib.sha256((place / f"{name}.png").read_bytes()).hexdigest() for name in ("red", "blue")]
+    samples = [json.loads(line) for line in (place / "grpo" / "samples.jsonl").read_text().splitlines()]
+    assert samples and all(sample["images"] == stored for sample in samples)
+    one, other = (place / name / "preprocessor_config.json" for name in ("start", "grpo/model"))
+    assert one.read_bytes() == other.read_bytes()
+    assert plain_loss(place / "grpo" / "model", place) != pytest.approx(plain_loss(place / "start", place), abs=1e-4)
+
+
+@pytest.mark.long
+def test_grpo_on_images_replays_and_resumes(place):
+    """After `test_grpo_draws_from_images_and_pays_by_them`."""
+    ran = ppo(place, "replayed", f"--rollout_replay {place / 'dump'}")
+    assert ran.code == 0, ran.words
+    shutil.copytree(place / "grpo", place / "resumed")
+    ran = ppo(place, "resumed", f"--resume {place / 'resumed' / 'checkpoints' / 'step_000001'}")
+    assert ran.code == 0, ran.words
+    want = (place / "grpo" / "model" / "model.safetensors").read_bytes()
+    for out in ("replayed", "resumed"):
+        assert (place / out / "model" / "model.safetensors").read_bytes() == want, out
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
-"""SFT, DPO and reward models on rows with images equal plain PyTorch in float64 on one row at a time: losses, gradient
-norms and weights, of several families, frozen and not, packed and padded, through adapters, under ZeRO 0 to 3, also
-where one rank has no image."""
+"""SFT, DPO, reward models and GRPO on rows with images equal plain PyTorch in float64 on one row at a time: losses,
+gradient norms and weights, of several families, frozen and not, packed and padded, through adapters, under ZeRO 0 to 3,
+also where one rank has no image."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from tests.distributed.launch import run_ranks
-from tests.invariants import images_program, plain
+from tests.invariants import images_grpo as grpo
+from tests.invariants import images_program, plain, plain_ppo
 from tests.invariants.conftest import LAUNCH_SECONDS
 from tests.invariants.images_program import BETA, CASES, LORA_ALPHA, LORA_DIM, ORDINARY, PER_STEP, SEED, STEPS, Case
 from tests.invariants.test_engine_exact import assert_weights_equal, loaded
 from tests.support.vision_models import FAMILIES, Family, PlainScorer, awake
 from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.data.rows.phases import ResponsesRow, SentenceRow
-from training.utils.layout.documents import unshared
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow
+from training.utils.layout.documents import Document, join, unshared
+from training.utils.layout.documents import plain as plain_document
 from training.utils.models.scalar_class import scalar_model_class
 from training.utils.run.seeds import seed_everything
 
@@ -29,7 +31,14 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy ma
 EVERY = [
     pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
     for size in (1, 2)
-    for name in CASES[size]
+    for name, case in CASES[size].items()
+    if case.kind != "grpo"
+]
+OF_GRPO = [
+    pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
+    for size in (1, 2)
+    for name, case in CASES[size].items()
+    if case.kind == "grpo"
 ]
 # Of each family, what of the tower's names is the projector.
 PROJECTOR = ("merger", "multi_modal_projector", "connector")
@@ -64,6 +73,15 @@ def family_of(name: str) -> Family:
     return family
 
 
+def freeze(model: torch.nn.Module, case: Case) -> None:
+    """What the flags of a run freeze."""
+    for name, weight in model.named_parameters():
+        is_text = name.startswith(("model.language_model.", "model.text_model.", "lm_head.", "score."))
+        is_projector = any(part in name for part in PROJECTOR)
+        frozen = case.freeze_projector if is_projector else case.freeze_vision_tower
+        weight.requires_grad_(is_text or not frozen)
+
+
 @cache
 def trained_plainly(case: Case, models: Path) -> tuple[plain.Trained, torch.nn.Module]:
     """What one row at a time gives, with adapters merged, and the model at the start."""
@@ -74,14 +92,8 @@ def trained_plainly(case: Case, models: Path) -> tuple[plain.Trained, torch.nn.M
     )
     if case.lora_dim:
         model = family.model = adapted(case, family, models)
-    for name, weight in model.named_parameters():
-        if case.lora_dim:
-            break
-        is_text = name.startswith(("model.language_model.", "model.text_model.", "lm_head.", "score."))
-        is_projector = any(part in name for part in PROJECTOR)
-        frozen = case.freeze_projector if is_projector else case.freeze_vision_tower
-        weight.requires_grad_(is_text or not frozen)
-
+    else:
+        freeze(model, case)
     losses = {"sft": sft_loss, "reward": reward_loss, "dpo": partial(dpo_loss, reference=start)}
     rows = images_program.rows_of(family) if case.kind == "sft" else images_program.pairs_of(family)
     batches = plain.batches_of(rows, PER_STEP, SEED)
@@ -162,3 +174,66 @@ def test_a_rank_without_images_gets_one_where_the_other_has_some(run):
     _, reports = run(2)
     for name in ORDINARY[2]:
         assert sum(report[name]["lacking"] for report in reports) > 0, name
+
+
+def grpo_plainly(
+    case: Case, told: list[list[dict[str, Any]]]
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """Each iteration's losses, averaged over its epochs, and the weights at the end, of the responses that were drawn.
+
+    The loss is the mean over all tokens of -min(r A, clip(r) A) + KL_COEF k3, k3 at most 10; A is of a group's scores.
+    """
+    family, reference = family_of(case.family), family_of(case.family)
+    freeze(family.model, case)
+    prompts = grpo.prompts_of(family)
+    learner = plain_ppo.Learner(family.model, grpo.RATE, grpo.ITERATIONS * grpo.EPOCHS)
+    figures = []
+    for ranks in told:
+        pairs = [pair for rank in ranks for pair in rank["pairs"]]
+        scores = torch.tensor([grpo.score_of(ids) for _, ids in pairs], dtype=torch.float64).view(-1, grpo.SAMPLES)
+        gains = ((scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-6)).flatten()
+        documents = [sequence_of(prompts[row], ids) for row, ids in pairs]
+        with torch.no_grad():
+            old, ref = ([each.own_logprobs(one) for one in documents] for each in (family, reference))
+        lengths = [len(ids) for _, ids in pairs]
+        gain_M = gains.repeat_interleave(torch.tensor(lengths))
+        sums = {"actor/policy_loss": 0.0, "actor/kl_loss": 0.0, "actor/ratio": 0.0}
+        for _ in range(grpo.EPOCHS):
+            now_M = torch.cat([family.own_logprobs(one) for one in documents])
+            ratio_M, gap_M = torch.exp(now_M - torch.cat(old)), torch.cat(ref) - now_M
+            held_M = ratio_M.clamp(1 - grpo.CLIP_RANGE, 1 + grpo.CLIP_RANGE)
+            policy = -torch.minimum(ratio_M * gain_M, held_M * gain_M).mean()
+            kl = (gap_M.exp() - gap_M - 1).clamp(max=10.0).mean()
+            learner.step(policy + grpo.KL_COEF * kl)
+            for name, value in zip(sums, (policy, kl, ratio_M.mean()), strict=True):
+                sums[name] += float(value.detach()) / grpo.EPOCHS
+        figures.append(sums)
+    return figures, {name: weight.detach() for name, weight in family.model.named_parameters()}
+
+
+def sequence_of(row: PromptRow, response: list[int]) -> Document:
+    ids = torch.from_numpy(row.flipped_prompt_ids[::-1].astype("int64"))
+    return plain_document(replace(join(ids, torch.tensor(response)), images=row.images))
+
+
+@pytest.mark.parametrize("size, name", OF_GRPO)
+def test_grpo_equals_plain_pytorch(run, size, name):
+    case = CASES[size][name]
+    out, reports = run(size)
+    told = [list(ranks) for ranks in zip(*(report[name]["iterations"] for report in reports), strict=True)]
+    figures, wanted = grpo_plainly(case, told)
+    for ranks, want in zip(told, figures, strict=True):
+        for rank in ranks:
+            assert rank["scores"] == [grpo.score_of(ids) for _, ids in rank["pairs"]]
+            assert rank["apart"] < 2e-5  # rollout and training forward
+            assert len({len(ids) for _, ids in rank["pairs"]}) > 1
+            got = {key: rank["figures"][key] for key in want}
+            assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+    start, kept = dict(family_of(case.family).model.named_parameters()), loaded(out / name)
+    moved = [key for key in wanted if not torch.equal(wanted[key], start[key])]
+    update = torch.cat([(wanted[key] - start[key].detach()).flatten() for key in moved])
+    residual = torch.cat([(kept[key].double() - wanted[key]).flatten() for key in moved])
+    assert float(residual.norm() / update.norm()) < 5e-4
+    for key in wanted.keys() - set(moved):
+        assert torch.equal(kept[key], start[key].float()), key
+    assert any("visual" in key or "vision" in key for key in moved) or case.freeze_vision_tower

@@ -21,6 +21,8 @@ from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampli
 from training.utils.generation.decode_check import why_not_decoded
 from training.utils.generation.decoding import WAYS
 from training.utils.generation.hf import TransformersRollout
+from training.utils.layout.images import ImageSpan, images_between
+from training.utils.layout.pictures import RowImages
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
 from training.utils.opening.opened_model import OpenedModel
@@ -32,10 +34,11 @@ MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few fo
 
 @dataclass(frozen=True)
 class Parts:
-    """Token ids of a row up to its first response, and of that response."""
+    """Token ids of a row up to its first response, and of that response. images: of the prompt."""
 
     prompt: list[int]
     response: list[int]
+    images: tuple[ImageSpan, ...] = ()
 
 
 def parts_of(row: SentenceRow) -> Parts:
@@ -43,7 +46,7 @@ def parts_of(row: SentenceRow) -> Parts:
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     first = mask.index(True)
     end = next((place for place in range(first, len(ids)) if not mask[place]), len(ids))
-    return Parts(ids[:first], ids[first:end])
+    return Parts(ids[:first], ids[first:end], images_between(row.images, 0, first))
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class GreedyDrawing:
 
     longest_tokens: a prompt that leaves less than `sampling.max_new_tokens` of them is not drawn from.
     rows_at_a_time: of one rank, as in an evaluation's forward.
+    images: of the rows; None where no row has one.
     """
 
     engine: RolloutEngine
@@ -67,27 +71,30 @@ class GreedyDrawing:
     sampling: Sampling
     longest_tokens: int
     rows_at_a_time: int
+    images: RowImages | None = None
 
     def __call__(self, rows: Mapping[int, SentenceRow], ranks: Ranks) -> dict[int, Drawn]:
         """The responses by row, of rows whose prompts leave room. A collective: ranks share the rows out."""
-        prompts = {index: parts_of(row).prompt for index, row in rows.items()}
+        parts = {index: parts_of(row) for index, row in rows.items()}
         most = self.longest_tokens - self.sampling.max_new_tokens
-        fitting = [index for index, prompt in prompts.items() if len(prompt) <= most]
+        fitting = [index for index, part in parts.items() if len(part.prompt) <= most]
         mine, found = fitting[ranks.rank :: ranks.world_size], dict[int, Drawn]()
         for start in range(0, len(mine), self.rows_at_a_time):
             part = mine[start : start + self.rows_at_a_time]
-            found |= dict(zip(part, self._drawn([prompts[index] for index in part], ranks.device), strict=True))
+            found |= dict(zip(part, self._drawn([parts[index] for index in part], ranks.device), strict=True))
         return {index: drawn for part in gathered(found) for index, drawn in part.items()}
 
-    def _drawn(self, prompts: Sequence[Sequence[int]], device: torch.device) -> list[Drawn]:
-        flipped = [PromptRow(0, torch.tensor(prompt).flip(0).numpy(), "", None) for prompt in prompts]
+    def _drawn(self, parts: Sequence[Parts], device: torch.device) -> list[Drawn]:
+        flipped = [PromptRow(0, torch.tensor(part.prompt).flip(0).numpy(), "", None) for part in parts]
         batch = collate_prompts(flipped, self.sampling.pad_token_id)
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        request = RolloutRequest(ids_BP, mask_BP, self.sampling, [0] * len(prompts))  # greedy: the seeds are not used
+        images = None if self.images is None else self.images.of_prompts([part.images for part in parts])
+        seeds = [0] * len(parts)  # greedy: they are not used
+        request = RolloutRequest(ids_BP, mask_BP, self.sampling, seeds, images=images)
         with torch.no_grad(), self.engine.lent(self.whole) as model:
             rollout = rolled_out(self.engine, model, request)
         ended = rollout.ended_B.tolist()
-        return [Drawn(rollout.response_of(row).tolist(), ended[row]) for row in range(len(prompts))]
+        return [Drawn(rollout.response_of(row).tolist(), ended[row]) for row in range(len(parts))]
 
 
 def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
@@ -112,15 +119,13 @@ def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
         more_end_token_ids=tuple(more),
     )
     at_a_time = flags.engine.per_device_eval_batch_size
-    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time)
+    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.images)
 
 
 def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
     flags = opened.flags
     if flags.data.rows.loss_on == "conversation":
         return "with --loss_on conversation a row has no prompt apart from its response"
-    if opened.training.images is not None:
-        return "rows have images, which no rollout reads yet"
     if whole.is_sharded:
         return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
     own = own_forward_of(opened.model)

@@ -38,9 +38,11 @@ from training.utils.models.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
+from training.utils.models.processors import write_beside
 from training.utils.models.routers import has_routers
 from training.utils.models.saving import save_model
 from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.models.vision import placeholder_id
 from training.utils.mtp.head import new_head
 from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
@@ -73,7 +75,10 @@ def make_parts(
         end_token_id=inputs.end_token_ids[0],
         more_end_token_ids=inputs.end_token_ids[1:],
         pad_token_id=tokenizer.pad_token_id,
-        bad_words=tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
+        bad_words=(
+            *tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
+            *_unwritten(inputs, roles.actor_model),
+        ),
         stop=tuple(ppo.stop),
         paths=paths,
     )
@@ -83,6 +88,7 @@ def make_parts(
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
+        pictures_of=inputs.pictures_of,
     )
     experience = experience_settings(
         components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
@@ -98,7 +104,11 @@ def make_parts(
         dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
         seed=flags.run.seed,
         sampling=sampling,
-        experience=replace(experience, length=replace(experience.length, max_prompt_tokens=longest_prompt)),
+        experience=replace(
+            experience,
+            length=replace(experience.length, max_prompt_tokens=longest_prompt),
+            images=inputs.images,
+        ),
         learning=learning_settings(components.algorithm, ppo),
         evaluates_first=ppo.val_before_train or ppo.val_only,
         stop_kl=flags.algorithm.stop_kl,
@@ -136,6 +146,11 @@ def make_parts(
         shown=ppo.show_samples,
     )
     return engine, evaluator, settings
+
+
+def _unwritten(inputs: Inputs, model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
+    """The token that stands for images, where prompts have some: in a response it would be an image without pixels."""
+    return () if inputs.images is None else ((placeholder_id(model.config),),)
 
 
 def _engine(
@@ -284,4 +299,6 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
         if engine is not None and model is not None and tokenizer is not None:
             tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
             if engine.ranks.is_main:
-                save_model(folder.path / name, model, tensors, tokenizer, write_head)
+                files = () if name == "critic" else roles.processor
+                beside = partial(write_beside, write_head, files)
+                save_model(folder.path / name, model, tensors, tokenizer, beside)

@@ -15,6 +15,7 @@ from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
 from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
+from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.mtp.for_vllm import check_form
@@ -237,6 +238,35 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
         f"--reuse_forwards would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the "
         "loss; leave one of them out, or give --kl_in reward",
     )
+
+
+def check_beside_images(flags: PpoFlags, components: Components, images: RowImages | None) -> None:
+    """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
+    if images is None:
+        return
+    mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
+    mistakes.require(
+        engine.supports_images or ppo.rollout_replay is not None,
+        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give hf",
+    )
+    others = {
+        f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
+        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
+        "--environment, --tools": (flags.environment.is_on, "write the prompts of conversations anew, without images"),
+        f"--mtp_num_layers {flags.mtp.mtp_num_layers}": (
+            flags.mtp.mtp_num_layers > 0,
+            "reads embeddings of tokens, which images do not have",
+        ),
+        "--share_trunk": (components.share_trunk, "puts a critic of text on the actor's trunk"),
+        "the reward 'model'": (components.with_reward_model, "reads text alone"),
+        f"the critic of --advantage {components.algorithm.flags.advantage}": (
+            components.algorithm.estimator.needs_critic and not components.share_trunk,
+            "reads text alone",
+        ),
+    }
+    for name, (given, why) in others.items():
+        mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")
+    mistakes.raise_if_any()
 
 
 def check_lengths(flags: PpoFlags, with_critic: bool) -> None:

@@ -78,6 +78,10 @@ def _joined(first: Rollout, second: Rollout, taken_B: torch.Tensor, pad_token_id
     parts: dict[str, Any] = {"seconds": first.seconds + second.seconds}
     records = (*(first.conversations or ()), *(second.conversations or ()))
     parts["conversations"] = tuple(records[index] for index in taken_B.tolist()) if records else None
+    parts["images"] = None
+    if first.images is not None or second.images is not None:
+        spans = [own for part in (first, second) for own in part.images or ((),) * len(part.response_lengths_B)]
+        parts["images"] = tuple(spans[index] for index in taken_B.tolist())
     for name in (field.name for field in fields(Rollout) if field.name not in parts):
         one, two = getattr(first, name), getattr(second, name)
         if one is None and two is None:  # one engine drew both: neither has paths, or turns

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from training.step3_ppo.roles import Roles
-from training.step3_ppo.scoring import drawn_turns, start_rules, start_scoring
+from training.step3_ppo.scoring import further_columns, start_rules, start_scoring
 from training.step3_ppo.settings import PpoSettings
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
@@ -92,7 +92,8 @@ class Evaluator:
         # The first sample has the seed that it has where it is the only one.
         seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own)
+        images = self.settings.experience.images_of(own)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own, images)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = rolled_out(self.rollout_engine, model, request)
@@ -112,12 +113,14 @@ class Evaluator:
             "columns": [row.columns for row in rows],
             **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
         }
+        if images is not None:
+            columns["images"] = [list(row.picture_digests) for row in rows]
         if rollout.conversations is not None:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
-            turns = drawn_turns(rollout, rewards)
-            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, turns)
+            more = further_columns(own, rollout, rewards)
+            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, more)
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from training.step3_ppo.settings import ExperienceSettings
+from training.utils.data.rows.pictures import span_numbers, spans_of
 from training.utils.engine.collectives import gathered, several_ranks
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import TokenRows
@@ -22,14 +23,15 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
-    assert not any(sequence.images for sequence in sequences), "images are not sent"
-    fields = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
-    return {**fields, "forks": [sequence.forks for sequence in sequences]}
+    columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
+    images = packed_values([torch.from_numpy(span_numbers(each.images)) for each in sequences])
+    return {**columns, "images": images, "forks": [sequence.forks for sequence in sequences]}
 
 
 def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
-    ids, are_targets = (unpacked_values(packed[name], torch.device("cpu")) for name in _FIELDS)
-    return [TokenSequence(*each[:2], forks=each[2]) for each in zip(ids, are_targets, packed["forks"], strict=True)]
+    *columns, images = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "images"))
+    spans = [spans_of(numbers.numpy()) for numbers in images]
+    return [TokenSequence(*each) for each in zip(*columns, spans, packed["forks"], strict=True)]
 
 
 def packed_values(parts: Sequence[torch.Tensor]) -> Packed:

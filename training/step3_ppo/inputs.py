@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,14 +22,20 @@ from training.utils.data.cache.reports import BuildReport
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import adopt_style, conversation_end
 from training.utils.data.chat.style import SavedStyle, saved_style
+from training.utils.data.images.decoding import DecodedPictures
+from training.utils.data.images.reader import PixelReader
+from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.phases import PromptRow, TextBlock
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.startup import Ranks
 from training.utils.environments.loading import Environments
 from training.utils.layout.order import steps_in
+from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens
+from training.utils.opening.image_reader import reader_of_model
+from training.utils.opening.row_images import images_of
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 
@@ -80,6 +88,7 @@ class Inputs:
         those of the optimizer_steps that train the critic alone.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data_fingerprint, data_report: of the build.
+    images: of the prompts, and pictures_of, what shows those of a row to a reward; None where no prompt has one.
     """
 
     train: PromptSource
@@ -93,6 +102,8 @@ class Inputs:
     end_token_ids: tuple[int, ...]
     data_fingerprint: str
     data_report: BuildReport
+    images: RowImages | None = None
+    pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
 
 
 def load_inputs(
@@ -107,7 +118,9 @@ def load_inputs(
     run, data, ppo = flags.run, flags.data, flags.ppo
     if flags.environment.is_on:  # environments begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
-    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log)
+    reader = reader_of_model(flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code, tokenizer)
+    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader)
+    images = images_of(chain(phase.train, phase.eval), phase.pixels_of, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)
         check_rows(environments, phase.eval)
@@ -145,7 +158,16 @@ def load_inputs(
         end_token_ids=ends,
         data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
         data_report=phase.report,
+        images=images,
+        pictures_of=None if phase.pixels_of is None else partial(pictures_of, phase.pixels_of),
     )
+
+
+def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:
+    """Return the pictures of a prompt, for a reward to look at. One that is cut up has several spans, of one key."""
+    keys = dict.fromkeys(span.key for span in row.images)
+    key_of = dict(zip(dict.fromkeys(row.picture_digests), keys, strict=True))
+    return DecodedPictures(tuple(pixels.encoded(key_of[digest]) for digest in row.picture_digests))
 
 
 def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:

@@ -55,7 +55,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         wanted_score_scale,
         with_head,
     )
-    from training.step3_ppo.checks import check_lengths
+    from training.step3_ppo.checks import check_beside_images, check_lengths
     from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
     from training.step3_ppo.learning import Updates
@@ -78,6 +78,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log, components.environments)
+    check_beside_images(flags, components, inputs.images)
     loaded = load_roles(
         replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,
@@ -90,12 +91,15 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
             reference=components.algorithm.wants_reference,
             reward_model=components.with_reward_model,
         ),
+        inputs.images,
     )
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
-    parts = CheckpointParts(roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk))
+    parts = CheckpointParts(
+        roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk), roles.processor
+    )
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
         metrics,
         checkpoints,

@@ -2,7 +2,8 @@
 
 One safetensors file per rollout and rank, numbered in the order in which a run asks for them, evaluations included:
 `rollout_000003_rank0.safetensors` holds the Rollout's tensors and the seeds, and in its metadata, as JSON, how they
-were drawn and what became of conversations, whose environments a replay does not ask. A run with the same settings asks
+were drawn, the sha256 of each prompt's pictures, and what became of conversations, whose environments a replay does not
+ask. A run with the same settings asks
 for the same rollouts in the same order, so it gets them back. A resumed run continues with its checkpoint's number, and
 overwrites what a killed run wrote after it.
 """
@@ -30,8 +31,8 @@ from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
 _OPTIONAL = ("inserted_BR", "positions_B", "fork_begins_BR", "turn_rewards_BR")  # None without paths or turns
-_RECORDS = "conversations"
-_OTHERS = ("seconds", _RECORDS, *_OPTIONAL)
+_RECORDS, _PICTURES = "conversations", "pictures"
+_OTHERS = ("seconds", "images", _RECORDS, *_OPTIONAL)
 _TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
@@ -84,6 +85,8 @@ class DumpingRollout(_NumberedRollouts):
         rollout = self._engine.roll_out(model, request)
         fields = {name: getattr(rollout, name) for name in (*_TENSORS, *_OPTIONAL)}
         metadata = _metadata(request, self._more)
+        if request.images is not None:
+            metadata[_PICTURES] = _pictures(request)
         if rollout.conversations is not None:
             fields |= zip(_ASKED, request.repeated(), strict=True)
             metadata[_RECORDS] = json.dumps([dataclasses.asdict(each) for each in rollout.conversations])
@@ -123,10 +126,11 @@ class ReplayRollout(_NumberedRollouts):
             )
         tensors, metadata = _read(path)
         records = metadata.pop(_RECORDS, None)
+        _check_pictures(path, metadata.pop(_PICTURES, None), request)
         _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._more))
         self._count += 1
         names = [name for name in (*_TENSORS, *_OPTIONAL) if name in tensors]
-        fields = {name: tensors[name].to(request.prompt_ids_BP.device) for name in names}
+        fields: dict[str, Any] = {name: tensors[name].to(request.prompt_ids_BP.device) for name in names}
         found = None if records is None else tuple(ConversationRecord(**each) for each in json.loads(records))
         return Rollout(**fields, conversations=found, seconds=time.perf_counter() - started)
 
@@ -142,6 +146,20 @@ def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str
     if request.sampling.paths is None:  # as dumps had it before there were any
         settings.pop("paths")
     return {name: json.dumps(value) for name, value in settings.items() if name != "end_check_tokens"}
+
+
+def _pictures(request: RolloutRequest) -> str:
+    """The sha256 of each picture of each prompt, as JSON."""
+    assert request.rows is not None, "prompts with images are of a dataset"
+    return json.dumps([list(row.picture_digests) for row in request.rows])
+
+
+def _check_pictures(path: Path, drawn: str | None, request: RolloutRequest) -> None:
+    if drawn != (None if request.images is None else _pictures(request)):
+        raise ThreestepError(
+            f"--rollout_replay: {path} holds responses to prompts with other pictures than those that this run asks "
+            "for; replay with the data of the run that dumped, or dump again"
+        )
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

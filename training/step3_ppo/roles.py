@@ -4,8 +4,9 @@ loaded only if something needs them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.engine.whole_model import WholeModel
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
@@ -26,6 +28,7 @@ from training.utils.models.lora import adapters_off
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
 from training.utils.mtp.training import MultiTokenPrediction
+from training.utils.opening.image_reader import processor_of
 from training.utils.opening.setup import load_under
 
 
@@ -59,6 +62,7 @@ class Roles:
     actor_routers, critic_routers: the balancing loss of a mixture of experts.
     packs: documents may share rows of every model.
     mtp: trains a head for multi-token prediction beside the actor, if one is asked for.
+    processor: files of the actor's image processor, which are saved with it.
     """
 
     actor: TrainingEngine
@@ -75,6 +79,7 @@ class Roles:
     actor_routers: RouterLoss = field(default_factory=RouterLoss)
     critic_routers: RouterLoss = field(default_factory=RouterLoss)
     mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
+    processor: Sequence[Path] = ()
 
     @property
     def trained(self) -> dict[str, TrainingEngine]:
@@ -121,6 +126,7 @@ def load_roles(
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,
+    images: RowImages | None = None,
 ) -> Roles:
     """Load the models.
 
@@ -128,14 +134,16 @@ def load_roles(
         train the critic alone.
     longest_tokens: of the sequences that the models will read; 0 if unknown.
     needed: all by default.
+    images: of the prompts, if some have one.
     """
     needed = needed or RolesNeeded()
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
+        size = len(tokenizers.actor)
         return load_under(
-            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, len(tokenizers.actor), **reading)
+            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, size, images=images, **reading)
         )
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
@@ -183,4 +191,5 @@ def load_roles(
         whole_actor=WholeModel(actor, actor_model),
         average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
         shares_trunk=flags.share_trunk,
+        processor=processor_of(flags.actor_model_name_or_path, actor_model),
     )

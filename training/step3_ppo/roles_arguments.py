@@ -27,7 +27,7 @@ from training.utils.engine.arguments import (
     check_zero3_limits,
 )
 from training.utils.engine.schedules import SCHEDULES
-from training.utils.models.arguments import HEAD_CHUNK_HELP
+from training.utils.models.arguments import FREEZE_PROJECTOR_HELP, FREEZE_TOWER_HELP, HEAD_CHUNK_HELP
 from training.utils.models.quantization import (
     DOUBLE_HELP,
     EIGHT_BIT_HELP,
@@ -148,6 +148,8 @@ class RolesArguments:
     lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", unit="number", topic="lora")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1, unit="probability", topic="lora")
     only_optimize_lora: bool = flag(True, "With LoRA: freeze all other weights.", topic="lora")
+    freeze_vision_tower: bool = flag(ModelSettings.freeze_vision_tower, FREEZE_TOWER_HELP)
+    freeze_projector: bool = flag(ModelSettings.freeze_projector, FREEZE_PROJECTOR_HELP)
     load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
     load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
     bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")
@@ -234,7 +236,8 @@ class RolesArguments:
 
     def model(self, role: str) -> ModelSettings:
         """role: actor or critic."""
-        return settings_of(ModelSettings, self, role, name_or_path=getattr(self, f"{role}_model_name_or_path"))
+        path = getattr(self, f"{role}_model_name_or_path")
+        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=role == "actor")
 
     def engine(self, role: str) -> EngineSettings:
         return settings_of(EngineSettings, self, role)

@@ -33,9 +33,8 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     rewards, device = settings.rewards, rollout.response_lengths_B.device
     rules = {reward.name: reward.rule for reward in rewards.named if reward.rule is not None}
     texts = rewards.texts_of(rollout) if rewards.texts_of is not None else []
-    wait = start_rules(
-        rules, rows, texts, rewards.columns, rewards.timeout_seconds, device, drawn_turns(rollout, rewards)
-    )
+    more = further_columns(rows, rollout, rewards)
+    wait = start_rules(rules, rows, texts, rewards.columns, rewards.timeout_seconds, device, more)
     model_scores_B = score(rollout, roles, settings) if reads_model(rewards.named) else None
 
     def collect() -> Scored:
@@ -60,11 +59,16 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     return Samples(tuple(rows), rollout, collect)
 
 
-def drawn_turns(rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
-    """Return the column `drawn_turns` of reward functions: of conversations, the texts of each response's turns."""
-    if rollout.conversations is None or rewards.turns_of is None:
-        return {}
-    return {"drawn_turns": list(rewards.turns_of(rollout))}
+def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
+    """Return the columns of reward functions that no row holds, one entry for each response: `drawn_turns`, of
+    conversations, the texts of its turns; and `images`, where prompts have some, those of its prompt."""
+    found: dict[str, list[Any]] = {}
+    if rollout.conversations is not None and rewards.turns_of is not None:
+        found["drawn_turns"] = list(rewards.turns_of(rollout))
+    if rewards.pictures_of is not None:
+        each = len(rollout.response_lengths_B) // len(rows)
+        found["images"] = [pictures for row in rows for pictures in [rewards.pictures_of(row)] * each]
+    return found
 
 
 def _of_environments(rollout: Rollout) -> torch.Tensor:

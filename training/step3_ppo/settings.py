@@ -14,8 +14,10 @@ from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.losses import PolicyLoss
 from training.step3_ppo.losses.tokens import PolicyLossSettings
 from training.step3_ppo.mismatch.settings import MismatchSettings
+from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.base import Sampling
 from training.utils.layout.documents import TokenSequence
+from training.utils.layout.pictures import PromptImages, RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.loading.score_scale import ScoreScale
@@ -60,6 +62,7 @@ class ExperienceSettings:
     reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
     with_entropy: of the forwards that are reused.
     reports_variance: variance proxies of the gradient, from the policy's distributions.
+    images: of the prompts; None where none has one.
     """
 
     temperature: float
@@ -80,11 +83,16 @@ class ExperienceSettings:
     reuses_forwards: bool = False
     with_entropy: bool = False
     reports_variance: bool = False
+    images: RowImages | None = None
 
     @property
     def reads_collisions(self) -> bool:
         """Whether the old policy's forward sums the squares of its probabilities."""
         return self.estimator.needs_policy or self.reports_variance
+
+    def images_of(self, prompts: Sequence[PromptRow]) -> PromptImages | None:
+        """Return what a rollout reads of the images of prompts; None where none has one."""
+        return None if self.images is None else self.images.of_prompts([row.images for row in prompts])
 
     def share(
         self,
@@ -94,7 +102,8 @@ class ExperienceSettings:
         with_before: bool = False,
     ) -> list[SequenceRows]:
         """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        return rank_share(sequences, self.plan, self.pad_token_id, self.rank, device, sharing, with_before)
+        plan, pad, rank, images = self.plan, self.pad_token_id, self.rank, self.images
+        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, images)
 
 
 @dataclass(frozen=True)

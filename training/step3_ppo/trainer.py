@@ -272,7 +272,8 @@ class PpoTrainer:
         ):
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows)
+            images = self.settings.experience.images_of(prompts.rows)
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, images)
             return rolled_out(self.rollout_engine, model, request)
 
 

@@ -106,7 +106,6 @@ def test_what_can_be_drawn_is(model):
     [
         ({"zero_stage": 3}, "under --zero_stage 3 no rank has whole weights"),
         ({"loss_on": "conversation"}, "with --loss_on conversation a row has no prompt"),
-        ({"images": object()}, "rows have images, which no rollout reads yet"),
         ({}, "LlamaForCausalLM cannot be decoded prompts of different lengths in one batch: it counts its padding"),
     ],
 )

@@ -22,7 +22,7 @@ from training.step3_ppo.experience import make_experience
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.records import Samples, Scored
 from training.step3_ppo.replay import make_engine
-from training.step3_ppo.scoring import outcome_scores, start_scoring
+from training.step3_ppo.scoring import outcome_scores, score, start_scoring
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
@@ -32,7 +32,8 @@ from training.utils.data.rows.phases import PromptRow
 from training.utils.environments.acting import history_habit
 from training.utils.environments.loading import load_environments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.generation.records import ConversationRecord, Rollout
+from training.utils.generation.records import FORK_LINE, ConversationRecord, Rollout
+from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
@@ -167,6 +168,19 @@ def test_gae_over_two_turns_by_hand(forks):
     found = make_experience(samples, None, roles, settings, 0.0, PhaseClock())
     assert torch.allclose(found.rewards_BR, torch.tensor([[0, 0.5, 0, 1.5]]))
     assert torch.allclose(found.advantages_BR, torch.tensor([[1.04192, 0.336, -1.2, -2.5]]), atol=1e-6)
+
+
+def test_the_reward_model_reads_the_last_sequence_of_a_conversation_that_forks():
+    """Once each, up to its end."""
+    rollout, read = conversations(3, forks=True), []
+
+    def widths(rows: TokenRows) -> torch.Tensor:
+        read.append(rows.input_ids_NT.shape)
+        return rows.end_B.float()
+
+    found = score(rollout, SimpleNamespace(reward_model=widths), how(plan=PlanSettings(1, max_rows_per_micro_batch=1)))
+    parts = [each.parts for each in rollout.sequences()]
+    assert found.tolist() == [len(each[-1]) - 1 for each in parts] and len(read) == 8 and max(map(len, parts)) > 2
 
 
 def test_weights_of_rewards_hold_for_each_turn():
@@ -320,6 +334,23 @@ def test_a_replay_asks_no_environment(tmp_path):
     _, other, _ = looked_up(max_turns=3)
     with pytest.raises(ThreestepError, match="was drawn with max_turns = 8, and this run asks for 3; replay with"):
         asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(other)), tokenizer)
+
+
+def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
+    class Given(RolloutEngine):
+        def roll_out(self, model, request) -> Rollout:
+            return conversations(2, forks=True)
+
+    ids_BP = torch.tensor([[7, 8], [9, 7]])
+    request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), Sampling(40, 1.0, 0, 1.0, 1, 0), range(8), 4)
+    drawn, again = (
+        rolled_out(make_engine(lambda _: Given(), str, *folders, 0), None, request)
+        for folders in ((str(tmp_path), None), (None, str(tmp_path)))
+    )
+    for one, other in zip(drawn.sequences(), again.sequences(), strict=True):
+        assert one.forks == other.forks != () and torch.equal(one.is_target, other.is_target)
+    shown = conversation_columns(again, lambda ids: " ".join(map(str, ids.tolist())), {1})
+    assert [text.count(FORK_LINE) for text in shown["response"]] == [len(each.forks) for each in again.sequences()]
 
 
 def test_what_conversations_need():

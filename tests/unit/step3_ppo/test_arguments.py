@@ -151,7 +151,7 @@ def test_each_role_gets_its_own_settings():
     )  # fmt: skip
     shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
     assert given.model("actor") == ModelSettings(
-        "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", **shared
+        "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", takes_images=True, **shared
     )
     assert given.model("critic") == ModelSettings("c", dropout=0.6, lora_dim=8, lora_module_name="y", **shared)
     engine = EngineSettings(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import Qwen2Config
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo import checks
-from training.step3_ppo.checks import check_lengths, checked_components
+from training.step3_ppo.checks import check_beside_images, check_lengths, checked_components
 from training.utils.generation.base import Speculation
 from training.utils.generation.hf import TransformersRollout
+from training.utils.layout.images import ImagePixels
+from training.utils.layout.pictures import RowImages
 from training.utils.rewards.gsm8k import gsm8k_reward
 from training.utils.run.errors import ThreestepError
 
@@ -228,3 +231,31 @@ def test_environments_are_loaded_unless_a_replay_has_their_answers(tmp_path):
     (tmp_path / "rollout_000000_rank0.safetensors").touch()
     replayed = names_of("", "environment", advantage="grpo", environment=LOOKUP, rollout_replay=str(tmp_path))
     assert replayed.environments is None
+
+
+def beside_images(**given) -> None:
+    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
+    flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
+    components = checked_components(flags)
+    check_beside_images(flags, components, None)
+    check_beside_images(flags, components, RowImages(lambda keys: ImagePixels(torch.zeros(1)), ()))
+
+
+def test_what_reads_images_goes_with_them():
+    beside_images()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
+        ({"speculate": "2", "speculate_by": "ngram"}, "--speculate 2 does not go with prompts that have images: it gu"),
+        ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
+        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
+        ({"reward": "model"}, "the reward 'model' does not go with prompts that have images: it reads text alone; le"),
+        ({"advantage": "gae"}, "the critic of --advantage gae does not go with prompts that have images: it reads te"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_images_is_named(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        beside_images(**given)

@@ -12,13 +12,19 @@ from training.step3_ppo.dynamic_sampling import equal_groups, with_differing_gro
 from training.step3_ppo.records import Samples, Scored
 from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.records import Rollout
+from training.utils.layout.images import ImageSpan
 
 PAD = 9
 SETTINGS: Any = SimpleNamespace(samples_per_prompt=2, pad_token_id=PAD)
 
 
 def samples(
-    outcomes: list[list[float]], first: int, prompt_width: int, width: int, in_parallel: bool = False
+    outcomes: list[list[float]],
+    first: int,
+    prompt_width: int,
+    width: int,
+    in_parallel: bool = False,
+    with_images: bool = False,
 ) -> Samples:
     """Two samples a prompt; prompts and responses are numbered from `first`, so that each can be told again."""
     count = 2 * len(outcomes)
@@ -34,6 +40,7 @@ def samples(
         ended_B=numbers_B % 2 == 0,
         inserted_BR=inside_BR & (numbers_B % 3 == 0)[:, None] if in_parallel else None,
         positions_B=numbers_B if in_parallel else None,
+        images=tuple((ImageSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
     flat_B = torch.tensor(outcomes).flatten().float()
@@ -119,3 +126,14 @@ def test_a_rank_without_equal_groups_goes_along(monkeypatch):
     first = samples([[1, 2], [3, 4]], first=0, prompt_width=2, width=3)
     check(with_differing_groups(first, draw, tries=4, settings=SETTINGS), [0, 1])
     assert calls == [2]
+
+
+def test_images_go_with_their_prompts():
+    """Also where only the replacements have some."""
+    for with_images in (True, False):
+        first = samples([[1, 1], [0, 1]], first=0, prompt_width=2, width=3, with_images=with_images)
+        fresh = samples([[0, 5]], first=10, prompt_width=2, width=3, with_images=True)
+        found = with_differing_groups(first, lambda attempt, count, own=fresh: own, tries=1, settings=SETTINGS)
+        check(found, [10, 1])
+        keys = [[image.key for image in own] for own in found.rollout.images or ()]
+        assert keys == [[10], [10], [1], [1]] if with_images else keys == [[10], [10], [], []]

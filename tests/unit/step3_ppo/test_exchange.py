@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from training.step3_ppo.exchange import (
     unpacked_values,
 )
 from training.utils.layout.documents import TokenSequence
+from training.utils.layout.images import ImageSpan
 
 CPU = torch.device("cpu")
 
@@ -35,6 +37,11 @@ def test_what_is_packed_comes_back():
         assert torch.equal(one.input_ids, two.input_ids) and torch.equal(one.is_target, two.is_target)
     values = [torch.tensor([0.5, 1.5]), torch.tensor([]), torch.tensor([2.5])]
     assert [part.tolist() for part in unpacked_values(packed_values(values), CPU)] == [[0.5, 1.5], [], [2.5]]
+    spans = (ImageSpan(1, 2, (1, 2), key=7), ImageSpan(3, 1, key=300, sees_itself=True))
+    pictured = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), images=spans), sequence(9)]
+    assert [each.images for each in unpacked_sequences(packed_sequences(pictured))] == [(), spans, ()]
+    parts = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), forks=(2, 3)), sequence(9)]
+    assert [each.forks for each in unpacked_sequences(packed_sequences(parts))] == [(), (2, 3), ()]
     assert unpacked_sequences(packed_sequences([])) == [] and unpacked_values(packed_values([]), CPU) == []
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from transformers import GenerationConfig
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
+from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers, pictures_of
 from training.step3_ppo.roles import Tokenizers
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.style import SavedStyle, save_style, saved_style
+from training.utils.data.images.reader import PixelReader
+from training.utils.data.rows.phases import PromptRow
+from training.utils.layout.images import ImageSpan
 from training.utils.run.errors import ThreestepError
 
 
@@ -40,10 +47,12 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
         manifest = {"fingerprint": "rows"}  # noqa: RUF012
 
     nothing = SimpleNamespace(columns={})
-    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=SimpleNamespace(train=nothing, eval=nothing))
+    report = SimpleNamespace(train=nothing, eval=nothing)
+    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=report, pixels_of=None)
     monkeypatch.setattr("training.step3_ppo.inputs.build_phase", lambda *given: phase)
     ranks = SimpleNamespace(world_size=1, is_main=True)
     monkeypatch.setattr("training.step3_ppo.inputs.saved_stop_tokens", lambda *given: [2])
+    monkeypatch.setattr("training.step3_ppo.inputs.reader_of_model", lambda *given: None)
     tokenizer = SimpleNamespace(eos_token_id=2, added_tokens_decoder={})
 
     def load(critic_warmup: int):
@@ -63,7 +72,7 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
     """The trained one first; of the model's own those that are special tokens; the tokenizer's eos."""
     rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
     report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
-    phase = SimpleNamespace(train=rows, eval=rows, report=report)
+    phase = SimpleNamespace(train=rows, eval=rows, report=report, pixels_of=None)
     monkeypatch.setattr("training.step3_ppo.inputs.build_phase", lambda *given: phase)
     tokenizer = chat_tokenizer()
     ids = tokenizer.convert_tokens_to_ids
@@ -97,3 +106,21 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
         "was trained on prompts in another style (human_assistant)" in o for o in others
     )
     assert saved_style(tokenizers.critic) == SavedStyle("chat_template")  # what it learns in this run
+
+
+def test_a_reward_sees_the_pictures_of_a_prompt():
+    """One of two tiles, another, the first again; each is decoded when it is taken."""
+    stored = {}
+    for key, color in ((4, "red"), (9, "blue")):
+        file = io.BytesIO()
+        Image.new("RGBA", (3, 2), color).save(file, format="PNG")
+        stored[key] = file.getvalue()
+    spans = [ImageSpan(at, 1, key=key) for at, key in enumerate((4, 4, 9, 4, 4))]
+    row = PromptRow(0, np.arange(5), "", None, images=tuple(spans), picture_digests=("a", "b", "a"))
+    reader: Any = None
+    found = pictures_of(PixelReader(reader, stored), row)
+    assert [(one.mode, one.size, one.getpixel((0, 0))) for one in found] == [
+        ("RGB", (3, 2), color) for color in ((255, 0, 0), (0, 0, 255), (255, 0, 0))
+    ]
+    assert found.encoded[1] == stored[9] and found[0] is not found[0] and len(found[1:]) == 2
+    assert len(pictures_of(PixelReader(reader, stored), PromptRow(0, np.arange(5), "", None))) == 0

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,10 +14,13 @@ from safetensors.torch import save_file
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from training.step3_ppo.replay import DumpingRollout, ReplayRollout, file_of, make_engine
-from training.utils.generation.base import PathSampling, RolloutRequest
+from training.utils.data.rows.phases import PromptRow
+from training.utils.generation.base import PathSampling, RolloutRequest, rolled_out
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
+from training.utils.layout.images import ImagePixels, ImageSpan
 from training.utils.layout.parallel import ParallelTags
+from training.utils.layout.pictures import PromptImages
 from training.utils.run.errors import ThreestepError
 
 
@@ -180,6 +184,26 @@ def test_paths_come_back_with_what_was_inserted_and_to_the_same_settings_alone(t
     for other in (replace(how, paths=None), replace(how, paths=replace(how.paths, count=3))):
         with pytest.raises(ThreestepError, match="was drawn with paths = .*; replay with the settings of the run that"):
             asked(ReplayRollout(tmp_path, 0), None, other, samples=20)
+
+
+def pictured(digest: str) -> RolloutRequest:
+    ids_BP, mask_BP = prompts((3, 5))
+    rows = [PromptRow(0, np.arange(3), "", None), PromptRow(1, np.arange(5), "", None, picture_digests=(digest,))]
+    images = PromptImages(((), (ImageSpan(1, 2),)), lambda keys: ImagePixels(torch.zeros(1)))
+    return RolloutRequest(ids_BP, mask_BP, PLAIN, range(4), 2, rows, images)
+
+
+def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
+    class Blind(TransformersRollout):
+        def roll_out(self, model, request):
+            return super().roll_out(model, replace(request, images=None))
+
+    DumpingRollout(Blind(), tmp_path, 0).roll_out(model, pictured("ab12"))
+    replayed = rolled_out(ReplayRollout(tmp_path, 0), model, pictured("ab12"))
+    assert [each.images for each in replayed.sequences()] == [(), (), (ImageSpan(1, 2),), (ImageSpan(1, 2),)]
+    for other in (pictured("cd34"), replace(pictured("ab12"), images=None)):
+        with pytest.raises(ThreestepError, match="holds responses to prompts with other pictures than those that this"):
+            ReplayRollout(tmp_path, 0).roll_out(model, other)
 
 
 def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):

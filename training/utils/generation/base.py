@@ -9,7 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from training.utils.generation.guessers import BY_HEAD
 from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags
+from training.utils.layout.pictures import PromptImages
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import AUTO
@@ -117,6 +118,7 @@ class RolloutRequest:
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
     rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
+    images: of the prompts; None where no prompt has one. Of engines with `supports_images`.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -125,6 +127,7 @@ class RolloutRequest:
     seeds: Sequence[int]
     samples_per_prompt: int = 1
     rows: Sequence[Any] | None = None
+    images: PromptImages | None = None
 
     @classmethod
     def of_prompt(cls, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int) -> RolloutRequest:
@@ -144,6 +147,7 @@ class RolloutEngine(ABC):
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate, supports_vllm_speculate: whether `speculate` may be called, with which kind.
+    supports_images: whether it reads the images of prompts.
     supports_environment: whether it draws the turns of conversations: by itself, without other ranks, behind prompts
         that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
@@ -159,6 +163,7 @@ class RolloutEngine(ABC):
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
     supports_vllm_speculate: ClassVar[bool] = False
+    supports_images: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
@@ -243,7 +248,7 @@ _COLUMNS = {
 
 
 def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
-    """Return what the engine draws, every column checked: an engine may be a user's.
+    """Return what the engine draws, with the images of its prompts, every column checked: an engine may be a user's.
 
     Raises ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not
     as wide as the others, or a response that is empty or longer than its row.
@@ -273,4 +278,6 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
                 f"--rollout_engine: {kind} expects to return response_lengths_B from 1 to the {width} columns of "
                 f"response_ids_BR, got {length} for sequence {row}; mend its roll_out"
             )
-    return rollout
+    if request.images is None:
+        return rollout
+    return replace(rollout, images=request.images.repeated(request.samples_per_prompt))

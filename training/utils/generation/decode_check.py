@@ -1,13 +1,14 @@
 """In which way a model is decoded: the first whose log-probabilities are the model's own.
 
 The probes' sequences (`models.probes`) are decoded token by token, as a rollout would draw them: prompts of different
-lengths and of the same length, two responses each, rows that end at different tokens.
+lengths and of the same length, two responses each, rows that end at different tokens. Where rows have images, so are
+the examples of these (`models.pictured`), beside a prompt of text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -17,10 +18,15 @@ from training.utils.generation.base import RolloutRequest, Sampling
 from training.utils.generation.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.kept_rows import KeptRows
 from training.utils.layout.documents import Document
+from training.utils.layout.images import ImageSpan, images_between
+from training.utils.layout.pictures import PixelsOf, PromptImages
 from training.utils.models.own_forward import OwnForward, difference_now
+from training.utils.models.pictured import PicturedForward
+from training.utils.models.rounding import rms
 from training.utils.run.errors import ThreestepError, first_line
 
 _SAMPLES = 2
+_MOST_GIVEN = 8  # of the response of an example with images
 
 
 def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
@@ -55,17 +61,31 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
 
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
     """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
-    return _why_other(own, lambda cases: _decoded(model, cases, way))
+    reason = _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _decoded(model, cases, way))
+    if reason is not None or own.pictured is None:
+        return reason
+    if not way.padded:
+        return "it is not given positions, which prompts with images need"
+    cases, numbers_M = _pictured_cases(own, own.pictured)
+    pixels_of = own.pictured.images.pixels_of
+    tolerance = own.pictured.tolerance
+    reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, pixels_of))
+    return None if reason is None else f"of prompts with images {reason}"
 
 
 def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
     """Return None if log-probabilities of tokens that are given with `guesses` others behind them, some of which are
     wrong and taken back (`KeptRows`), are those of `own`, else the reason why not."""
-    return _why_other(own, lambda cases: _verified(model, cases, guesses))
+    return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _verified(model, cases, guesses))
 
 
-def _why_other(own: OwnForward, read_of: Callable[[list[_Case]], list[list[torch.Tensor]]]) -> str | None:
-    cases = _cases(own)
+def _why_other(
+    cases: list[_Case],
+    known_M: torch.Tensor,
+    tolerance: float,
+    read_of: Callable[[list[_Case]], list[list[torch.Tensor]]],
+) -> str | None:
+    """known_M: of the cases that are known, in their order."""
     try:
         with torch.no_grad():
             read = read_of(cases)
@@ -74,9 +94,9 @@ def _why_other(own: OwnForward, read_of: Callable[[list[_Case]], list[list[torch
     except Exception as problem:  # noqa: BLE001 - each family fails in its own way
         return f"its forward fails ({type(problem).__name__}: {first_line(problem)})"
     read_M = torch.cat([torch.stack(numbers) for case, numbers in zip(cases, read, strict=True) if case.is_known])
-    difference = own.difference(read_M)
+    difference = rms(read_M.double().cpu() - known_M)
     # Rollouts read logits in float32 at most.
-    tolerance = own.tolerance + torch.finfo(torch.float32).eps * float(own.numbers_M.abs().max())
+    tolerance = tolerance + torch.finfo(torch.float32).eps * float(known_M.abs().max())
     if difference <= tolerance:
         return None
     if difference != difference:
@@ -86,11 +106,12 @@ def _why_other(own: OwnForward, read_of: Callable[[list[_Case]], list[list[torch
 
 @dataclass(frozen=True)
 class _Case:
-    """A prompt with one response, which is given. is_known: `own` has its numbers."""
+    """A prompt with one response, which is given. is_known: `own` has its numbers. images: of the prompt."""
 
     prompt_ids_P: torch.Tensor
     response_ids: list[int]
     is_known: bool
+    images: tuple[ImageSpan, ...] = ()
 
 
 def _cases(own: OwnForward) -> list[_Case]:
@@ -116,9 +137,33 @@ def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[_Case]) -> list[_Case]:
     return [_Case(prompt_ids_P, case.response_ids[:1], False) for case in short[:_SAMPLES]]
 
 
-def _decoded(model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay) -> list[list[torch.Tensor]]:
+def _pictured_cases(own: OwnForward, pictured: PicturedForward) -> tuple[list[_Case], torch.Tensor]:
+    """Return two cases for each example, the first response of its row and what ends before it, between two of a text;
+    and the numbers of the known ones."""
+    cases, numbers = list[_Case](), list[torch.Tensor]()
+    at = 0
+    for document in pictured.images.examples:
+        tokens = document.segments[0].tokens
+        target_M = tokens.is_target.nonzero().flatten().tolist()
+        begin = target_M[0]
+        count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
+        count = min(count, _MOST_GIVEN)
+        ids, images = tokens.input_ids.tolist(), images_between(tokens.images, 0, begin)
+        case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, images)
+        cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
+        numbers.append(pictured.numbers_M[at : at + count])
+        at += len(target_M)
+    text = _unknown(own.probes.other.segments[0].tokens.input_ids, cases)
+    return [*cases[:_SAMPLES], *text, *cases[_SAMPLES:]], torch.cat(numbers)
+
+
+def _decoded(
+    model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay, pixels_of: PixelsOf | None = None
+) -> list[list[torch.Tensor]]:
     """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
     request = _request(cases, model.device)
+    if pixels_of is not None:
+        request = replace(request, images=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
     parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
     read: list[list[torch.Tensor]] = [[] for _ in cases]
     for rows, part in parts:

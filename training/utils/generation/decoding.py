@@ -10,7 +10,7 @@ B sequences (prompts, until they are repeated), of which A are still active; P p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.cache import compacted, leave, moves_when_leaving, reorder, roomy_cache
 from training.utils.generation.fixed_steps import FixedSteps, leave_now
+from training.utils.generation.prompt_inputs import prompt_inputs
 from training.utils.generation.step_masks import StepMasks, windows_of
 
 OURS, OWN, NONE = "ours", "own", "none"
@@ -70,15 +71,17 @@ class Decoding:
         self.cache: Any = roomy_cache(model, self.length + self._most) if way.cache == OURS else None
         self.input_ids = request.prompt_ids_BP
         self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, self._most), value=1)
-        self.position_ids = (self.mask[:, : self.length].cumsum(-1) - 1).clamp(min=0)
+        assert way.padded or request.images is None, "only padded prompts are given positions"
+        self._prompts = prompt_inputs(model.config, request, self._accepted)
+        self.position_ids = self._prompts.last_B1
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
         self._masks: StepMasks | None = None
         self._steps: FixedSteps | None = None
 
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
-        logits_BV = self.forward(self.input_ids, self.mask[:, : self.length], self.position_ids)
-        self.position_ids = self.position_ids[:, -1:]
+        mask_BP, prompts = self.mask[:, : self.length], self._prompts
+        logits_BV = self.forward(self.input_ids, mask_BP, prompts.position_ids, prompts.of_images)
         if samples_per_prompt > 1:
             order = self.rows_A.repeat_interleave(samples_per_prompt)
             if self.way.cache == NONE:
@@ -132,12 +135,19 @@ class Decoding:
         # Their state holds the past; they would multiply the whole mask with the single new token.
         return self.forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
 
-    def forward(self, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits [A, V] of the last position. mask: as the family's forward takes it."""
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        mask: Any,
+        position_ids: torch.Tensor,
+        of_images: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Return the logits [A, V] of the last position. mask: as the family's forward takes it. of_images: further
+        arguments of prompts with images."""
         name = "cache_params" if self.is_state_space else "past_key_values"
         inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": self.way.cache != NONE, "logits_to_keep": 1}
         if self.way.padded:
-            inputs |= {"attention_mask": mask, "position_ids": position_ids}
+            inputs |= {"attention_mask": mask, "position_ids": position_ids, **(of_images or {})}
         if self.cache is not None:
             inputs[name] = self.cache
         if self.way not in (FIXED, MASKED, WAYS[0]):  # families of any signature
@@ -158,4 +168,5 @@ def of_one_length(request: RolloutRequest) -> Iterator[tuple[list[int], RolloutR
         ids_BP = request.prompt_ids_BP[prompts][request.prompt_mask_BP[prompts]].view(len(prompts), length)
         mask_BP = torch.ones_like(ids_BP).bool()
         seeds: Sequence[int] = [request.seeds[row] for row in rows]
-        yield rows, replace(request, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP, seeds=seeds)
+        own = None if request.images is None else request.images.picked(prompts)
+        yield rows, replace(request, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP, seeds=seeds, images=own)

@@ -43,6 +43,7 @@ class TransformersRollout(RolloutEngine):
 
     supports_parallel_thinking = True
     supports_speculate = True
+    supports_images = True
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
 

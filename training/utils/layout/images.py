@@ -85,6 +85,18 @@ def position_axes(length: int, images: Sequence[ImageSpan]) -> torch.Tensor:
     return axes_3T
 
 
+def left_padded_axes(mask_BP: torch.Tensor, images: Sequence[Sequence[ImageSpan]]) -> torch.Tensor:
+    """Return int64 [3, B, P]: `position_axes` of left-padded sequences, 0 at padding. B sequences, P tokens.
+
+    mask_BP: bool, False at padding. images: of each sequence, counted from its first token.
+    """
+    count, width = mask_BP.shape
+    axes_3BP = torch.zeros(3, count, width, dtype=torch.int64)
+    for row, (length, own) in enumerate(zip(mask_BP.sum(1).tolist(), images, strict=True)):
+        axes_3BP[:, row, width - length :] = position_axes(length, own)
+    return axes_3BP.to(mask_BP.device)
+
+
 def images_between(images: Sequence[ImageSpan], begin: int, end: int) -> tuple[ImageSpan, ...]:
     """Return the images of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
     one."""

@@ -14,11 +14,30 @@ from itertools import groupby
 import torch
 
 from training.utils.layout.documents import Document, plain
-from training.utils.layout.images import ImagePixels
+from training.utils.layout.images import ImagePixels, ImageSpan
 from training.utils.layout.planner import MicroBatch
 from training.utils.layout.rows import TokenRows, packed_rows
 
 PixelsOf = Callable[[Sequence[int]], ImagePixels]
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """The images of a batch of prompts.
+
+    spans: of each prompt, counted from its first token. pixels_of: see `RowImages`.
+    """
+
+    spans: tuple[tuple[ImageSpan, ...], ...]
+    pixels_of: PixelsOf
+
+    def picked(self, prompts: Sequence[int]) -> PromptImages:
+        """Return those of the prompts with these indices."""
+        return replace(self, spans=tuple(self.spans[index] for index in prompts))
+
+    def repeated(self, samples_per_prompt: int) -> tuple[tuple[ImageSpan, ...], ...]:
+        """Return the spans of each sequence, where a prompt has so many adjacent ones."""
+        return tuple(own for own in self.spans for _ in range(samples_per_prompt))
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,10 @@ class RowImages:
         tokens, images = min(pictures, key=lambda found: found[1][-1].end - found[1][0].begin)
         cut = tokens.part(images[0].begin, images[-1].end)
         return plain(replace(cut, is_target=torch.zeros_like(cut.is_target)))
+
+    def of_prompts(self, spans: Sequence[tuple[ImageSpan, ...]]) -> PromptImages | None:
+        """Return the images of prompts; None where none of them has one. spans: of each prompt."""
+        return PromptImages(tuple(spans), self.pixels_of) if any(spans) else None
 
     def with_pixels(self, rows: TokenRows) -> TokenRows:
         """Return the rows with the pixels of their images."""

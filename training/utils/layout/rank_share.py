@@ -10,8 +10,9 @@ import torch
 
 from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import drawn_document
+from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import pinned
 from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_tokens
 
@@ -31,11 +32,12 @@ def rank_share(
     device: torch.device,
     sharing: bool = True,
     with_before: bool = False,
+    images: RowImages | None = None,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
     responses; those to one prompt share it, and what else `plan` says, if documents may share rows. with_before: the
-    rows have `before_NT`."""
+    rows have `before_NT`. images: of the sequences, whose rows get their pixels; None where none has one."""
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
@@ -43,10 +45,18 @@ def rank_share(
     lengths = [max(map(len, each)) for each in parts]
     if plan.packed:
         lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
-    mine = plan_step(lengths, plan, [len(each) for each in parts])[rank]
-    micro_batches = [[[groups[place] for place in row] for row in rows] for rows in mine]
-    shares = [_laid_out(sequences, rows, plan, pad_token_id, with_before) for rows in micro_batches]
-    return [share._replace(rows=pinned(share.rows, device)) for share in shares]
+    step = plan_step(lengths, plan, [len(each) for each in parts])
+    lacking = lacks_images(step, rank, [any(sequences[index].images for index in group) for group in groups])
+    shares = []
+    for micro_batch, lacks in zip(step[rank], lacking, strict=True):
+        members = [[groups[place] for place in row] for row in micro_batch]
+        filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
+        rows = laid_out([row for each in filled for row in each], pad_token_id, images, lacks, with_before)
+        indices = [index for row in members for group in row for index in group]
+        if any(sequences[index].forks for index in indices):
+            rows = rows.of_whole_sequences([len(sequences[index].parts) for index in indices])
+        shares.append(SequenceRows(indices, pinned(rows, device)))
+    return shares
 
 
 def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
@@ -70,22 +80,6 @@ def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: boo
 def _least_tokens(plan: PlanSettings) -> int:
     """Blocks of paths begin where they were drawn: their responses share a prompt alone."""
     return NEVER if plan.tags is not None else plan.least_shared_tokens or NEVER
-
-
-def _laid_out(
-    sequences: Sequence[TokenSequence],
-    rows: Sequence[Sequence[Sequence[int]]],
-    plan: PlanSettings,
-    pad_token_id: int,
-    with_before: bool,
-) -> SequenceRows:
-    """Return a micro-batch of rows of documents, each of which is the indices of its sequences."""
-    filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in rows]
-    indices = [index for row in rows for group in row for index in group]
-    laid_out = packed_rows([row for each in filled for row in each], pad_token_id, with_before=with_before)
-    if any(sequences[index].forks for index in indices):
-        laid_out = laid_out.of_whole_sequences([len(sequences[index].parts) for index in indices])
-    return SequenceRows(indices, laid_out)
 
 
 def _rows(groups: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[Document]]:

@@ -25,6 +25,11 @@ HEAD_CHUNK_HELP = (
     "0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run keeps it."
 )
 
+FREEZE_TOWER_HELP = "Models of images and text: do not train the vision tower, apart from its projector."
+FREEZE_PROJECTOR_HELP = (
+    "Models of images and text: do not train the projector, which makes embeddings of the tower's states."
+)
+
 
 @dataclass
 class ModelArguments:
@@ -82,14 +87,8 @@ class ModelArguments:
     only_optimize_lora: bool = flag(
         True, "With LoRA: freeze all other weights (a new scalar head still trains).", topic="lora"
     )
-    freeze_vision_tower: bool = flag(
-        ModelSettings.freeze_vision_tower,
-        "Models of images and text: do not train the vision tower, apart from its projector.",
-    )
-    freeze_projector: bool = flag(
-        ModelSettings.freeze_projector,
-        "Models of images and text: do not train the projector, which makes embeddings of the tower's states.",
-    )
+    freeze_vision_tower: bool = flag(ModelSettings.freeze_vision_tower, FREEZE_TOWER_HELP)
+    freeze_projector: bool = flag(ModelSettings.freeze_projector, FREEZE_PROJECTOR_HELP)
     load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
     load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
     bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")

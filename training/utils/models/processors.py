@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 # As transformers 5.19 names them. A chat template is the tokenizer's.
@@ -25,3 +25,11 @@ def processor_files(name_or_path: str | Path) -> list[Path]:
 def copy_files(files: Iterable[Path], folder: Path) -> None:
     for file in files:
         shutil.copyfile(file, folder / file.name)
+
+
+def write_beside(write_more: Callable[[Path], None] | None, files: Iterable[Path], folder: Path) -> None:
+    """Write what belongs into a model folder besides the model: files of its image processor, and what `write_more`
+    writes."""
+    copy_files(files, folder)
+    if write_more is not None:
+        write_more(folder)

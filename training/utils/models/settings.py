@@ -54,5 +54,8 @@ class ModelSettings:
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""
         return ModelSettings(
-            self.name_or_path, trust_remote_code=self.trust_remote_code, head_chunk_mb=self.head_chunk_mb
+            self.name_or_path,
+            trust_remote_code=self.trust_remote_code,
+            head_chunk_mb=self.head_chunk_mb,
+            takes_images=self.takes_images,
         )

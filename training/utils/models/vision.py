@@ -55,6 +55,11 @@ def pixel_values_for(config: Any, values: torch.Tensor) -> torch.Tensor:
     return values.unsqueeze(0) if config.model_type in _PICTURES_BY_ROW else values
 
 
+def placeholder_id(config: Any) -> int:
+    """Return the token that stands for each token of an image, of the configuration of a model of images and text."""
+    return int(config.image_token_id)
+
+
 def language_part(model: nn.Module) -> nn.Module:
     """Return the language model inside a model of images and text, without its output layer; any other model whole."""
     return model.get_submodule(_language_name(model))

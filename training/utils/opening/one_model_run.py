@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
-from training.utils.data.images.reader import ImageReader, open_image_reader
+from training.utils.data.images.reader import ImageReader
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
@@ -28,20 +27,19 @@ from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
-from training.utils.loading.adapter_folders import model_of
-from training.utils.loading.configurations import check_positions, load_config, model_files
+from training.utils.loading.configurations import check_positions, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
-from training.utils.models.processors import copy_files, processor_files
+from training.utils.models.processors import write_beside
 from training.utils.models.quantized import count_weights
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.models.vision import is_vision_config
 from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.flags import OneModelFlags
+from training.utils.opening.image_reader import processor_of, reader_of_model
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.row_images import check_beside_images, images_of
@@ -96,7 +94,7 @@ def run_one_model(
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
-        processor, digests = _processor(start, model), _start_digests(flags, rereads_start)
+        processor, digests = processor_of(start.name_or_path, model), _start_digests(flags, rereads_start)
         parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
@@ -122,7 +120,7 @@ def run_one_model(
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
         if ranks.is_main:
-            save_model(folder.model, model, tensors, tokenizer, partial(_write_beside, write_head, processor))
+            save_model(folder.model, model, tensors, tokenizer, partial(write_beside, write_head, processor))
         folder.write_json("summary.json", result.summary)
         close_run(folder.path, flags.settings, ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
@@ -133,8 +131,7 @@ def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> ImageRe
     """What reads images of rows for the start model; None where the model or the step reads text alone."""
     if not flags.step.reads_images:
         return None
-    path = model_of(flags.start.name_or_path)
-    return open_image_reader(path, load_config(path, flags.start.trust_remote_code), tokenizer)
+    return reader_of_model(flags.start.name_or_path, flags.start.trust_remote_code, tokenizer)
 
 
 def _checked_images(
@@ -148,18 +145,6 @@ def _checked_images(
     if images is not None:
         check_beside_images(flags.settings)
     return images
-
-
-def _processor(start: ModelSettings, model: PreTrainedModel) -> list[Path]:
-    """The files of the start model's image processor; none of a model of text."""
-    return processor_files(model_of(start.name_or_path)) if is_vision_config(model.config) else []
-
-
-def _write_beside(write_head: Callable[[Path], None] | None, processor: Sequence[Path], folder: Path) -> None:
-    """Write what belongs into a model folder besides the model."""
-    copy_files(processor, folder)
-    if write_head is not None:
-        write_head(folder)
 
 
 def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from training.utils.data.rows.phases import PromptRow
 from training.utils.generation.records import Rollout
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import Rule
@@ -34,6 +36,7 @@ class Rewards:
     columns: of the dataset; see `reward_columns`.
     texts_of: returns a rollout's responses as text, of a conversation the last turn; None if no rule reads them.
     turns_of: returns the texts of all turns of each response.
+    pictures_of: returns what functions get as `images` of a prompt; None where no prompt has an image.
     """
 
     named: tuple[Reward, ...]
@@ -41,6 +44,7 @@ class Rewards:
     columns: tuple[str, ...] = ()
     texts_of: Callable[[Rollout], Sequence[str]] | None = None
     turns_of: Callable[[Rollout], Sequence[Sequence[str]]] | None = None
+    pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
 
 
 def reads_model(named: Sequence[Reward]) -> bool:

@@ -10,7 +10,9 @@ import torch
 from tests.support.parallel_texts import TAGS
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.layout import rank_share as laid_out
-from training.utils.layout.documents import TokenSequence, join
+from training.utils.layout.documents import TokenSequence, join, plain
+from training.utils.layout.images import ImagePixels, ImageSpan
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import documents_of, rank_share
 from training.utils.layout.rows import TokenRows
@@ -76,6 +78,30 @@ def check_whole(indices: list[int], rows: TokenRows, sequences: list[TokenSequen
         assert torch.equal(rows.target_ids_M[own], sequences[index].input_ids[sequences[index].is_target])
         assert ids_L[rows.end_B[place]] == sequences[index].input_ids[-1]
     assert len(rows.end_B) == len(indices)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_rank_without_images_gets_one_where_another_has_some(packed):
+    """Three samples of a prompt with an image, one in a forward beside a text: rows have its pixels once for each
+    document, and the image that is added is no sequence."""
+    spans = (ImageSpan(1, 2, (1, 2), key=5),)
+    samples = [replace(join(torch.arange(4), torch.arange(3) + 50 + own), images=spans) for own in range(3)]
+    texts = [join(torch.arange(6) + 10, torch.arange(2) + 60)]
+    images = RowImages(lambda keys: ImagePixels(torch.tensor(keys)[:, None]), (plain(samples[0]),))
+    plan = PlanSettings(2, 13, 8, True, 13) if packed else PlanSettings(2, max_rows_per_micro_batch=2)
+    shares = [rank_share([*samples, *texts], plan, PAD, rank, CPU, images=images) for rank in range(2)]
+    assert sorted(index for laid in shares for indices, _ in laid for index in indices) == [0, 1, 2, 3]
+    added = 0
+    for laid in zip(*shares, strict=True):
+        assert len({bool(rows.images) for _, rows in laid}) == 1
+        for indices, rows in laid:
+            own = sum(index < 3 for index in indices)
+            documents = min(own, 1) if packed else own
+            added += bool(rows.images) and not own
+            assert len(rows.images) == max(documents, bool(rows.images))
+            assert (rows.pixels is None) == (not rows.images) and len(rows.end_B) == len(indices)
+            assert not rows.images or rows.pixels.values.flatten().tolist() == [5] * len(rows.images)
+    assert added == (1 if packed else 0)
 
 
 def test_a_rank_makes_its_own_documents_alone(monkeypatch):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.data.sources.media import BadConversation
 
@@ -54,6 +54,22 @@ def decoded(data: bytes, where: str, most_pixels: int = MOST_PIXELS) -> Image:
     """
     with _opened(data, where, most_pixels) as image:
         return _in_rgb(image)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedPictures(Sequence):
+    """Encoded pictures as a list of PIL images in RGB. Each is decoded when it is taken, and is the taker's own."""
+
+    encoded: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A picture, or a list of those of a slice."""
+        if isinstance(index, slice):
+            return [decoded(data, "a picture of the cache") for data in self.encoded[index]]
+        return decoded(self.encoded[index], "a picture of the cache")
 
 
 def encoded(image: Image, where: str, most_pixels: int = MOST_PIXELS) -> bytes:

@@ -140,6 +140,10 @@ class PixelReader:
         self._reader = reader
         self._pictures = pictures
 
+    def encoded(self, key: int) -> bytes:
+        """The picture of a key, as it is stored."""
+        return self._pictures[key]
+
     def __call__(self, keys: Sequence[int]) -> ImagePixels:
         """What a vision tower takes of these images. keys: of `TokenRows.images`, in their order; a picture that is cut
         up has as many spans as parts, one after the other. ValueError without keys."""

@@ -1,4 +1,4 @@
-"""Rows of phases 1 and 2 as the layout's documents."""
+"""Rows as the layout's documents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from training.utils.data.rows.phases import ResponsesRow, SentenceRow
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow
 from training.utils.layout.documents import Document, TokenSequence, join, plain, shared_prompt
 from training.utils.layout.parallel import ParallelTags, drawn_document, parallel_document, shared_prompt_in_parallel
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import joined, trie_document, trie_tokens
+
+_STANDING_IN = 4  # tokens of a response that is not drawn yet
 
 
 def sentence_document(row: SentenceRow) -> Document:
@@ -49,6 +51,16 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
         return shared_prompt(prompt, responses)
     lay_out = drawn_document if row.are_drawn else shared_prompt_in_parallel
     return lay_out(prompt, responses, ParallelTags(*row.parallel_tags))
+
+
+def prompt_document(row: PromptRow) -> Document:
+    """A prompt of phase 3 and a response that stands for those that will be drawn, to read a model by: the prompt's
+    first tokens that are no image's, which are to be predicted."""
+    ids = torch.from_numpy(row.flipped_prompt_ids[::-1].astype(np.int64))
+    is_text = torch.ones(len(ids), dtype=torch.bool)
+    for image in row.images:
+        is_text[image.begin : image.end] = False
+    return plain(replace(join(ids, ids[is_text][:_STANDING_IN]), images=row.images))
 
 
 def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> list[list[int]]:

@@ -1,0 +1,182 @@
+"""GRPO of a tiny model of images and text, for `images_program`: prompts with images and without, a rule as reward, a
+reference of its own, two epochs on each rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ITERATIONS, EPOCHS = 2, 2
+PROMPTS, SAMPLES = 4, 3  # of a rollout, over all ranks
+MAX_NEW_TOKENS = 5
+ENDS = tuple(range(2, 30))  # a third of the vocabulary, so that lengths differ
+KL_COEF, CLIP_RANGE, RATE, DECAY, CLIP_NORM = 0.2, 0.1, 3e-3, 0.05, 2.0
+LONGEST = 24 + MAX_NEW_TOKENS
+
+
+def prompts_of(family: Any) -> list[Any]:
+    """Of an image, of a text, of two images, of an image at the end."""
+    from tests.support.vision_models import sequence
+    from training.utils.data.rows.phases import PromptRow
+
+    shapes = [(2, "image 0", 3), (5,), (1, "image 1", 2, "image 3", 2), (3, "image 2"), (4,), (1, "image 3", 1)]
+    rows = []
+    for index in range(ITERATIONS * PROMPTS):
+        tokens = sequence(family, *shapes[index % len(shapes)], seed=index)
+        flipped = tokens.input_ids.flip(0).numpy().astype("int32")
+        rows.append(PromptRow(index, flipped, f"prompt {index}", None, images=tokens.images))
+    return rows
+
+
+def score_of(response: list[int]) -> float:
+    return float(sum(response) % 7)
+
+
+def run_grpo(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+    """Report: of each iteration the prompts' rows, responses and scores of this rank, and the figures of learning."""
+    from tests.invariants.engine_program import keep_weights
+
+    trainer = make_trainer(case, family, models, out, ranks)
+    told = []
+    for iteration in range(1, ITERATIONS + 1):
+        prompts, seeds = trainer.next_prompts(iteration, batch=0)
+        rollout = trainer.roll_out(prompts, seeds)
+        experience = trainer.experience_of(trainer.score(prompts, rollout))
+        responses = [rollout.response_of(index).tolist() for index in range(len(rollout.response_lengths_B))]
+        told.append(
+            {
+                "pairs": [(prompts.rows[index // SAMPLES].row_id, ids) for index, ids in enumerate(responses)],
+                "scores": experience.scores_B.tolist(),
+                "apart": float((rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()),
+                "figures": trainer.learn([experience], iteration),
+            }
+        )
+    keep_weights(trainer.roles.actor, trainer.roles.actor_model, out)
+    return {"iterations": told, "lacking": counted_lacking(trainer, rollout)}
+
+
+def counted_lacking(trainer: Any, rollout: Any) -> int:
+    """How many micro-batches of this rank have an image that none of their sequences has."""
+    from training.step3_ppo.exchange import packed_sequences, unpacked_sequences
+    from training.utils.engine.collectives import gathered
+
+    parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
+    sequences = [sequence for part in parts for sequence in part]
+    shares = trainer.settings.experience.share(sequences, trainer.ranks.device)
+    return sum(bool(rows.images) and not any(sequences[index].images for index in indices) for indices, rows in shares)
+
+
+def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
+    from tests.invariants.images_program import SEED
+    from training.step3_ppo.assembly import balanced_roles
+    from training.step3_ppo.learning import Updates
+    from training.step3_ppo.prompt_source import PromptSource
+    from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
+    from training.step3_ppo.roles_arguments import RolesArguments
+    from training.step3_ppo.trainer import PpoTrainer
+    from training.utils.data.rows.documents import prompt_document
+    from training.utils.generation.hf import TransformersRollout
+    from training.utils.models.own_forward import own_forward_of
+    from training.utils.opening.row_images import images_of
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.seeds import seed_everything
+
+    flags = RolesArguments(
+        str(models / case.family),
+        actor_learning_rate=RATE,
+        actor_weight_decay=DECAY,
+        actor_zero_stage=case.zero_stage,
+        actor_dropout=None,
+        dtype="fp32",
+        max_grad_norm=CLIP_NORM,
+        freeze_vision_tower=case.freeze_vision_tower,
+        freeze_projector=case.freeze_projector,
+    )
+    rows: list[Any] = prompts_of(family)
+    images = images_of(rows, family.pixels, prompt_document)
+    tokenizer: Any = range(len(family.model.get_input_embeddings().weight))  # only its size is asked for
+    seed_everything(SEED, ranks.rank)
+    needed = RolesNeeded(critic=False, reward_model=False)
+    total = ITERATIONS * EPOCHS
+    roles = load_roles(flags, Tokenizers(tokenizer, None), ranks, total, needed=needed, images=images)
+    settings = settings_of(case, images, ranks)
+    engine, own = TransformersRollout(), own_forward_of(roles.actor_model)
+    assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
+    roles = balanced_roles(roles, None, reuses_forwards=False)
+    nobody: Any = SimpleNamespace()
+    updates, metrics = Updates(roles, settings, None), MetricsWriter(out, is_main_rank=False)
+    return PpoTrainer(roles, engine, PromptSource(rows, SEED), updates, nobody, settings, metrics)
+
+
+def settings_of(case: Any, images: Any, ranks: Any) -> Any:
+    from tests.invariants.images_program import SEED
+    from training.step3_ppo.advantages import ESTIMATORS
+    from training.step3_ppo.advantages.inputs import AdvantageSettings
+    from training.step3_ppo.kl import KL_ESTIMATORS
+    from training.step3_ppo.kl.control import KlControl
+    from training.step3_ppo.losses import POLICY_LOSSES
+    from training.step3_ppo.losses.tokens import PolicyLossSettings
+    from training.step3_ppo.settings import (
+        ExperienceSettings,
+        KlSettings,
+        LearningSettings,
+        LengthSettings,
+        PpoSettings,
+    )  # fmt: skip
+    from training.utils.generation.base import Sampling
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.rewards.weighted import Reward, Rewards
+
+    def rule(prompts: Any, responses: Any, **columns: Any) -> list[float]:
+        return [score_of([int(word) for word in text.split()]) for text in responses]
+
+    def texts_of(rollout: Any) -> list[str]:
+        return [" ".join(map(str, rollout.response_of(row).tolist())) for row in range(len(rollout.ended_B))]
+
+    experience = ExperienceSettings(
+        temperature=1.0,
+        score_scale=None,
+        clip_reward=5.0,
+        samples_per_prompt=SAMPLES,
+        estimator=ESTIMATORS["grpo"],
+        advantage=AdvantageSettings(1.0, 1.0, norm_by_std=True),
+        whiten_advantages=False,
+        kl=KlSettings(KlControl(KL_COEF), in_loss=True, estimator=KL_ESTIMATORS["k3"]),
+        length=LengthSettings(MAX_NEW_TOKENS),
+        mismatch=None,
+        reads_old_logprobs=True,
+        rank=ranks.rank,
+        plan=PlanSettings(ranks.world_size, None, case.micro, case.packed, LONGEST if case.packed else 0),
+        pad_token_id=0,
+        rewards=Rewards((Reward("rule", 1.0, rule),), 60.0, texts_of=texts_of),
+        images=images,
+    )
+    learning = LearningSettings(
+        policy_loss=POLICY_LOSSES["ppo"],
+        policy=PolicyLossSettings(CLIP_RANGE, CLIP_RANGE),
+        aggregation="token-mean",
+        clip_range_value=0.2,
+        entropy_coef=0.0,
+        cov_share=2e-4,
+        clip_cov_low=1.0,
+        clip_cov_high=5.0,
+        unsup_coef=0.0,
+    )
+    return PpoSettings(
+        total_rollouts=ITERATIONS,
+        prompts_per_batch=PROMPTS // ranks.world_size,
+        generation_batches=1,
+        sequences_per_minibatch=PROMPTS * SAMPLES // ranks.world_size,
+        ppo_epochs=EPOCHS,
+        critic_warmup=0,
+        dynamic_sampling_tries=0,
+        eval_interval=0,
+        seed=SEED,
+        sampling=Sampling(
+            MAX_NEW_TOKENS, 1.0, 0, 1.0, end_token_id=1, pad_token_id=0, bad_words=((90,),), more_end_token_ids=ENDS
+        ),
+        experience=experience,
+        learning=learning,
+        evaluates_first=False,
+    )
