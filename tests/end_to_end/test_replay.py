@@ -53,7 +53,7 @@ class Uneven:
 
     def step(self, message):
         time.sleep(0.02)
-        reward = float(len(message.text) % 3)
+        reward = float(len(message.text) % 7)
         messages = [{"role": "user", "content": "more"}] if self.talks else []
         return messages, reward, not self.talks, {"heard": 1}
 

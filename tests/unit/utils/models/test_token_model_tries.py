@@ -159,7 +159,7 @@ def check_forks(policy: torch.nn.Module, scorer: torch.nn.Module, seed: int, mos
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(8), *(pytest.param(hundred, marks=pytest.mark.long) for hundred in MANY)],
+    [range(8), *(pytest.param(each, marks=[pytest.mark.long, pytest.mark.timeout(1800)]) for each in MANY)],
     ids=lambda seeds: f"{seeds.start}-{seeds.stop}",
 )
 @pytest.mark.parametrize("form", FORMS)
