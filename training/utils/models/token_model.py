@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.rows import TokenRows
-from training.utils.models.attention import model_inputs, text_attention
+from training.utils.models.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
 from training.utils.models.vision import pixel_values_for
@@ -124,7 +124,7 @@ class ScalarModel(nn.Module):
 
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
-    inputs = model_inputs(rows, text_attention(model))
+    inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.images:
         inputs["pixel_values"] = pixel_values_for(model.config, inputs["pixel_values"])
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
