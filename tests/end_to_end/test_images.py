@@ -137,7 +137,8 @@ def test_grpo_on_images_replays_and_resumes(place):
     ran = ppo(place, "replayed", f"--rollout_replay {place / 'dump'}")
     assert ran.code == 0, ran.words
     shutil.copytree(place / "grpo", place / "resumed")
-    ran = ppo(place, "resumed", f"--resume {place / 'resumed' / 'checkpoints' / 'step_000001'}")
+    again = f"--rollout_dump {place / 'dump'} --resume {place / 'resumed' / 'checkpoints' / 'step_000001'}"
+    ran = ppo(place, "resumed", again)
     assert ran.code == 0, ran.words
     want = (place / "grpo" / "model" / "model.safetensors").read_bytes()
     for out in ("replayed", "resumed"):
