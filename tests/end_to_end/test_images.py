@@ -137,6 +137,7 @@ def test_grpo_on_images_replays_and_resumes(place):
     ran = ppo(place, "replayed", f"--rollout_replay {place / 'dump'}")
     assert ran.code == 0, ran.words
     shutil.copytree(place / "grpo", place / "resumed")
+    shutil.rmtree(place / "resumed" / "model")
     again = f"--rollout_dump {place / 'dump'} --resume {place / 'resumed' / 'checkpoints' / 'step_000001'}"
     ran = ppo(place, "resumed", again)
     assert ran.code == 0, ran.words
