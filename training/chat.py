@@ -2,6 +2,7 @@
 
     python -m training.chat runs/ppo/model
     python -m training.chat runs/sft/model runs/ppo/model --reward_model runs/reward/model
+    python -m training.chat runs/acting/model --tools my_tools.py:weather,my_tools.py:add
     echo "Sort: owl fox" | python -m training.chat runs/ppo/model --temperature 0 --rollout_engine vllm
 
 If standard input is not a terminal, it is read as one question, and only the answer goes to standard output. /help
@@ -14,11 +15,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import PARALLEL_TAGS, PROMPT_STYLES, ChatArguments
+from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.arguments import parse_arguments
@@ -70,6 +73,9 @@ class TalkArguments:
     parallel_tags: list[str] = flag(
         list(PARALLEL_TAGS), "The four tags of --parallel_thinking, as the model was trained with them.", unit="tag"
     )
+    row: str | None = flag(
+        None, "Columns of the row with which a question opens --environment, as a JSON object.", unit="json"
+    )
     seed: int = flag(RunArguments.seed, "Seed of sampling; the same seed gives the same answers.", least=0, unit="seed")
     web: bool = flag(False, "Serve a page on 127.0.0.1 instead of the terminal (needs the package gradio).")
     web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535, unit="port")
@@ -80,22 +86,34 @@ class TalkArguments:
         settings_of(ChatArguments, self).validate(mistakes)
 
 
-GROUPS = (TalkArguments, SamplingArguments, VllmArguments)
+GROUPS = (TalkArguments, SamplingArguments, VllmArguments, EnvironmentArguments, ConversationArguments)
+
+
+class ChatFlags(NamedTuple):
+    """All settings, in the order of GROUPS."""
+
+    chat: TalkArguments
+    sampling: SamplingArguments
+    vllm: VllmArguments
+    environment: EnvironmentArguments
+    conversation: ConversationArguments
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, chat."""
-    chat, sampling, vllm = parse_arguments(GROUPS, with_flag(argv), __doc__ or "")
+    flags = ChatFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or ""))
+    chat = flags.chat
+    check_acting(flags)
     for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
         check_model_folder(path)
     if chat.web:
         from training.asking.web import serve
 
-        serve(loaded(chat, sampling, vllm), chat.web_port)
+        serve(loaded(flags), chat.web_port)
     elif sys.stdin.isatty():
-        converse(loaded(chat, sampling, vllm)())
+        converse(loaded(flags)())
     else:
-        answer_once(loaded(chat, sampling, vllm)(), sys.stdin.read().strip())
+        answer_once(loaded(flags)(), sys.stdin.read().strip())
 
 
 def with_flag(argv: Sequence[str]) -> list[str]:
@@ -103,21 +121,43 @@ def with_flag(argv: Sequence[str]) -> list[str]:
     return ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
 
 
-def loaded(chat: TalkArguments, sampling: SamplingArguments, vllm: VllmArguments) -> Callable[[], Talk]:
+def check_acting(flags: ChatFlags) -> None:
+    """ThreestepError for what does not go with --environment and --tools, and for their limits without them."""
+    chat, mistakes, acts = flags.chat, Mistakes(), flags.environment.is_on
+    for name in ("parallel_thinking", "reward_model"):
+        mistakes.require(
+            not (acts and getattr(chat, name)),
+            f"--{name} reads answers of one turn, and --environment, --tools make conversations; leave one of them out",
+        )
+    mistakes.require(
+        flags.environment.environment is not None or chat.row is None,
+        f"--row {chat.row} opens an environment, and there is none; give --environment, or leave it out",
+    )
+    flags.conversation.require_partner(acts, mistakes)
+    mistakes.raise_if_any()
+
+
+def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
+    from training.asking.acting import load_acting
     from training.asking.model import engine_maker, load_asked_model, start_alone
     from training.asking.scorer import load_answer_scorer
-    from training.asking.talk import Talk
+    from training.asking.talk import Talk, columns_of
 
+    chat, sampling, environment = flags.chat, flags.sampling, flags.environment
+    columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
+    acts = environment.environment or environment.tools
     rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
-    start_engine = engine_maker(sampling, vllm, LONGEST_VLLM_TOKENS, chat.parallel_thinking)
+    start_engine = engine_maker(sampling, flags.vllm, LONGEST_VLLM_TOKENS, chat.parallel_thinking, acts)
     models = [
         load_asked_model(path, sampling.dtype, data, rank.device, start_engine) for path in chat.model_name_or_path
     ]
+    if acting is not None:
+        acting.check(models)
     scorer = None
     if chat.reward_model is not None:
         scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank)
-    return lambda: Talk(models, sampling, chat.seed, scorer, chat.system)
+    return lambda: Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)
 
 
 def converse(talk: Talk) -> None:
@@ -151,13 +191,13 @@ def converse(talk: Talk) -> None:
 
 
 def show_answer(talk: Talk, place: int) -> None:
-    """Print model `place`'s answer as it grows, then its paths and its score."""
+    """Print model `place`'s answer as it grows, then what there is to say of it and its score."""
     label = "model" if len(talk.models) == 1 else f"{'AB'[place]} {talk.models[place].name}"
     print(f"{label}> ", end="", flush=True)
     print("" if print_answer(talk, place) else " (cut)")
-    paths = talk.paths(place)
-    if paths:
-        print(f"  {paths}")
+    note = talk.note(place)
+    if note:
+        print(f"  {note}")
     score = talk.score(place)
     if score is not None:
         print(f"  score {score:.3f}")
@@ -174,8 +214,8 @@ def print_answer(talk: Talk, place: int) -> bool:
 
 
 def answer_once(talk: Talk, question: str) -> None:
-    """Print the answer to one question, those of two models each below its name. Paths and scores go to standard
-    error."""
+    """Print the answer to one question, those of two models each below its name. What there is to say of
+    them and scores go to standard error."""
     if not question:
         raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
     talk.ask(question)
@@ -184,9 +224,9 @@ def answer_once(talk: Talk, question: str) -> None:
             print(f"== {'AB'[place]} {asked.name}")
         print_answer(talk, place)
         print()
-        paths = talk.paths(place)
-        if paths:
-            print(f"answer of {asked.name}: {paths}", file=sys.stderr)
+        note = talk.note(place)
+        if note:
+            print(f"answer of {asked.name}: {note}", file=sys.stderr)
         score = talk.score(place)
         if score is not None:
             print(f"score of {asked.name}: {score:.3f}", file=sys.stderr)

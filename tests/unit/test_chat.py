@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.support.chat_templates import chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import chat
 from training.utils.run.errors import ThreestepError
@@ -77,6 +79,18 @@ def test_a_terminal(folders, monkeypatch, capsys):
     assert f"A {folders / 'one'}> " in said and f"B {folders / 'two'}> " in said and said.count("  score ") == 2
 
 
+def test_tools_answer_in_a_terminal(tmp_path, monkeypatch, capsys):
+    """A model of random weights calls nothing: its answers are conversations of one turn."""
+    tokenizer = chat_tokenizer(Path("examples/environments/template.jinja").read_text())
+    tiny_causal_lm("llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    tools = ["--tools", "examples/environments/calculator.py:calculate", "--tool_parser", "pythonic"]
+    run(monkeypatch, [tmp_path, *tools, "--max_new_tokens", 6], "", ["2 + 3?", "/retry"])
+    assert capsys.readouterr().out.count("\n  1 turn") == 2
+    run(monkeypatch, [tmp_path, *tools, "--max_new_tokens", 6], "2 + 3?\n")
+    assert f"answer of {tmp_path}: 1 turn" in capsys.readouterr().err
+
+
 def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys):
     calls = []
 
@@ -97,6 +111,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
         (["a", "--prompt_style", "x"], "--prompt_style expects one of auto, human_assistant, chat_template, got 'x'"),
         (["a", "--seed", "-1"], "--seed expects 0 or more, got -1"),
         (["a", "--web_port", "0"], "--web_port expects a number from 1 to 65535, got 0"),
+        (["a", "--tools", "python_no_sandbox", "--reward_model", "d"], "--reward_model reads answers of one turn, and"),
+        (["a", "--row", "{}"], "--row {} opens an environment, and there is none; give --environment, or leave it"),
+        (["a", "--max_tool_calls", "3"], "--max_tool_calls 3 limits conversations, and there are none; give"),
         (["/nowhere/a"], "the model folder '/nowhere/a' does not exist"),
     ],
 )

@@ -6,9 +6,9 @@ Prompts are rendered by the data room, as step 3 renders those made during a run
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,30 @@ _NO_BOUND_TOKENS = 2**30
 
 
 @dataclass(frozen=True)
+class Acted:
+    """What tools or an environment made of an answer of several turns.
+
+    messages: of the model and of those who answered it, so far; the rest once the answer is complete.
+    reward: the sum of all turns; None where only tools answer. cut: the limit that ended it. figures: by name.
+    """
+
+    messages: tuple[Message, ...]
+    turns: int = 0
+    reward: float | None = None
+    cut: str | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """What there is to know of a complete answer beside its text."""
+        parts = [f"{self.turns} turn{'s' if self.turns > 1 else ''}"]
+        parts += [] if self.reward is None else [f"reward {self.reward:g}"]
+        parts += [f"{name} {value:.3g}" for name, value in self.figures.items() if value]
+        parts += [] if self.cut is None else [f"cut by the limit of {self.cut}"]
+        return ", ".join(parts) if self.turns else ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """An answer, or its beginning while it is being written.
 
@@ -54,6 +78,7 @@ class Answer:
     ended: False if max_new_tokens cut it.
     positions: its tokens, of which the longest path of each block counts alone; None where it was drawn in one piece.
     paths: of each block, how many were drawn side by side.
+    acted: of a conversation with tools or an environment, whose text shows what they said; None of any other answer.
     """
 
     text: str
@@ -61,10 +86,13 @@ class Answer:
     ended: bool
     positions: int | None = None
     paths: tuple[int, ...] = ()
+    acted: Acted | None = None
 
     @property
-    def of_paths(self) -> str:
-        """What was drawn side by side, in words; "" if nothing was."""
+    def note(self) -> str:
+        """What was drawn side by side, or what became of a conversation, in words; "" if there is nothing to say."""
+        if self.acted is not None:
+            return self.acted.sentence
         each = ", ".join(map(str, self.paths))
         return each and f"paths side by side: {each}; {len(self.token_ids)} tokens in {self.positions} positions"
 
@@ -92,6 +120,28 @@ class AskedModel:
         """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
         "Human: ... Assistant:"."""
         return answer.text if self.data.chat.prompt_style == CHAT_TEMPLATE else answer.text.strip()
+
+    def messages_of(self, answer: Answer) -> list[Message]:
+        """The answer as messages."""
+        if answer.acted is not None:
+            return list(answer.acted.messages)
+        return [{"role": "assistant", "content": self.said(answer)}]
+
+    @property
+    def chat_ends(self) -> tuple[int, ...]:
+        """Each ends an answer in a chat; the first is `end_token_id`."""
+        return self.end_token_id, *sorted(self.more_end_tokens - {self.end_token_id})
+
+    def room_behind(self, prompt_tokens: int, most: int) -> int:
+        """Return how many tokens an answer may have, `most` at most; ThreestepError if there is no room for any."""
+        if self.positions is None:
+            return most
+        if prompt_tokens >= self.positions:
+            raise ThreestepError(
+                f"the conversation has {prompt_tokens} tokens and '{self.name}' has {self.positions} positions, "
+                "which leaves no room for an answer; type /reset to start a new conversation"
+            )
+        return min(most, self.positions - prompt_tokens)
 
     @property
     def positions(self) -> int | None:
@@ -135,16 +185,17 @@ def start_alone() -> Ranks:
 
 
 def engine_maker(
-    flags: SamplingArguments, vllm: VllmArguments, longest_tokens: int, thinks: bool = False
+    flags: SamplingArguments, vllm: VllmArguments, longest_tokens: int, thinks: bool = False, acts: str | None = None
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
     model loads, if the engine is unknown, not installed or unfit.
 
-    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`.
+    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`. acts: what answers the model, of
+        `--environment` or `--tools`.
     """
     mistakes = Mistakes()
     check_path_flags(flags, thinks, mistakes)
-    wanted = {"min_p": flags.min_p, "parallel_thinking": thinks}
+    wanted = {"min_p": flags.min_p, "parallel_thinking": thinks, "environment": acts}
     engine = checked_engine(flags.rollout_engine, wanted, mistakes)
     mistakes.require(
         engine is None or not engine.for_training_only,
@@ -222,21 +273,14 @@ def stream_answer(
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
     prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].copy()
-    if asked.positions is not None:
-        room = asked.positions - len(prompt_ids)
-        if room < 1:
-            raise ThreestepError(
-                f"the conversation has {len(prompt_ids)} tokens and '{asked.name}' has {asked.positions} positions, "
-                "which leaves no room for an answer; type /reset to start a new conversation"
-            )
-        flags = replace(flags, max_new_tokens=min(flags.max_new_tokens, room))
-    ends = {asked.end_token_id, *asked.more_end_tokens}
+    flags = replace(flags, max_new_tokens=asked.room_behind(len(prompt_ids), flags.max_new_tokens))
+    ends = asked.chat_ends
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
     sampling = asked.sampling(flags)
     request = RolloutRequest.of_prompt(prompt_ids_P, sampling, seed)
     if sampling.paths is not None:
-        request = replace(request, sampling=replace(sampling, more_end_token_ids=tuple(ends - {asked.end_token_id})))
+        request = replace(request, sampling=replace(sampling, more_end_token_ids=ends[1:]))
         rollout = rolled_out(asked.engine, asked.model, request)
         yield from asked.answers_of(rollout, request.sampling.end_token_ids)
         return

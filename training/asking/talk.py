@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from training.asking.acting import Acting, stream_acted
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.asking.scorer import Scorer
 from training.utils.data.sources.messages import Message
@@ -38,13 +40,18 @@ class Reply:
 
 @dataclass(eq=False)
 class Talk:
-    """Every model sees the same questions and its own answers, which depend on the seed and the turn."""
+    """Every model sees the same questions and its own answers, which depend on the seed and the turn.
+
+    acting: who answers the models; None: nobody. columns: of the row with which a question opens an environment.
+    """
 
     models: list[AskedModel]
     sampling: SamplingArguments
     seed: int
     scorer: Scorer | None = None
     system: str = ""
+    acting: Acting | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
 
     def ask(self, question: str) -> None:
@@ -64,8 +71,7 @@ class Talk:
         for turn in self.turns:
             messages.append({"role": "user", "content": turn.question})
             if place in turn.answers and (with_last_answer or turn is not self.turns[-1]):
-                said = self.models[place].said(turn.answers[place])
-                messages.append({"role": "assistant", "content": said})
+                messages += self.models[place].messages_of(turn.answers[place])
         return messages
 
     def answer(self, place: int) -> Iterator[Answer]:
@@ -75,14 +81,21 @@ class Talk:
         turn.answers.pop(place, None)
         turn.scores.pop(place, None)
         seed = derived_seed(self.seed, "chat", len(self.turns), turn.attempt)
-        for answer in stream_answer(self.models[place], self.messages(place), self.sampling, seed):
+        for answer in self._stream(place, seed):
             turn.answers[place] = answer
             yield answer
 
-    def paths(self, place: int) -> str:
-        """What was drawn side by side in model `place`'s last answer, in words; "" if nothing was."""
+    def _stream(self, place: int, seed: int) -> Iterator[Answer]:
+        asked, messages = self.models[place], self.messages(place)
+        if self.acting is None:
+            return stream_answer(asked, messages, self.sampling, seed)
+        own = {"messages": messages, "prompt": self.turns[-1].question}
+        return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
+
+    def note(self, place: int) -> str:
+        """What there is to say of model `place`'s last answer (`Answer.note`)."""
         answer = self.turns[-1].answers.get(place)
-        return "" if answer is None else answer.of_paths
+        return "" if answer is None else answer.note
 
     def score(self, place: int) -> float | None:
         """The reward model's score of model `place`'s last answer; None without a reward model or an answer."""
@@ -143,6 +156,25 @@ def _seed(talk: Talk, argument: str) -> Reply:
     return Reply(f"seed is {talk.seed}")
 
 
+def columns_of(given: str, flag: str) -> dict[str, Any]:
+    """Return the columns of a row that are given as JSON; ThreestepError for anything but an object."""
+    try:
+        columns = json.loads(given or "{}")
+    except ValueError:
+        columns = None
+    if not isinstance(columns, dict):
+        raise ThreestepError(f'{flag} expects a JSON object such as {{"ground_truth": "42"}}, got {given:.80}')
+    return columns
+
+
+def _row(talk: Talk, argument: str) -> Reply:
+    if talk.acting is None:
+        raise ThreestepError("/row expects --environment, which a row opens, got a chat without one")
+    if argument:
+        talk.columns = columns_of(argument, "/row")
+    return Reply(f"the next question has the columns {json.dumps(talk.columns, ensure_ascii=False)}")
+
+
 def _reset(talk: Talk, argument: str) -> Reply:
     talk.turns.clear()
     return Reply("new conversation")
@@ -188,6 +220,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Talk, str], Reply]]] = {
     "top_k": ("draw from the k most likely tokens; 0: all", _sets("top_k")),
     "max_new_tokens": ("most tokens of an answer", _sets("max_new_tokens")),
     "seed": ("the same seed gives the same answers", _seed),
+    "row": ("columns with which a question opens --environment, as a JSON object", _row),
     "retry": ("answer the last question again with other random draws", _retry),
     "reset": ("start a new conversation", _reset),
     "save": ("write the conversation to this file as JSON lines of chat messages", _save),

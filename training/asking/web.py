@@ -177,10 +177,10 @@ def _columns(talk: Talk, note: str) -> list[list[dict[str, str]]]:
             shown.append({"role": "user", "content": turn.question})
             if place in turn.answers:
                 answer = turn.answers[place]
-                text, paths = answer.text.strip(), ""
-                if answer.paths:  # the page would take the tags for HTML
-                    text, paths = text.replace("<", "&lt;"), f"\n\n*{answer.of_paths}*"
+                text, below = answer.text.strip(), f"\n\n*{answer.note}*" if answer.note else ""
+                if answer.paths or answer.acted:  # the page would take the tags for HTML
+                    text = text.replace("<", "&lt;")
                 score = f"\n\n*score {turn.scores[place]:.3f}*" if place in turn.scores else ""
-                shown.append({"role": "assistant", "content": text + paths + score})
+                shown.append({"role": "assistant", "content": text + below + score})
         columns.append([*shown, {"role": "assistant", "content": note}] if note else shown)
     return columns

@@ -47,6 +47,11 @@ STEP = Step(
             "tokens",
             {"rollouts": "rollout/response_tokens", "held-out prompts": "eval/response_tokens"},
         ),
+        Curve(
+            "Turns",
+            "that the model took in a conversation",
+            {"rollouts": "conversation/turns", "held-out prompts": "eval/turns"},
+        ),
         Curve("Entropy", "nats a token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
         Curve(
             "Ended responses",

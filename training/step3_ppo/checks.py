@@ -95,13 +95,8 @@ def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments |
     """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
     cannot go with."""
     limits, seconds = flags.conversation, flags.environment.environment_seconds
+    limits.require_partner(flags.environment.is_on, mistakes)
     if not flags.environment.is_on:
-        for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
-            mistakes.require(
-                getattr(limits, name) is None,
-                f"--{name} {getattr(limits, name)} limits conversations, and there are none; give --environment or "
-                "--tools, or leave it out",
-            )
         return None
     mistakes.require(
         not flags.data.chat.parallel_thinking,

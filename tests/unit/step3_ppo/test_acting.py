@@ -248,6 +248,9 @@ def test_the_look_up_is_played_and_shown():
     shown = conversation_columns(rollout, tokenizer.decode, {tokenizer.eos_token_id})
     assert shown["prompt"][0] == "Tools: look_up(key)\nHuman: Code of owl elk?\nAssistant:"
     assert shown["response"] == [' [look_up(key="owl elk")]<|endoftext|>Tool: 37\nAssistant: 37', " 38"]
+    call, heard, answer = shown["parts"][0]
+    assert call == ("model", ' [look_up(key="owl elk")]') and answer == ("model", " 37")
+    assert heard == ("environment", "Tool: 37\nAssistant:") and shown["parts"][1] == [("model", " 38")]
     assert shown["last_turn"] == [" 37", " 38"] and shown["turns"] == [2, 1] and shown["cut_by"] == [None, None]
     assert [each["right"] for each in shown["environment_figures"]] == [1.0, 0.0]
     # A row that names no environment is a prompt as ever.

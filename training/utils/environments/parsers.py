@@ -44,14 +44,14 @@ _JSON_CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def read_message(text: str, parser: Parser) -> AssistantMessage:
-    """Return a turn's text in its parts. A prompt may have opened the reasoning: it ends with the last </think>, and
-    one that does not end leaves no content."""
+    """Return a turn's text in its parts, without white space around them. A prompt may have opened the reasoning: it
+    ends with the last </think>, and one that does not end leaves no content."""
     before, end, behind = text.rpartition(THINK_END)
     if not end and text.lstrip().startswith("<think>"):
         before, behind = text, ""
     reasoning = before.strip().removeprefix("<think>").strip()
     parsed = parser(behind)
-    return AssistantMessage(text, parsed.content, reasoning, parsed.calls, parsed.problems)
+    return AssistantMessage(text, parsed.content.strip(), reasoning, parsed.calls, parsed.problems)
 
 
 def parse_hermes(text: str) -> Parsed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from training.utils.run.errors import Mistakes
 from training.utils.run.flags import flag
 
 
@@ -36,3 +37,12 @@ class ConversationArguments:
         above=0,
         unit="seconds",
     )
+
+    def require_partner(self, acts: bool, mistakes: Mistakes) -> None:
+        """Note limits of conversations that there are not. acts: somebody answers the model."""
+        for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
+            mistakes.require(
+                acts or getattr(self, name) is None,
+                f"--{name} {getattr(self, name)} limits conversations, and there are none; give --environment or "
+                "--tools, or leave it out",
+            )

@@ -33,6 +33,8 @@ class ConversationRecord:
 
 # What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
 CUTS = ("tokens", "turns", "calls", "seconds")
+# Who says a part of a response, as samples have it.
+MODEL, ENVIRONMENT = "model", "environment"
 
 
 class DrawnTokens(NamedTuple):
@@ -141,13 +143,19 @@ class Rollout:
     def turns_of(self, index: int) -> list[torch.Tensor]:
         """int64 each, what the model drew of a response, turn by turn, on the CPU: all of it, where no environment says
         anything in between."""
-        ids_r = self.response_of(index)
         if self.conversations is None or self.inserted_BR is None:
-            return [ids_r]
+            return [self.response_of(index)]
+        return [ids_r for is_drawn, ids_r in self.parts_of(index) if is_drawn]
+
+    def parts_of(self, index: int) -> list[tuple[bool, torch.Tensor]]:
+        """What the model drew of a response (True) and what was inserted, in turns: int64 each, on the CPU."""
+        ids_r = self.response_of(index)
+        if self.inserted_BR is None:
+            return [(True, ids_r)]
         drawn_r = ~self.inserted_BR[index, : len(ids_r)].cpu()
-        begins_r = drawn_r & ~torch.nn.functional.pad(drawn_r[:-1], (1, 0))
-        number_r = begins_r.cumsum(0)
-        return [ids_r[drawn_r & (number_r == turn)] for turn in range(1, int(number_r[-1]) + 1)]
+        borders = (drawn_r[1:] != drawn_r[:-1]).nonzero().flatten() + 1
+        parts = ids_r.tensor_split(borders)
+        return [(bool(drawn_r[begin]), part_r) for begin, part_r in zip([0, *borders.tolist()], parts, strict=True)]
 
     def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
         """int64, the ids that decode to the response's text, that of its last turn: without the token that ended it; on
@@ -167,6 +175,18 @@ class Rollout:
         """Every turn of each response as text, without the tokens that ended them."""
         return [
             [str(decode(_without_end(ids_r, end_token_ids))) for ids_r in self.turns_of(index)]
+            for index in range(len(self.response_lengths_B))
+        ]
+
+    def part_texts(
+        self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
+    ) -> list[list[tuple[str, str]]]:
+        """Each response as (MODEL or ENVIRONMENT, its text), in turns."""
+        return [
+            [
+                (MODEL, str(decode(_without_end(ids_r, end_token_ids)))) if drawn else (ENVIRONMENT, str(decode(ids_r)))
+                for drawn, ids_r in self.parts_of(index)
+            ]
             for index in range(len(self.response_lengths_B))
         ]
 

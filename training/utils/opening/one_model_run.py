@@ -42,7 +42,7 @@ from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.image_reader import processor_of, reader_of_model
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
-from training.utils.opening.row_images import check_beside_images, images_of
+from training.utils.opening.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
@@ -80,16 +80,18 @@ def run_one_model(
         response_ends = [end_of_conversation_id(tokenizer, style.end_token), *ends]
         if not scores:
             set_stop_tokens(model, tokenizer, response_ends, set(inside))
+        read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
             flags.engine.padded,
             model,
             engine,
-            engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
+            read,
             data.rows.max_seq_len,
             log,
             sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
         )
+        images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)

@@ -80,10 +80,23 @@ def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
         is_better = moved and (value < before if name == "loss" else value > before)  # type: ignore[operator]
         colour = f' class="{"good" if is_better else "bad"}"' if moved else ""
         marks.append(f"<span>{escape(name)} <b{colour}>{shown(value)}</b></span>")
+    marks += [f"<span>{escape(name)} <b>{shown(value)}</b></span>" for name, value in answer.facts]
     if not answer.ended:
-        marks.append('<span class="bad">cut by the length limit</span>')
+        marks.append(f'<span class="bad">cut by the {escape(_LIMITS.get(answer.cut_by, answer.cut_by))} limit</span>')
     text = "(no response was drawn)" if answer.text is None else escape(answer.text.strip()) or "(empty)"
-    return _box(answer.column, text, "".join(marks))
+    return _box(answer.column, _conversation(answer.parts) if answer.parts else text, "".join(marks))
+
+
+_LIMITS = {"tokens": "length", "turns": "turn", "calls": "call", "seconds": "time"}  # by what a sample calls them
+
+
+def _conversation(parts: Sequence[tuple[str, str]]) -> str:
+    """The parts of a conversation below each other, those of the model apart from what it was told."""
+    return "".join(
+        f'<div class="{"said" if who == "model" else "heard"}"><span class="soft">{escape(who)}</span>'
+        f"<div>{escape(text.strip()) or '(empty)'}</div></div>"
+        for who, text in parts
+    )
 
 
 def _box(title: str, text: str, marks: str) -> str:

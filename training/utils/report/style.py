@@ -113,6 +113,10 @@ td.value { overflow-wrap: anywhere; font-size: 13px;
 .answers { display: grid; gap: 10px; margin-top: 8px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
 .answer { border-left: 3px solid var(--edge); padding-left: 10px; min-width: 0; }
+.said, .heard { display: grid; grid-template-columns: 84px 1fr; gap: 0 8px; padding: 2px 6px; border-radius: 6px; }
+.heard { background: var(--grid); margin: 2px 0; }
+.said .soft, .heard .soft { line-height: 23px; }
+.said div, .heard div { min-width: 0; }
 .marks { display: flex; flex-wrap: wrap; gap: 2px 12px; font-size: 13px; color: var(--soft); margin-top: 3px; }
 .answers + .marks { margin-top: 8px; }
 .marks b { color: var(--text); font-weight: 600; font-variant-numeric: tabular-nums; }

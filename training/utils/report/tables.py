@@ -15,13 +15,20 @@ _LONGEST_TEXT = 4000  # characters of one text
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first."""
+    """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first.
+
+    parts: of a conversation, (who, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
+    limit that ended a conversation.
+    """
 
     run: str
     column: str
     text: str | None
     marks: tuple[tuple[str, float | None], ...]
     ended: bool
+    parts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, float], ...] = ()
+    cut_by: str = "length"
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,29 @@ def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
     if "response" in sample:
         marks.append(("tokens", finite(sample.get("response_tokens"))))
         text = clipped(text_of(sample["response"]))
-    return SampledAnswer(run, column, text, tuple(marks), sample.get("ended") is not False)
+    ended, cut_by = sample.get("ended") is not False, text_of(sample.get("cut_by")) or "length"
+    return SampledAnswer(run, column, text, tuple(marks), ended, _parts(sample), _facts(sample), cut_by)
+
+
+def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Who said what in a conversation, as far as `_LONGEST_TEXT` characters reach; nothing for one turn."""
+    parts, room = list[tuple[str, str]](), _LONGEST_TEXT
+    given = sample.get("parts")
+    pairs = [part for part in given if isinstance(part, list) and len(part) == 2] if isinstance(given, list) else []
+    for who, text in pairs if len(pairs) > 1 else ():
+        if room <= 0:
+            parts.append(("", f"({len(pairs) - len(parts):,} more parts)"))
+            break
+        parts.append((text_of(who), clipped(text_of(text), room)))
+        room -= len(text_of(text))
+    return tuple(parts)
+
+
+def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """How many turns a conversation had, and the figures of its environment but for zeros."""
+    figures = sample.get("environment_figures")
+    named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
+    return tuple((name, number) for name, value in named.items() if (number := finite(value)))
 
 
 def _key(sample: dict[str, Any]) -> str:
@@ -132,7 +161,8 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
         if not any("reward" in sample for sample in samples):
             continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
-        found.append((f"responses of {label} cut by the length limit", f"{cut:,} of {len(samples):,}"))
+        limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
+        found.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
     return found
 
 

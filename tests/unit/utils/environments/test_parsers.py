@@ -7,7 +7,7 @@ import random
 import pytest
 
 from training.utils.environments.interface import Call
-from training.utils.environments.parsers import LONGEST_CALL, PARSERS, parser_of, read_message
+from training.utils.environments.parsers import LONGEST_CALL, PARSERS, Parsed, parser_of, read_message
 from training.utils.run.errors import ThreestepError
 
 ADD, NOW = Call("add", {"a": 1, "b": "x y"}), Call("now", {})
@@ -46,6 +46,12 @@ def test_a_call_that_is_cut_anywhere_is_no_call_and_said(form):
 def test_other_text_is_content(form):
     message = read_message(f" {NO_CALLS[form]}\n", PARSERS[form])
     assert (message.calls, message.content, message.problems) == ((), NO_CALLS[form], ())
+
+
+def test_content_has_no_white_space_around_it_without_a_form_either():
+    """Models whose prompts end in "Assistant:" begin with a space, which no environment should have to know."""
+    message = read_message(" 9\n", Parsed)
+    assert (message.text, message.content) == (" 9\n", "9")
 
 
 @pytest.mark.parametrize("form", PARSERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.utils.report.conftest import PAIRS, pair_sample
+from tests.unit.utils.report.conftest import PAIRS, SAMPLES, pair_sample
 from training.utils.report.reading import read_runs
 from training.utils.report.samples_section import samples_section
 
@@ -37,6 +37,24 @@ def test_each_kind_of_step_has_a_heading_where_there_are_several(ppo_run, pair_r
     assert html.index('<h3 class="kind">reward model</h3>') < html.index("Judged worst after training")
     assert html.index("Judged worst") < html.index('<h3 class="kind">PPO</h3>') < html.index("Rose most")
     assert 'class="kind"' not in section(ppo_run("three"))
+
+
+def test_turns_of_conversations_stand_apart(ppo_run):
+    acted = {
+        "parts": [["model", " [look(<b>)]"], ["environment", "Tool: 37"], ["model", " 37"]],
+        "turns": 2, "cut_by": "turns", "ended": False, "environment_figures": {"right": 1.0, "cut_answers": 0.0},
+    }  # fmt: skip
+    html = section(ppo_run("one", [{**sample, **acted} for sample in SAMPLES]))
+    model, environment = (f'<span class="soft">{who}</span>' for who in ("model", "environment"))
+    turns = [f'<div class="said">{model}<div>{text}</div></div>' for text in ("[look(&lt;b&gt;)]", "37")]
+    assert f'{turns[0]}<div class="heard">{environment}<div>Tool: 37</div></div>{turns[1]}' in html
+    assert "<span>turns <b>2</b></span><span>right <b>1</b></span>" in html and "cut_answers" not in html
+    assert '<span class="bad">cut by the turn limit</span>' in html
+    # Long ones end with how many parts are left, and files of users may hold anything.
+    long = {**acted, "parts": [["model", "a" * 4000], ["environment", "b"], ["model", "c"]]}
+    assert "(2 more parts)" in section(ppo_run("two", [{**sample, **long} for sample in SAMPLES]))
+    for broken in ({"parts": 3}, {"parts": [[]]}, {"turns": "x"}, {"environment_figures": []}, {"cut_by": 3}):
+        assert section(ppo_run(f"broken {broken}", [{**sample, **acted, **broken} for sample in SAMPLES]))
 
 
 def test_without_samples(sft_run):
