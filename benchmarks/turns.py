@@ -4,7 +4,7 @@ rollout takes whose tool sleeps.
     python -m benchmarks.turns --model runs/lookup/sft/model [--task lookup] [--sleep 1.0] [--rounds 3]
 
 --model: one that has seen the task's demonstrations (docs/environments.md, Examples). Both ways draw the same
-conversations, in turns; medians. --sleep: each answer takes a part of so many seconds, uneven and the same in both ways.
+conversations, in turns; medians. --sleep: each answer takes a part of so many seconds, uneven, the same in both ways.
 """
 
 from __future__ import annotations
@@ -107,13 +107,8 @@ def _rolled_out(engine: TransformersRollout, model: Any, given: argparse.Namespa
 
     acting = acting_engine(engine, partner_of, settings, tokenizer, [tokenizer.eos_token_id])
     samples = [
-        {
-            **sample,
-            **rows.get_extra(sample),
-            "messages": rows.get_prompt_messages(sample),
-            "ground_truth": sample["answer"],
-        }
-        for sample in rows.get_eval_data()[: given.prompts]
+        {**each, **rows.get_extra(each), "messages": rows.get_prompt_messages(each), "ground_truth": each["answer"]}
+        for each in rows.get_eval_data()[: given.prompts]
     ]
     ids_BP = torch.zeros(len(samples), 1, dtype=torch.int64)  # environments write the prompts
     sampling = Sampling(64, 1.0, 0, 1.0, end_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)

@@ -215,7 +215,7 @@ LOOKUP = "examples/environments/lookup.py:Lookup"
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
         (
             {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
-            "--vllm_tensor_parallel_size 2 has ranks draw toge",
+            "--vllm_tensor_parallel_size 2 has ranks draw t",
         ),
         ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
         ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
