@@ -58,7 +58,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     share_keys_of_few_tokens()
-    model = AutoModelForCausalLM.from_pretrained(given.model).eval()
+    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32).eval()
     computed = [0, 0]  # tokens, with the padding beside them; forwards
     model.register_forward_pre_hook(
         lambda _model, _given, named: _count(computed, named["input_ids"]), with_kwargs=True
@@ -91,7 +91,7 @@ def _rolled_out(engine: TransformersRollout, model: Any, given: argparse.Namespa
     sys.path.insert(0, str(EXAMPLES))
     module = __import__(given.task)
     rows_name, environment_name = TASKS[given.task]
-    rows = getattr(module, rows_name)(given.task, "", 1234)
+    rows = getattr(module, rows_name)("", 1234, 0, given.task)
     make, caller = _sleeping(getattr(module, environment_name), given.sleep), Caller()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     settings = ActingSettings(
