@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.endless import PROMPTS, make_endless
+from benchmarks.pictured import make_pictured
 from benchmarks.speculation import make_drafting
 from benchmarks.workload import Workload
 
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 # Sequences (SFT) of an optimizer step, 163 tokens each on GSM8K: 3,900, as the bare loop's 8 x 512 = 4,096.
 SFT_FORWARD, SFT_ACCUMULATION = 8, 3
 PAIRS = 8
+# Conversations about pictures of 256 tokens: the longest has two of them and some 200 tokens of text.
+PICTURED_FORWARD, PICTURED_ACCUMULATION, PICTURED_TOKENS = 4, 2, 1280
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,32 @@ def _grpo_flags(
     return [*flags, "--per_device_training_batch_size", str(4 * prompts), "--max_answer_seq_len", "64"]
 
 
+def _sft_images(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """Conversations about pictures: the loss on the last answer alone, a frozen tower, a trained projector."""
+    pictured, size = make_pictured(workload, arguments.shape), PICTURED_FORWARD * PICTURED_ACCUMULATION
+    flags = ["--data_path", f"jsonl:{pictured.rows}", "--prompt_style", "chat_template", "--data_split", "1,0,0"]
+    flags += ["--learning_rate", "1e-5", "--per_device_train_batch_size", str(PICTURED_FORWARD)]
+    flags += ["--gradient_accumulation_steps", str(PICTURED_ACCUMULATION), "--freeze_vision_tower", "true"]
+    longest = argparse.Namespace(**{**vars(arguments), "max_seq_len": PICTURED_TOKENS})
+    commands = {"Threestep": _threestep("step1_sft", "samples", workload, longest, flags, pictured.model, size)}
+    if not arguments.without_trl:
+        accumulate = ["--batch", str(PICTURED_FORWARD), "--accumulate", str(PICTURED_ACCUMULATION)]
+        commands["TRL"] = _trl("sft_images", workload, arguments, accumulate)
+    return Competition("sample", commands)
+
+
+def _grpo_images(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """A whole step as in `grpo`, of prompts with pictures: 4 of them, 4 responses each of at most 64 tokens."""
+    pictured = make_pictured(workload, arguments.shape)
+    flags = _grpo_flags(workload, arguments, prompts=4, model=pictured.model, rows=pictured.rows)
+    flags += ["--prompt_style", "chat_template", "--max_prompt_seq_len", str(PICTURED_TOKENS)]
+    commands = {"Threestep": _threestep_ppo(workload, flags)}
+    if not arguments.without_trl:
+        sizes = ["--batch", "16", "--samples", "4", "--new_tokens", "64"]
+        commands["TRL"] = _trl("grpo_images", workload, arguments, sizes)
+    return Competition("step", commands)
+
+
 def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step of four models: the same 32 prompts in each, 64 tokens to each, one pass in one minibatch."""
     endless = make_endless(workload)
@@ -260,6 +289,7 @@ def _threestep_ppo(workload: Workload, flags: list[str]) -> list[str]:
 
 COMPETITIONS: dict[str, Make] = {
     "grpo": _grpo,
+    "grpo_images": _grpo_images,
     "ppo": _ppo,
     "experience": _experience,
     "rollout": _rollout,
@@ -271,6 +301,7 @@ COMPETITIONS: dict[str, Make] = {
     "vllm256": partial(_vllm, 64),
     "vllm_step": _vllm_step,
     "sft": _sft,
+    "sft_images": _sft_images,
     "overhead": _overhead,
     "reward": partial(_pairwise, "pairs.jsonl", "reward"),
     "reward_half": partial(_pairwise, "pairs_half.jsonl", "reward"),
@@ -290,10 +321,20 @@ def _threestep_sft(workload: Workload, arguments: argparse.Namespace) -> list[st
     return _threestep("step1_sft", "tokens", workload, arguments, flags)
 
 
-def _threestep(step: str, unit: str, workload: Workload, arguments: argparse.Namespace, flags: list[str]) -> list[str]:
+def _threestep(
+    step: str,
+    unit: str,
+    workload: Workload,
+    arguments: argparse.Namespace,
+    flags: list[str],
+    model: Path | None = None,
+    samples: int | None = None,
+) -> list[str]:
+    """model: if not the workload's. samples: of an optimizer step, which the unit "samples" needs."""
     output = str(workload.folder / f"{step}_run")
     program = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", step, "--unit", unit]
-    shared = ["--model_name_or_path", str(workload.model), "--dtype", arguments.dtype, "--zero_stage", "1"]
+    program += ["--samples", str(samples)] if samples else []
+    shared = ["--model_name_or_path", str(model or workload.model), "--dtype", arguments.dtype, "--zero_stage", "1"]
     shared += ["--max_train_steps", str(arguments.steps), "--max_eval_rows", "8"]
     shared += ["--max_seq_len", str(arguments.max_seq_len), "--attn_implementation", arguments.attn_implementation]
     shared += ["--data_output_path", str(workload.folder / "cache")]
@@ -325,7 +366,7 @@ def _trl_python(folder: Path, release: str) -> str:
         venv.create(folder, with_pip=True, clear=True)
         pins = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
         subprocess.run([*pins, "torch==2.13.0"], check=True)
-        subprocess.run([*pins, release, "datasets", "accelerate"], check=True)
+        subprocess.run([*pins, release, "datasets", "accelerate", "pillow"], check=True)
         (folder / "done").touch()
     return str(python)
 

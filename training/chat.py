@@ -2,6 +2,7 @@
 
     python -m training.chat runs/ppo/model
     python -m training.chat runs/sft/model runs/ppo/model --reward_model runs/reward/model
+    python -m training.chat runs/sft/model --image chart.png
     python -m training.chat runs/acting/model --tools my_tools.py:weather,my_tools.py:add
     echo "Sort: owl fox" | python -m training.chat runs/ppo/model --temperature 0 --rollout_engine vllm
 
@@ -25,6 +26,7 @@ from training.utils.generation.conversation_arguments import ConversationArgumen
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.arguments import parse_arguments
+from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import AUTO, flag, settings_of
 from training.utils.run.program import run_program
@@ -48,6 +50,7 @@ class TalkArguments:
     reward_model: str | None = flag(
         None, "Score each answer with this reward model: a folder or a hub name.", unit="model"
     )
+    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", unit="file")
     system: str = flag("", "A system prompt.", unit="text")
     prompt_style: str = flag(
         AUTO,
@@ -143,21 +146,31 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     from training.asking.model import engine_maker, load_asked_model, start_alone
     from training.asking.scorer import load_answer_scorer
     from training.asking.talk import Talk, columns_of
+    from training.utils.generation.engines import engine_class
 
     chat, sampling, environment = flags.chat, flags.sampling, flags.environment
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
     rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
     start_engine = engine_maker(sampling, flags.vllm, LONGEST_VLLM_TOKENS, chat.parallel_thinking, acts)
+    reads_images = engine_class(sampling.rollout_engine).supports_images
     models = [
-        load_asked_model(path, sampling.dtype, data, rank.device, start_engine) for path in chat.model_name_or_path
+        load_asked_model(path, sampling.dtype, data, rank.device, start_engine, reads_images)
+        for path in chat.model_name_or_path
     ]
     if acting is not None:
         acting.check(models)
     scorer = None
     if chat.reward_model is not None:
         scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank)
-    return lambda: Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)
+
+    def begun() -> Talk:
+        talk = Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)
+        for path in chat.image:
+            note(talk.attach(path))
+        return talk
+
+    return begun
 
 
 def converse(talk: Talk) -> None:
@@ -169,7 +182,7 @@ def converse(talk: Talk) -> None:
     print(f"{names}; type /help for the commands, /quit to end")
     while True:
         try:
-            line = input("\nyou> ").strip()
+            line = input(f"\n{asks(talk)}> ").strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return
@@ -188,6 +201,12 @@ def converse(talk: Talk) -> None:
         except ThreestepError as mistake:
             print(f"error: {mistake}")
         talk.drop_turn()
+
+
+def asks(talk: Talk) -> str:
+    """Who types, and how many pictures wait for the message."""
+    count = len(talk.waiting)
+    return "you" if not count else f"you, with {count} picture{'s' * (count > 1)}"
 
 
 def show_answer(talk: Talk, place: int) -> None:

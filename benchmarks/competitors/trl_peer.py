@@ -1,6 +1,7 @@
 """TRL's trainers on the workload, in TRL's own environment (this file imports nothing of Threestep).
 
 python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
+python trl_peer.py --trainer sft_images|grpo_images ...    # rows with pictures (`benchmarks.pictured`)
 python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
 python trl_peer.py --trainer ppo --workload DIR --batch 8 --accumulate 4 ...    # TRL 1.12.0: later ones have none
 python trl_peer.py --trainer sft --prepare_only --processes 2 --workload DIR --steps 10
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from datasets import load_dataset
+from datasets import Dataset, Image, List, load_dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
 MODES = {
@@ -43,7 +44,7 @@ class Clock(TrainerCallback):
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trainer", required=True, choices=("sft", "reward", "dpo", "grpo", "ppo"))
+    parser.add_argument("--trainer", required=True, choices=sorted(MAKERS))
     parser.add_argument("--workload", required=True)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=10)
@@ -61,13 +62,12 @@ def main() -> None:
     if arguments.prepare_only:
         _prepare(arguments)
         return
-    makers = {"sft": _sft, "reward": _reward, "dpo": _dpo, "grpo": _grpo, "ppo": _ppo}
-    trainer, clock = makers[arguments.trainer](arguments)
+    trainer, clock = MAKERS[arguments.trainer](arguments)
     collate = trainer.data_collator
 
     def counted(features: list) -> dict:
         batch = collate(features)
-        if arguments.trainer != "sft":
+        if arguments.trainer != "sft":  # of sft_images, rows
             clock.units += len(features)
         elif "attention_mask" in batch:
             clock.units += int(batch["attention_mask"].sum())
@@ -226,6 +226,65 @@ def _ppo(arguments: argparse.Namespace) -> tuple:
         eval_dataset=data,
     )
     return trainer, Clock(units_of_step=1)
+
+
+def _sft_images(arguments: argparse.Namespace) -> tuple:
+    """The tower frozen, as Threestep's is by default; pictures as long as they are, so no row is cut."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from trl import SFTConfig, SFTTrainer
+
+    folder = Path(arguments.workload) / "pictured"
+    model = AutoModelForImageTextToText.from_pretrained(folder / "model")
+    model.model.vision_tower.requires_grad_(False)
+    trainer = SFTTrainer(
+        model=model,
+        processing_class=AutoProcessor.from_pretrained(folder / "model"),
+        args=SFTConfig(**{**_settings(arguments), "max_length": None}),
+        train_dataset=_pictured_rows(folder / "rows", ["images", "prompt", "completion"]),
+    )
+    return trainer, Clock()
+
+
+def _grpo_images(arguments: argparse.Namespace) -> tuple:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from trl import GRPOConfig, GRPOTrainer
+
+    folder = Path(arguments.workload) / "pictured"
+    model = AutoModelForImageTextToText.from_pretrained(folder / "model")
+    model.model.vision_tower.requires_grad_(False)
+    settings = {name: value for name, value in _settings(arguments).items() if name != "max_length"}
+
+    def right(completions: list, **columns: list) -> list[float]:
+        return [float("####" in completion[0]["content"]) for completion in completions]
+
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=AutoProcessor.from_pretrained(folder / "model", padding_side="left"),
+        reward_funcs=right,
+        args=GRPOConfig(
+            **settings, num_generations=arguments.samples, max_completion_length=arguments.new_tokens, beta=0.0
+        ),
+        train_dataset=_pictured_rows(folder / "rows", ["images", "prompt"]),
+    )
+    return trainer, Clock(units_of_step=1)
+
+
+def _pictured_rows(folder: Path, columns: list[str]) -> Dataset:
+    """The rows with their pictures as datasets reads them: decoded when a batch is made."""
+    data = load_dataset("json", data_files=str(folder / "train.jsonl"), split="train").select_columns(columns)
+    data = data.map(lambda row: {"images": [str(folder / path) for path in row["images"]]})
+    return data.cast_column("images", List(Image()))
+
+
+MAKERS = {
+    "sft": _sft,
+    "sft_images": _sft_images,
+    "reward": _reward,
+    "dpo": _dpo,
+    "grpo": _grpo,
+    "grpo_images": _grpo_images,
+    "ppo": _ppo,
+}
 
 
 if __name__ == "__main__":

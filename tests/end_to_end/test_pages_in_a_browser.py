@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import Browser, chromium, opened_browser
+from tests.support.image_readers import picture
 from training.asking.pairs_page import page as pairs_page
 from training.utils.report.live import LivePage, make_server
 from training.utils.report.rows_page import PageRow, rows_page
 from training.utils.report.writing import write_report
+from training.utils.run.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="needs a browser: apt-get install chromium"),
@@ -102,8 +104,14 @@ def test_a_hundred_thousand_steps_open_in_two_seconds(browser, tmp_path):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_page_fits_a_phone(browser, tmp_path, dark):
-    report = write_report([make_run(tmp_path / "a", 30), make_run(tmp_path / "b", 3)], tmp_path / "report.html")
+    runs = [make_run(tmp_path / "a", 30), make_run(tmp_path / "b", 3)]
+    for folder in (tmp_path / "a", tmp_path):
+        RunFolder(folder, True).write_picture("c" * 64, picture(128, 128))
     sample = {"prompt": LONG_WORD, "answers": [LONG_WORD, "b"], "scores": [1.0, 0.5], "ground_truth": LONG_WORD}
+    sample["images"] = ["c" * 64] * 9
+    answered = {"step": 0, "prompt": LONG_WORD, "response": LONG_WORD, "loss": 1.0, "images": ["c" * 64] * 9}
+    (tmp_path / "a" / "samples.jsonl").write_text(json.dumps(answered) + "\n")
+    report = write_report(runs, tmp_path / "report.html")
     rows = [PageRow(LONG_WORD, [("prompt", [(LONG_WORD, False)]), ("chosen", [(LONG_WORD, True)])], [("x", LONG_WORD)])]
     others = {
         "win.html": pairs_page("win_rate", {"win_rate": "0.5 (0.4 to 0.6)"}, [LONG_WORD, "b"], [sample]),

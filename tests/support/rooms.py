@@ -81,7 +81,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.hybrid"),
-    "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_instance"),
+    "vllm": tuple(f"training.utils.generation.{name}" for name in ("vllm", "vllm_instance", "vllm_turns")),
 }
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {

@@ -49,17 +49,18 @@ def answers_to(
     sampling, device = asked.sampling(flags), asked.model.device
     sharers, name = shared
     batches = [range(first, min(first + rows_per_batch, len(rows))) for first in range(0, len(rows), rows_per_batch)]
-    own = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
-    with progress_bar(own, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
+    mine = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
+    with progress_bar(mine, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
 
         def answered(piece: int) -> list[dict[str, Any]]:
             places = batches[piece]
-            batch = collate_prompts([rows[place] for place in places], sampling.pad_token_id)
+            own = [rows[place] for place in places]
+            batch = collate_prompts(own, sampling.pad_token_id)
             # The first sample has the seed that it has where it is the only one.
             indices = [(place, sample) for place in places for sample in range(samples)]
             seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
             ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples)
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, images=asked.images_of(own))
             rollout = rolled_out(asked.engine, asked.model, request)
             bar.update(len(places))
             return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]

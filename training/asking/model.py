@@ -15,11 +15,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from training.asking.chat_images import chat_images
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.chat.arguments import CHAT_TEMPLATE
 from training.utils.data.chat.chat import adopt_style
+from training.utils.data.images.reader import ImageReader
 from training.utils.data.rows.phases import PromptRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.data.sources.messages import Message
@@ -32,12 +35,14 @@ from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags, drawn_blocks
+from training.utils.layout.pictures import PromptImages, RowImages
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens
+from training.utils.opening.image_reader import reader_of_model
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import settings_of
@@ -104,6 +109,8 @@ class AskedModel:
     more_end_tokens: the model's own, at which an answer in a chat ends too.
     end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
     tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
+    images: of the prompts; None where the model is asked without images.
+    pictures: reads the images of messages; None where rows of a dataset are asked, and without images.
     """
 
     name: str
@@ -115,6 +122,8 @@ class AskedModel:
     more_end_tokens: frozenset[int]
     end_token_ids: tuple[int, ...] = ()
     tags: ParallelTags | None = None
+    images: RowImages | None = None
+    pictures: RowPictures | None = None
 
     def said(self, answer: Answer) -> str:
         """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
@@ -157,6 +166,10 @@ class AskedModel:
         return settings_of(
             Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id, more_end_token_ids=more, paths=paths
         )
+
+    def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:
+        """What a request for answers to these prompts has of their images."""
+        return None if self.images is None else self.images.of_prompts([row.images for row in rows])
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
         """The drawn responses."""
@@ -224,27 +237,67 @@ def engine_maker(
     return started
 
 
+@dataclass(frozen=True)
+class AskedFolder:
+    """All of a finished model but its weights, as `AskedModel` has it. reader: of images; None where the model reads
+    text alone, or is asked without a chat template."""
+
+    name: str
+    tokenizer: Any
+    data: DataArguments
+    end_token_id: int
+    reader: ImageReader | None
+
+
+def open_asked(name_or_path: str, data: DataArguments) -> AskedFolder:
+    """Read a model's tokenizer, and say on standard error how the model is asked. ThreestepError if it cannot be asked
+    in data's prompt style."""
+    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
+    style = adopt_style(tokenizer, data.chat)
+    note(f"{name_or_path}: {style.sentence}")
+    end_id, reader = end_of_conversation_id(tokenizer, style.end_token), None
+    if style.chat.prompt_style == CHAT_TEMPLATE:
+        reader = reader_of_model(name_or_path, False, tokenizer)
+    return AskedFolder(name_or_path, tokenizer, replace(data, chat=style.chat), end_id, reader)
+
+
+def load_opened(
+    folder: AskedFolder,
+    dtype: str | None,
+    device: torch.device,
+    start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
+    images: RowImages | None = None,
+    pictures: RowPictures | None = None,
+) -> AskedModel:
+    """Load the weights. images, pictures: see `AskedModel`."""
+    name, tokenizer = folder.name, folder.tokenizer
+    settings = ModelSettings(name, takes_images=folder.reader is not None)
+    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, images=images)
+    model = model.to(device).eval().requires_grad_(False)
+    more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
+    ends = tuple(joined_stop_tokens(stop_tokens(model), tokenizer, [folder.end_token_id]))
+    tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
+    asked = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
+    return replace(asked, images=images, pictures=pictures)
+
+
 def load_asked_model(
     name_or_path: str,
     dtype: str | None,
     data: DataArguments,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
+    with_images: bool = True,
 ) -> AskedModel:
-    """Load a causal language model and its tokenizer, and say on standard error how it is asked. ThreestepError if it
-    cannot be asked in data's prompt style."""
-    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
-    style = adopt_style(tokenizer, data.chat)
-    note(f"{name_or_path}: {style.sentence}")
-    data, end_id = replace(data, chat=style.chat), end_of_conversation_id(tokenizer, style.end_token)
-    model: Any = load_causal_lm(
-        ModelSettings(name_or_path), dtype_of(name_or_path, dtype), len(tokenizer), device=device
-    )
-    model = model.to(device).eval().requires_grad_(False)
-    more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
-    ends = tuple(joined_stop_tokens(stop_tokens(model), tokenizer, [end_id]))
-    tags = parallel_tags(data.chat, tokenizer)
-    return AskedModel(name_or_path, model, start_engine(model), tokenizer, data, end_id, more, ends, tags)
+    """Load a language model and its tokenizer for a conversation. ThreestepError as of `open_asked`.
+
+    with_images: of a model that reads images, those of messages are read.
+    """
+    folder = open_asked(name_or_path, data)
+    if folder.reader is None or not with_images:
+        return load_opened(replace(folder, reader=None), dtype, device, start_engine)
+    found = chat_images(folder.reader, folder.data, folder.tokenizer)
+    return load_opened(folder, dtype, device, start_engine, found.pixels, found.rows)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
@@ -258,7 +311,7 @@ def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
 def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
     """The prompt for the next answer. ThreestepError if the messages make none."""
     data = replace(asked.data, rows=replace(asked.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
-    row = PromptMaker(data, asked.tokenizer).make(list(messages), None, 0)
+    row = PromptMaker(data, asked.tokenizer, asked.pictures).make(list(messages), None, 0)
     if row is None:
         raise ThreestepError(f"the conversation is empty and makes no prompt for '{asked.name}'; type a message")
     return row
@@ -272,13 +325,14 @@ def stream_answer(
 
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
-    prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].copy()
+    prompt = prompt_of(asked, messages)
+    prompt_ids = prompt.flipped_prompt_ids[::-1].copy()
     flags = replace(flags, max_new_tokens=asked.room_behind(len(prompt_ids), flags.max_new_tokens))
     ends = asked.chat_ends
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
     sampling = asked.sampling(flags)
-    request = RolloutRequest.of_prompt(prompt_ids_P, sampling, seed)
+    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=asked.images_of([prompt]))
     if sampling.paths is not None:
         request = replace(request, sampling=replace(sampling, more_end_token_ids=ends[1:]))
         rollout = rolled_out(asked.engine, asked.model, request)

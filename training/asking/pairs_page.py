@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from training.utils.report.document import document, table, tiles
+from training.utils.report.sample_pictures import pictures_shown, sample_pictures
+
+_MOST_BYTES = 2**22  # of pictures on a page
 
 _STYLE = """
 .answer.best { border-left-color: var(--good); }
@@ -14,12 +18,19 @@ _STYLE = """
 """
 
 
-def page(title: str, figures: Mapping[str, Any], models: Sequence[str], samples: Sequence[Mapping[str, Any]]) -> str:
+def page(
+    title: str,
+    figures: Mapping[str, Any],
+    models: Sequence[str],
+    samples: Sequence[Mapping[str, Any]],
+    folder: Path,
+) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
-    that alone has the highest score is highlighted."""
+    that alone has the highest score is highlighted. folder: where the pictures of samples are kept."""
     boxes = tiles([(name.replace("_", " "), str(value)) for name, value in figures.items()])
     names = [("AB"[place], name) for place, name in enumerate(models)]
-    body = "".join(_sample(place, sample) for place, sample in enumerate(samples, start=1))
+    pictures = _pictures(folder, samples)
+    body = "".join(_sample(place, *both) for place, both in enumerate(zip(samples, pictures, strict=True), start=1))
     return document(
         title,
         f'<header><h1>{escape(title)}</h1></header><main>{boxes}<div class="card">{table([], names)}</div>'
@@ -29,7 +40,16 @@ def page(title: str, figures: Mapping[str, Any], models: Sequence[str], samples:
     )
 
 
-def _sample(place: int, sample: Mapping[str, Any]) -> str:
+def _pictures(folder: Path, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of each sample the HTML of its pictures, until the page has `_MOST_BYTES` of them."""
+    size = 0
+    for sample in samples:
+        uris = sample_pictures(folder, sample) if size < _MOST_BYTES else (None,) * len(sample.get("images", ()))
+        size += sum(len(uri) for uri in uris if uri is not None)
+        yield pictures_shown(uris)
+
+
+def _sample(place: int, sample: Mapping[str, Any], pictures: str) -> str:
     scores = sample["scores"]
     best = max(scores)
     marked = len(scores) > 1 and scores.count(best) == 1
@@ -43,7 +63,7 @@ def _sample(place: int, sample: Mapping[str, Any]) -> str:
     wanted = "" if truth is None else f'<p class="soft">expected: {_safe(truth)}</p>'
     return (
         f'<div class="card sample"><p class="soft">{place}</p>'
-        f'<div class="text prompt" dir="auto" tabindex="0">{_safe(sample["prompt"])}</div>{wanted}'
+        f'<div class="text prompt" dir="auto" tabindex="0">{_safe(sample["prompt"])}</div>{pictures}{wanted}'
         f'<div class="answers">{answers}</div></div>'
     )
 

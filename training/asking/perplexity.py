@@ -10,8 +10,9 @@ from training.asking.model import AskedModel, check_room
 from training.asking.sharing import ALONE, Sharers
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
+from training.utils.layout.pictures import laid_out
 from training.utils.layout.planner import plan_step
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.token_model import PolicyModel
@@ -56,7 +57,8 @@ def row_losses(
         part = documents[piece * _PLANNED_ROWS : (piece + 1) * _PLANNED_ROWS]
         losses, targets, right = [0.0] * len(part), [0] * len(part), 0
         for layout in plan_step([document.tokens for document in part], plan)[0]:
-            found = read(packed_rows([[part[index] for index in row] for row in layout], pad).to(ranks.device))
+            rows = laid_out([[part[index] for index in row] for row in layout], pad, asked.images)
+            found = read(rows.to(ranks.device))
             right += int(found.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]
             own = found.logprobs_M.double().split([count for _, count in counts])

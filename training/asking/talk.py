@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from training.asking.acting import Acting, stream_acted
+from training.asking.chat_images import Picture, open_picture
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.asking.scorer import Scorer
 from training.utils.data.sources.messages import Message
@@ -21,10 +22,11 @@ from training.utils.run.seeds import derived_seed
 
 @dataclass
 class Turn:
-    """A question with each model's answer and score by its index; `attempt` counts /retry."""
+    """A question with its pictures, and each model's answer and score by its index; `attempt` counts /retry."""
 
     question: str
     attempt: int = 0
+    pictures: tuple[Picture, ...] = ()
     answers: dict[int, Answer] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
 
@@ -43,6 +45,7 @@ class Talk:
     """Every model sees the same questions and its own answers, which depend on the seed and the turn.
 
     acting: who answers the models; None: nobody. columns: of the row with which a question opens an environment.
+    waiting: pictures that go with the next question.
     """
 
     models: list[AskedModel]
@@ -53,10 +56,33 @@ class Talk:
     acting: Acting | None = None
     columns: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
+    waiting: list[Picture] = field(default_factory=list)
 
     def ask(self, question: str) -> None:
         """Begin a turn, which each model answers by `answer`."""
-        self.turns.append(Turn(question))
+        self.turns.append(Turn(question, pictures=tuple(self.waiting)))
+        self.waiting.clear()
+
+    def attach(self, path: str) -> str:
+        """Read a picture, which goes with the next question; return what it is. ThreestepError if it cannot be read, or
+        if one of the models or the reward model reads text alone."""
+        for asked in self.models:
+            if asked.pictures is None:
+                raise ThreestepError(
+                    f"'{asked.name}' reads no pictures here: it is a model of text, its folder has no image processor, "
+                    "it is asked without a chat template, or the rollout engine reads text alone"
+                )
+        if self.acting is not None:
+            raise ThreestepError(
+                "--environment and --tools make conversations of text; chat about pictures without them"
+            )
+        if self.scorer is not None:
+            raise ThreestepError(
+                f"the reward model '{self.scorer.name}' reads text alone; chat about pictures without --reward_model"
+            )
+        picture = open_picture(path)
+        self.waiting.append(picture)
+        return f"{picture.words}; it goes with your next message"
 
     def enter(self, line: str) -> Reply:
         """Run a command, or begin a turn."""
@@ -69,7 +95,7 @@ class Talk:
         """The conversation as model `place` sees it, with or without its answer to the last turn."""
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
-            messages.append({"role": "user", "content": turn.question})
+            messages.append({"role": "user", "content": _content(turn)})
             if place in turn.answers and (with_last_answer or turn is not self.turns[-1]):
                 messages += self.models[place].messages_of(turn.answers[place])
         return messages
@@ -112,10 +138,15 @@ class Talk:
         [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids])
         return turn.scores[place]
 
+    def begin(self) -> None:
+        """Begin a new conversation."""
+        self.turns.clear()
+        self.waiting.clear()
+
     def drop_turn(self) -> None:
-        """Remove the last turn if no model answered it."""
+        """Remove the last turn if no model answered it; its pictures go with the next one."""
         if self.turns and not self.turns[-1].answers:
-            self.turns.pop()
+            self.waiting[:0] = self.turns.pop().pictures
 
     def command(self, line: str) -> Reply:
         """Run a line that begins with a slash. ThreestepError if it is not a command or fails."""
@@ -139,12 +170,26 @@ class Talk:
         return Reply(f"{name} is {getattr(self.sampling, name)}")
 
 
+def _content(turn: Turn) -> Any:
+    """What the user said: the pictures first, in a chat template's parts."""
+    if not turn.pictures:
+        return turn.question
+    images = [{"type": "image", "image": picture.data} for picture in turn.pictures]
+    return [*images, {"type": "text", "text": turn.question}]
+
+
 # The commands.
+
+
+def _image(talk: Talk, argument: str) -> Reply:
+    if not argument:
+        raise ThreestepError("/image expects the file of a picture, got none; type /image FILE")
+    return Reply(talk.attach(argument))
 
 
 def _system(talk: Talk, argument: str) -> Reply:
     talk.system = argument
-    talk.turns.clear()
+    talk.begin()
     return Reply(f"new conversation, {'with this' if argument else 'without a'} system prompt")
 
 
@@ -176,7 +221,7 @@ def _row(talk: Talk, argument: str) -> Reply:
 
 
 def _reset(talk: Talk, argument: str) -> Reply:
-    talk.turns.clear()
+    talk.begin()
     return Reply("new conversation")
 
 
@@ -184,24 +229,49 @@ def _retry(talk: Talk, argument: str) -> Reply:
     if not talk.turns:
         raise ThreestepError("/retry expects an earlier question, got none; ask one first")
     turn = talk.turns[-1]
-    talk.turns[-1] = Turn(turn.question, turn.attempt + 1)
+    talk.turns[-1] = Turn(turn.question, turn.attempt + 1, turn.pictures)
     return Reply(answer=True)
 
 
 def _save(talk: Talk, argument: str) -> Reply:
-    """One line per model: its conversation as chat messages, which `--data_path jsonl:FILE` reads."""
+    """One line per model: its conversation as chat messages, which `--data_path jsonl:FILE` reads, with its pictures in
+    a folder beside it."""
     if not argument:
         raise ThreestepError("/save expects a file name, got none; type /save FILE")
     path = Path(argument).expanduser()
     try:
         with open(path, "x", encoding="utf-8") as file:
+            images = _saved_pictures(talk, path)
             for place, asked in enumerate(talk.models):
                 scores = [turn.scores.get(place) for turn in talk.turns]
-                saved = {"messages": talk.messages(place), "model": asked.name, "scores": scores, "seed": talk.seed}
+                saved = {"messages": list(map(_without_bytes, talk.messages(place))), **images}
+                saved |= {"model": asked.name, "scores": scores, "seed": talk.seed}
                 file.write(json.dumps(saved, ensure_ascii=False) + "\n")
     except OSError as problem:
         raise ThreestepError(f"/save {path}: {problem.strerror}; name another file") from problem
     return Reply(f"written to {path}, one line per model")
+
+
+def _saved_pictures(talk: Talk, path: Path) -> dict[str, list[str]]:
+    """Write the pictures of a conversation beside the file `path`; return the column that names them, if there are
+    some."""
+    pictures = [picture for turn in talk.turns for picture in turn.pictures]
+    if not pictures:
+        return {}
+    folder = path.with_name(f"{path.name}.images")
+    folder.mkdir()
+    names = [f"{place}{picture.path.suffix}" for place, picture in enumerate(pictures, start=1)]
+    for name, picture in zip(names, pictures, strict=True):
+        (folder / name).write_bytes(picture.data)
+    return {"images": [f"{folder.name}/{name}" for name in names]}
+
+
+def _without_bytes(message: Message) -> Message:
+    """The message with parts that mark the places of its pictures."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [{"type": "image"} if "image" in part else part for part in content]}
 
 
 def _sets(name: str) -> Callable[[Talk, str], Reply]:
@@ -223,6 +293,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Talk, str], Reply]]] = {
     "row": ("columns with which a question opens --environment, as a JSON object", _row),
     "retry": ("answer the last question again with other random draws", _retry),
     "reset": ("start a new conversation", _reset),
+    "image": ("send this picture with the next message; again for several", _image),
     "save": ("write the conversation to this file as JSON lines of chat messages", _save),
     "help": ("show this list", _help),
     "quit": ("end the chat", lambda talk, argument: Reply(end=True)),

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from training.asking.answer_figures import answer_figures, answer_samples
 from training.asking.answers import Scores, answers_to, scores_of
 from training.asking.arguments import AskedArguments
-from training.asking.model import Answer, AskedModel, engine_maker, load_asked_model, start_alone
+from training.asking.model import (
+    Answer,
+    AskedFolder,
+    AskedModel,
+    engine_maker,
+    load_opened,
+    open_asked,
+    start_alone,
+)
 from training.asking.pairs_page import page
 from training.asking.perplexity import row_losses
 from training.asking.scorer import load_answer_scorer
@@ -21,15 +30,21 @@ from training.asking.sharing import ALONE, Sharers, sharers
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
-from training.utils.data.rows.documents import sentence_document
+from training.utils.data.images.reader import PixelReader
+from training.utils.data.rows.documents import prompt_document, sentence_document
 from training.utils.data.rows.phases import PromptRow, SentenceRow
 from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.base import RolloutEngine
+from training.utils.generation.engines import engine_class
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.documents import Document
+from training.utils.layout.pictures import RowImages
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.opening.row_images import images_of
+from training.utils.opening.sample_pictures import keep_pictures
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.intervals import Figure, ratio
-from training.utils.rewards.sample_figures import value_names
+from training.utils.rewards.sample_figures import Sample, value_names
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -102,10 +117,17 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
 def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sharers = ALONE) -> list[str]:
     """Let each model answer the same prompts, score the answers, write figures and samples. The first rank scores all
     answers and writes; the others return no line."""
-    asked = flags.asked
+    asked, start_engine = flags.asked, _engine_of(flags)
     paths = [asked.model_name_or_path, *([asked.baseline] if asked.baseline else [])]
-    models = [load(flags, path) for path in paths]
-    prompts = shared_prompts([_rows(flags, 3, model) for model in models])
+    folders = [_folder(flags, path) for path in paths]
+    built = [_built(flags, 3, folder) for folder in folders]
+    if reads_model(rewards) and any(side.images is not None for side in built):
+        raise ThreestepError(
+            "--reward contains the reward model, which scores texts alone here, and rows of the data have images; give "
+            "a rule (--reward exact_match) or a function"
+        )
+    prompts = shared_prompts([side.rows for side in built])
+    models = [load(flags, folder, start_engine, side.images) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if asked.reward_model is not None and reads_model(rewards) and together.is_main:
         scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone())
@@ -122,9 +144,17 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     if not together.is_main:
         return []
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
-    samples = [
+    samples = side_by_side(sides, [list(row.picture_digests) for row in prompts[0]])
+    keep_pictures(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].pixels, prompts[0])
+    return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
+
+
+def side_by_side(sides: Sequence[Sequence[Sample]], pictures: Sequence[list[str]]) -> list[dict[str, Any]]:
+    """The lines of TASK.jsonl. sides: each model's samples. pictures: the sha256 of each prompt's."""
+    return [
         {
             "prompt": of_all[0]["prompt"],
+            **({"images": named} if (named := pictures[of_all[0]["prompt_index"]]) else {}),
             "ground_truth": of_all[0]["ground_truth"],
             "answers": [own["response"] for own in of_all],
             "scores": [own["reward"] for own in of_all],
@@ -136,21 +166,46 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
         }
         for of_all in zip(*sides, strict=True)
     ]
-    return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
 
 
-def load(flags: Evaluated, path: str) -> AskedModel:
-    """Load a model that answers in the prompt style of the data flags."""
+def _engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
+    """See `engine_maker`."""
     longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
     # Perplexity draws nothing, and its texts may have paths of any kind.
     thinks = flags.data.chat.parallel_thinking and flags.task != "perplexity"
-    start_engine = engine_maker(flags.sampling, flags.vllm, longest_tokens, thinks)
-    return load_asked_model(path, flags.sampling.dtype, flags.data, start_alone().device, start_engine)
+    return engine_maker(flags.sampling, flags.vllm, longest_tokens, thinks)
 
 
-def _rows(flags: Evaluated, phase: int, model: AskedModel) -> Any:
-    built = build_phase(phase, flags.data, model.tokenizer, flags.run.seed, log=note)
-    return _checked_rows(getattr(built, flags.asked.split), flags)
+def _folder(flags: Evaluated, path: str) -> AskedFolder:
+    """All of a model but its weights; without its images where the engine reads text alone."""
+    folder = open_asked(path, flags.data)
+    return folder if engine_class(flags.sampling.rollout_engine).supports_images else replace(folder, reader=None)
+
+
+def load(
+    flags: Evaluated,
+    folder: AskedFolder,
+    start_engine: Callable[[PreTrainedModel], RolloutEngine],
+    images: RowImages | None,
+) -> AskedModel:
+    """Load a model that answers in the prompt style of the data flags. images: of the rows; None if no row has one."""
+    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, images)
+
+
+@dataclass(frozen=True)
+class Built:
+    """rows: of one phase, for one model. images: of the rows; None if no row has one. pixels: of their pictures."""
+
+    rows: Any
+    images: RowImages | None
+    pixels: PixelReader | None
+
+
+def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
+    found = build_phase(phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader)
+    rows = _checked_rows(getattr(found, flags.asked.split), flags)
+    images = images_of(rows, found.pixels_of, prompt_document if phase == 3 else sentence_document)
+    return Built(rows, images, found.pixels_of)
 
 
 def _checked_rows(rows: Any, flags: Evaluated) -> Any:
@@ -176,8 +231,10 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
 
 def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str]:
     """The exponential of the mean loss per token, of responses or of text."""
-    model, longest, seed = load(flags, flags.asked.model_name_or_path), flags.data.rows.max_seq_len, flags.run.seed
-    documents = _documents(flags, model, longest)
+    longest, seed = flags.data.rows.max_seq_len, flags.run.seed
+    start_engine, folder = _engine_of(flags), _folder(flags, flags.asked.model_name_or_path)
+    documents, images = _documents(flags, folder, longest)
+    model = load(flags, folder, start_engine, images)
     losses, targets, accuracy = row_losses(
         model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len", together
     )
@@ -189,14 +246,15 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
     return write(flags, [model.name], {**figures, "token_accuracy": accuracy}, None)
 
 
-def _documents(flags: Evaluated, model: AskedModel, longest: int) -> list[Document]:
-    """Step 1's sentences, or blocks of text if --unsupervised_dataset_name is given."""
+def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RowImages | None]:
+    """Step 1's sentences with their images, or blocks of text if --unsupervised_dataset_name is given."""
     if flags.data.source.unsupervised_dataset_name is None:
-        return [sentence_document(row) for row in _rows(flags, 1, model)]
-    blocks = build_unsupervised(flags.data, model.tokenizer, longest, flags.run.seed, log=note)
+        built = _built(flags, 1, folder)
+        return [sentence_document(row) for row in built.rows], built.images
+    blocks = build_unsupervised(flags.data, folder.tokenizer, longest, flags.run.seed, log=note)
     targets = np.arange(longest) > 0
     rows = [SentenceRow(block.row_id, block.input_ids, targets) for block in blocks]
-    return [sentence_document(row) for row in _checked_rows(rows, flags)]
+    return [sentence_document(row) for row in _checked_rows(rows, flags)], None
 
 
 def write(
@@ -218,7 +276,7 @@ def write(
         }
         setting["reward_model"] = flags.asked.reward_model
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples)
+        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder.path)
         files = {f"{task}.jsonl": lines, f"{task}.html": html}
     folder.write_json(f"{task}.json", {"task": task, **setting, **plain})
     for name, text in files.items():

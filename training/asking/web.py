@@ -60,6 +60,8 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
             with gradio.Row():
                 send = gradio.Button("Send", variant="primary", size="sm")
                 stop = gradio.Button("Stop", size="sm")
+                sees = all(asked.pictures is not None for asked in first.models)
+                picture = gradio.UploadButton("Picture", file_types=["image"], size="sm", visible=sees)
                 retry = gradio.Button("Again", size="sm")
                 reset = gradio.Button("New", size="sm")
 
@@ -72,6 +74,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
         running = [send.click(submit, [typed, state], shown), typed.submit(submit, [typed, state], shown)]
         running += [retry.click(partial(submit, "/retry"), [state], shown)]
         stop.click(None, cancels=running)
+        picture.upload(partial(_attach, new_talk), [picture, state], [state, *columns])
         for begin in (reset.click, *(column.clear for column in columns)):
             begin(partial(submit, "/reset"), [state], shown, cancels=running)
         for name, control in settings.items():
@@ -127,6 +130,16 @@ def _set(new_talk: Callable[[], Talk], name: str, value: Any, talk: Talk | None)
     return [talk, values_of(talk)[names.index(name)] if mistake else gradio.skip(), *_columns(talk, "")]
 
 
+def _attach(new_talk: Callable[[], Talk], path: str, talk: Talk | None) -> list[Any]:
+    """Take an uploaded picture; a note tells what it is, or what is wrong with it."""
+    talk = new_talk() if talk is None else talk
+    try:
+        note = talk.attach(path)
+    except ThreestepError as mistake:
+        note = str(mistake)
+    return [talk, *_columns(talk, note)]
+
+
 def _theme() -> Any:
     """Gradio's own with the fonts of the machine: by default it asks Google for some."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -152,8 +165,8 @@ def respond(talk: Talk, line: str) -> Iterator[str]:
     if not line.strip():
         return
     try:
-        if line.startswith("/save"):  # a page that another site controls must not write files
-            raise ThreestepError("/save is available only in the terminal")
+        if line.startswith(("/save", "/image")):  # a page that another site controls must not write or read files
+            raise ThreestepError(f"{line.split()[0]} is available only in the terminal")
         reply = talk.enter(line)
         yield "to end, close the page and stop the program" if reply.end else reply.text
         if not reply.answer:
@@ -174,7 +187,8 @@ def _columns(talk: Talk, note: str) -> list[list[dict[str, str]]]:
     for place in range(len(talk.models)):
         shown: list[dict[str, str]] = []
         for turn in talk.turns:
-            shown.append({"role": "user", "content": turn.question})
+            pictures = "".join(f"*{picture.words}*\n\n" for picture in turn.pictures)
+            shown.append({"role": "user", "content": pictures + turn.question})
             if place in turn.answers:
                 answer = turn.answers[place]
                 text, below = answer.text.strip(), f"\n\n*{answer.note}*" if answer.note else ""

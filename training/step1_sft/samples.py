@@ -145,10 +145,12 @@ def sentence_samples(
     for index, row in rows.items():
         parts = parts_of(row)
         prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
+        images = samples.images(row.images)
         sample: dict[str, Any] = {
             "prompt_index": index,
-            "uid": sample_uid(prompt, truth),
+            "uid": sample_uid(prompt, truth, *images),
             "prompt": prompt,
+            **({"images": images} if images else {}),
             "ground_truth": truth,
             "loss": losses[index],
         }

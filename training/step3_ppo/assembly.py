@@ -137,6 +137,7 @@ def make_parts(
         roles=roles,
         rollout_engine=engine,
         prompts=inputs.eval,
+        pixels=inputs.pixels,
         tokenizer=tokenizer,
         checker=components.checker,
         settings=settings,

@@ -12,11 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from training.step3_ppo.roles import Roles
 from training.step3_ppo.scoring import further_columns, start_rules, start_scoring
 from training.step3_ppo.settings import PpoSettings
+from training.utils.data.images.reader import PixelReader
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.generation.records import Rollout
+from training.utils.opening.sample_pictures import keep_pictures
 from training.utils.rewards.calling import Rule
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.run.console import log
@@ -29,8 +31,8 @@ from training.utils.run.seeds import derived_seed
 class Evaluator:
     """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation.
 
-    samples_per_prompt: of the sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number
-    of samples to print.
+    pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the sampled ones.
+    with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print.
     """
 
     roles: Roles
@@ -42,6 +44,7 @@ class Evaluator:
     prompts_per_batch: int
     metrics: MetricsWriter
     folder: RunFolder
+    pixels: PixelReader | None = None
     samples_per_prompt: int = 1
     with_greedy: bool = False
     shown: int = 0
@@ -51,6 +54,7 @@ class Evaluator:
         all prompts and per data source. None, and nothing recorded, without held-out prompts."""
         if not len(self.prompts):
             return None
+        keep_pictures(self.folder, self.pixels, self.prompts)
         sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.samples_per_prompt)
         figures = evaluation_figures(sampled, "eval", self.settings.seed)
         if self.with_greedy:

@@ -88,7 +88,8 @@ class Inputs:
         those of the optimizer_steps that train the critic alone.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data_fingerprint, data_report: of the build.
-    images: of the prompts, and pictures_of, what shows those of a row to a reward; None where no prompt has one.
+    images: of the prompts; pixels: of their pictures; pictures_of: what shows those of a row to a reward; all None
+        where no prompt has one.
     """
 
     train: PromptSource
@@ -103,6 +104,7 @@ class Inputs:
     data_fingerprint: str
     data_report: BuildReport
     images: RowImages | None = None
+    pixels: PixelReader | None = None
     pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
 
 
@@ -159,6 +161,7 @@ def load_inputs(
         data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
         data_report=phase.report,
         images=images,
+        pixels=phase.pixels_of,
         pictures_of=None if phase.pixels_of is None else partial(pictures_of, phase.pixels_of),
     )
 

@@ -37,6 +37,19 @@ class BadWords:
         padded_BP = torch.nn.functional.pad(known_BP, (reach, 0), value=_NOTHING)
         self._prompt_ends_BK = padded_BP[:, padded_BP.shape[1] - reach :]
 
+    @classmethod
+    def of_texts(cls, words: Sequence[Sequence[int]], device: torch.device) -> BadWords:
+        """The sequences alone: whoever draws knows what stands before."""
+        nothing = torch.empty(1, 0, dtype=torch.int64, device=device)
+        return cls(words, nothing, nothing.bool())
+
+    def recent_of(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return int64 [A, K], the last tokens of texts."""
+        reach = self._before_WK.shape[1]
+        ends = [list(ids[len(ids) - reach :]) if len(ids) > reach else list(ids) for ids in texts]
+        padded = [[_NOTHING] * (reach - len(ids)) + ids for ids in ends]
+        return torch.tensor(padded, dtype=torch.int64, device=self._before_WK.device).view(len(texts), reach)
+
     def recent(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor) -> torch.Tensor:
         """Return int64 [A, K], the last tokens of rows `rows_A`, whose responses so far are `response_ids_BR`."""
         reach = self._before_WK.shape[1]

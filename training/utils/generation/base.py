@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.guessers import BY_HEAD
 from training.utils.generation.records import Rollout
+from training.utils.generation.turns import Turns
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.parallel import ParallelTags
 from training.utils.layout.pictures import PromptImages
@@ -220,6 +221,14 @@ class RolloutEngine(ABC):
 
     def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:  # noqa: B027 (most draw none)
         """After `check`, where paths are asked for: ThreestepError if they cannot be drawn from a model."""
+
+    def expect_turns(self) -> None:  # noqa: B027 (most draw them as any response)
+        """Before `check`: the turns of conversations will be drawn."""
+
+    def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
+        """Return what draws the turns of one rollout and keeps what it has computed of a conversation; None where each
+        turn is drawn by `roll_out`, behind the conversation so far."""
+        return None
 
     def keep(self, model: PreTrainedModel) -> None:  # noqa: B027 (most hold no weights)
         """Draw from the weights of `model`, which no longer change, from now on."""

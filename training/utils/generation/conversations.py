@@ -1,13 +1,13 @@
 """Rollouts of several turns: a model draws, an environment answers, and the model goes on behind the answer.
 
-The conversations of a batch advance in rounds. In each, all that go on draw one turn, each from the tokens that it has;
-then their environments answer side by side. A response is the tokens from the first drawn one to the last: what an
-environment says in between is marked as inserted, and never comes last. A row without an environment has one turn, the
-same as without this file.
+A conversation whose turn is drawn leaves the batch, and comes back when its environment has answered; the others go on
+meanwhile. Engines that cannot do that draw in rounds (`turns.Turns`). A response is the tokens from the first drawn one
+to the last: what an environment says in between is marked as inserted, and never comes last. A row without an
+environment has one turn, the same as without this file.
 
 The first turn is drawn from the response's own seed, a later one from a seed derived from it and the turn's number: no
-result depends on the rest of the batch. Ranks may have different numbers of rounds: the engines that draw turns call no
-other rank while the model is lent to them.
+result depends on the rest of the batch, nor on how long answers take. Ranks go their own ways: the engines that draw
+turns call no other rank while the model is lent to them.
 
 B sequences, P prompt tokens, R response tokens.
 """
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -26,8 +26,10 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.engine.whole_model import WholeModel
-from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.generation.base import RolloutEngine, RolloutRequest
 from training.utils.generation.records import ConversationRecord, Rollout
+from training.utils.generation.rounds import Rounds
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 from training.utils.run.seeds import derived_seed
@@ -88,9 +90,10 @@ class _Conversation:
     cut: str | None = None
     started: float = field(default_factory=time.monotonic)
 
-    @property
-    def next_seed(self) -> int:
-        return derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed
+    def next_turn(self, most: int) -> NextTurn:
+        """most: tokens of a response."""
+        seed = derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed
+        return NextTurn(self, self.prompt + self.ids, seed, most - len(self.ids))
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """logprobs: None where no model drew the tokens."""
@@ -119,6 +122,7 @@ class ActingRollout(RolloutEngine):
     ) -> None:
         """partner_of: the environment for a row of the request and a seed, None for one turn without one."""
         super().__init__()
+        engine.expect_turns()
         self._engine, self._partner_of, self._speech, self._limits = engine, partner_of, speech, limits
         self.longest_tokens = engine.longest_tokens
 
@@ -142,10 +146,8 @@ class ActingRollout(RolloutEngine):
         every = self._begun(request)
         try:
             self._open(every, request)
-            going, samples = every, request.samples_per_prompt
-            while going:
-                self._draw(model, request, going, samples)
-                going, samples = self._answered(going, request.sampling), 1
+            with contextlib.closing(self._turns(model, request)) as turns:
+                self._converse(every, turns, request.sampling.max_new_tokens)
             records = tuple(each.record for each in every)
         finally:
             for each in every:
@@ -187,35 +189,37 @@ class ActingRollout(RolloutEngine):
                 "other, got different messages for two of them; let the row decide them, and the seed what follows"
             )
 
-    def _draw(
-        self, model: PreTrainedModel, request: RolloutRequest, going: Sequence[_Conversation], samples: int
-    ) -> None:
-        """Draw one turn of each. samples: adjacent conversations whose tokens so far are one prompt."""
-        rooms = [request.sampling.max_new_tokens - len(each.ids) for each in going]
-        sampling = replace(request.sampling, max_new_tokens=max(rooms))
-        prompts = [torch.tensor(each.prompt + each.ids) for each in going[::samples]]
-        device, width = request.prompt_ids_BP.device, max(map(len, prompts))
-        ids_BP = torch.full((len(prompts), width), sampling.pad_token_id)
-        mask_BP = torch.zeros(ids_BP.shape, dtype=torch.bool)
-        for row, ids in enumerate(prompts):
-            ids_BP[row, width - len(ids) :], mask_BP[row, width - len(ids) :] = ids, True
-        seeds = [each.next_seed for each in going]
-        part = RolloutRequest(ids_BP.to(device), mask_BP.to(device), sampling, seeds, samples)
-        drawn = rolled_out(self._engine, model, part)
-        logprobs_BR, ended = drawn.sampled_logprobs_BR.cpu(), drawn.ended_B.tolist()
-        for row, (each, room) in enumerate(zip(going, rooms, strict=True)):
-            turn = drawn.response_of(row).tolist()
-            each.append(turn[:room], logprobs_BR[row, : min(len(turn), room)].tolist())
-            each.turns += 1
-            each.ended = ended[row] and len(turn) <= room
+    def _turns(self, model: PreTrainedModel, request: RolloutRequest) -> Turns:
+        device = request.prompt_ids_BP.device
+        kept = self._engine.turns_of(model, request.sampling)
+        return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device)
 
-    def _answered(self, going: Sequence[_Conversation], sampling: Sampling) -> list[_Conversation]:
-        """Let the environments of those that have drawn a whole turn answer; return those that draw another."""
-        asked = [(each, step) for each in going if (step := self._asked(each)) is not None]
-        return [each for each, step in asked if self._goes_on(each, step.result(), sampling.max_new_tokens)]
+    def _converse(self, every: Sequence[_Conversation], turns: Turns, most: int) -> None:
+        """Draw all conversations to their ends. most: tokens of a response."""
+        for each in every:
+            turns.add(each.next_turn(most))
+        asked = dict[Future[Any], _Conversation]()
+        while turns.is_drawing or asked:
+            for drawn in turns.advance() if turns.is_drawing else ():
+                step = self._asked(drawn)
+                if step is None:
+                    turns.drop(drawn.key)
+                else:
+                    asked[step] = drawn.key
+            for step in _answered(asked, turns):
+                each = asked.pop(step)
+                if self._goes_on(each, step.result(), most):
+                    turns.add(each.next_turn(most))
+                else:
+                    turns.drop(each)
 
-    def _asked(self, each: _Conversation) -> Future[Any] | None:
-        """The running step of a conversation's environment; None where the conversation is over."""
+    def _asked(self, drawn: DrawnTurn) -> Future[Any] | None:
+        """Take a turn; return the running step of the conversation's environment, None where the conversation is
+        over."""
+        each = drawn.key
+        each.append(drawn.ids, drawn.logprobs)
+        each.turns += 1
+        each.ended = drawn.ended
         if not each.ended:  # in the middle of a turn: a cut call is no call
             each.cut = "tokens"
             return None
@@ -248,6 +252,13 @@ class ActingRollout(RolloutEngine):
                 return True
             each.cut = "tokens"  # no room for a token behind them: they are left out
         return False
+
+
+def _answered(asked: Collection[Future[Any]], turns: Turns) -> list[Future[Any]]:
+    """Return the steps that are done, without waiting where there are turns to draw."""
+    if asked and (turns.in_rounds or not turns.is_drawing):
+        wait(asked, return_when=ALL_COMPLETED if turns.in_rounds else FIRST_COMPLETED)
+    return [step for step in asked if step.done()]
 
 
 def _as_rollout(

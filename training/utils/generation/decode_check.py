@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from training.utils.generation.base import RolloutRequest, Sampling
 from training.utils.generation.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.kept_rows import KeptRows
+from training.utils.generation.ragged_rows import RaggedRows
 from training.utils.layout.documents import Document
 from training.utils.layout.images import ImageSpan, images_between
 from training.utils.layout.pictures import PixelsOf, PromptImages
@@ -77,6 +78,12 @@ def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> s
     """Return None if log-probabilities of tokens that are given with `guesses` others behind them, some of which are
     wrong and taken back (`KeptRows`), are those of `own`, else the reason why not."""
     return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _verified(model, cases, guesses))
+
+
+def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> str | None:
+    """Return None if log-probabilities of tokens that are given one by one and several at once, each behind what its
+    row holds (`RaggedRows`), are those of `own`, else the reason why not."""
+    return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _in_turns(model, cases, fixed))
 
 
 def _why_other(
@@ -211,6 +218,31 @@ def _verified(model: PreTrainedModel, cases: Sequence[_Case], guesses: int) -> l
             kept[row] = guesses + 1 if is_right else 1
         states_AQH = rows.give(guesses + 1, input_ids=torch.tensor(given, device=ids_BP.device))
         rows.keep(torch.tensor(kept, device=ids_BP.device), max(kept))
+    return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
+
+
+def _in_turns(model: PreTrainedModel, cases: Sequence[_Case], fixed: bool) -> list[list[torch.Tensor]]:
+    """Return what `_decoded` does. Every second token is given with the two before it, which are computed again."""
+    rows = RaggedRows(model, fixed)
+    rows.add(len(cases))
+    logits_AV = rows.give(0, [case.prompt_ids_P.tolist() for case in cases])
+    most = max(len(case.response_ids) for case in cases)
+    # What follows a response may be any token.
+    wanted = [[*case.response_ids, *[case.response_ids[-1]] * (most - len(case.response_ids))] for case in cases]
+    read: list[list[torch.Tensor]] = [[] for _ in cases]
+    for place in range(most):
+        token_A = torch.tensor([ids[place] for ids in wanted], device=logits_AV.device)
+        logprobs_AV = torch.log_softmax(logits_AV.double(), dim=-1)
+        for found, logprob in zip(read, logprobs_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1), strict=True):
+            found.append(logprob)
+        if place % 2:
+            # One row less of these tokens than the next has: chunks of different lengths.
+            again = [min(place, 2 - row % 2) for row in range(len(cases))]
+            rows.filled = [filled - count for filled, count in zip(rows.filled, again, strict=True)]
+            given = [ids[place - count : place + 1] for ids, count in zip(wanted, again, strict=True)]
+            logits_AV = rows.give(0, given)
+        else:
+            logits_AV = rows.append(token_A.tolist(), rows.filled)
     return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
 
 

@@ -5,12 +5,12 @@ B sequences, of which A are still active; R response tokens, t of them between t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from training.utils.generation.bad_words import BadWords
-from training.utils.generation.base import RolloutRequest
+from training.utils.generation.base import RolloutRequest, Sampling
 from training.utils.generation.decoding import Decoding
 from training.utils.generation.records import Rollout
 from training.utils.generation.sampling import draw, further_numbers
@@ -42,25 +42,19 @@ class DrawnResponses:
     ) -> tuple[torch.Tensor, list[bool]]:
         """Draw the tokens from `start` to `end` of the active rows, the first by `logits_AV`; return the last, and
         which rows are over. The host waits once, at the end."""
-        rows_A, bad_words = decoding.rows_A, self.bad_words
+        rows_A, recent_AK = decoding.rows_A, None
+        if self.bad_words is not None:
+            recent_AK = self.bad_words.recent(self._ids_BR[:, :start], rows_A)
+
+        def next_logits(place: int, token_A: torch.Tensor | None) -> torch.Tensor:
+            return logits_AV if token_A is None else decoding.step(token_A)
+
         uniform_At = self.uniform_BR[rows_A, start:end]
-        again_KAt = further_numbers(uniform_At, self._sampling)
-        recent_AK = bad_words.recent(self._ids_BR[:, :start], rows_A) if bad_words else rows_A.unsqueeze(1)
-        tokens, logprobs = list[torch.Tensor](), list[torch.Tensor]()
-        for place in range(end - start):
-            if place:
-                logits_AV = decoding.step(tokens[-1])
-            banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1]) if bad_words else None
-            again_KA = None if again_KAt is None else again_KAt[..., place]
-            token_A, logprob_A = draw(logits_AV, uniform_At[:, place], self._sampling, banned_AV, again_KA)
-            recent_AK = bad_words.after(recent_AK, token_A) if bad_words else recent_AK
-            tokens.append(token_A)
-            logprobs.append(logprob_A)
-        token_At = torch.stack(tokens, dim=1)
+        token_At, logprob_At = draw_several(uniform_At, self._sampling, next_logits, self.bad_words, recent_AK)
         self._ids_BR[rows_A, start:end] = token_At
-        self._logprobs_BR[rows_A, start:end] = torch.stack(logprobs, dim=1)
+        self._logprobs_BR[rows_A, start:end] = logprob_At
         read = torch.cat([rows_A.unsqueeze(1), token_At], dim=1).tolist()
-        return tokens[-1], [self._is_over(row, ids, start) for row, *ids in read]
+        return token_At[:, -1], [self._is_over(row, ids, start) for row, *ids in read]
 
     def recent_at(self, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor | None:
         """Return the tokens before each row's own place that banned words look at; None where there are none."""
@@ -111,6 +105,32 @@ class DrawnResponses:
             sampled_logprobs_BR=self._logprobs_BR[:, :width].masked_fill(beyond_BR, 0.0),
             ended_B=torch.tensor(self._ended, device=device),
         )
+
+
+def draw_several(
+    uniform_At: torch.Tensor,
+    sampling: Sampling,
+    next_logits: Callable[[int, torch.Tensor | None], torch.Tensor],
+    bad_words: BadWords | None,
+    recent_AK: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and log-probabilities, [A, t] each, without waiting for the device.
+
+    next_logits: the number of a token (from 0) and the tokens before it, None before the first -> logits [A, V].
+    recent_AK: the last tokens before the first, where there are bad words.
+    """
+    again_KAt = further_numbers(uniform_At, sampling)
+    token_A, found = None, list[tuple[torch.Tensor, torch.Tensor]]()
+    for place in range(uniform_At.shape[1]):
+        logits_AV, banned_AV = next_logits(place, token_A), None
+        if bad_words is not None and recent_AK is not None:
+            recent_AK = recent_AK if token_A is None else bad_words.after(recent_AK, token_A)
+            banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1])
+        again_KA = None if again_KAt is None else again_KAt[..., place]
+        token_A, logprob_A = draw(logits_AV, uniform_At[:, place], sampling, banned_AV, again_KA)
+        found.append((token_A, logprob_A))
+    tokens, logprobs = zip(*found, strict=True)
+    return torch.stack(tokens, dim=1), torch.stack(logprobs, dim=1)
 
 
 def uniform_streams(seeds: Sequence[int], tokens: int, count: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ Forward = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
 # Rows that are over stay until no more than this share goes on.
 _GOING_SHARE = 0.5
 # torch's memory-efficient kernel copies a mask of another width, in every layer (torch 2.13).
-_ALIGNED_COLUMNS = 16
+ALIGNED_COLUMNS = 16
 
 
 class _Columns:
@@ -147,7 +147,7 @@ class FixedSteps:
 
     def _extent(self, need_tokens: int) -> int:
         """Columns of a room, in numbers whose masks CUDA's kernels read without a copy."""
-        return -(-roomier_tokens(need_tokens, self._limit) // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
+        return -(-roomier_tokens(need_tokens, self._limit) // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
 
     def _called(self) -> torch.Tensor:
         masks = {name: columns.mask_A11L for name, columns in self._of_kind.items()}

@@ -21,31 +21,36 @@ from transformers import PreTrainedModel
 
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
-from training.utils.generation.decode_check import fitting_way
+from training.utils.generation.decode_check import fitting_way, why_not_in_turns
 from training.utils.generation.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.drawn import DrawnResponses, uniform_streams
 from training.utils.generation.guessing import Guessing
+from training.utils.generation.kept_turns import KeptTurns
 from training.utils.generation.parallel import drawn_side_by_side
 from training.utils.generation.ragged_rows import RaggedRows
 from training.utils.generation.records import Rollout, check_numbers
 from training.utils.generation.sampling import draw
 from training.utils.generation.stop_strings import stop_strings
+from training.utils.generation.turns import Turns
 from training.utils.models.document_attention import share_keys_of_few_tokens
 from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8
+_IN_ROUNDS = "reads each conversation so far again in every turn, and all wait for the slowest answer"
 
 
 class TransformersRollout(RolloutEngine):
-    """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS)."""
+    """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS), and turns
+    by `roll_out`."""
 
     supports_parallel_thinking = True
     supports_speculate = True
     supports_images = True
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
+    _expects_turns = _keeps_turns = False
 
     def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
         self._guessing = Guessing(how, lent_head, tell)
@@ -61,26 +66,28 @@ class TransformersRollout(RolloutEngine):
     def figures(self) -> dict[str, float]:
         return {} if self._guessing is None else self._guessing.figures()
 
+    def expect_turns(self) -> None:
+        self._expects_turns = True
+
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
         share_keys_of_few_tokens()
         with lent as model:
             self._way, notes = fitting_way(model, own)
-            if self._guessing is None:
-                return notes
-            with self._guessing.lent():
-                return [*notes, *self._guessing.check(model, own, self._way)]
+            if self._guessing is not None:
+                with self._guessing.lent():
+                    notes = [*notes, *self._guessing.check(model, own, self._way)]
+            if self._expects_turns:
+                reason = self._why_in_rounds(model, own)
+                self._keeps_turns = reason is None
+                if reason is not None:
+                    notes = [*notes, f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]
+            return notes
 
     def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:
         with lent as model:
             reason = None if self._way.masks_are_ours else "the family makes its masks itself"
-            # Two tokens, which may be any: only the kind of the cache is asked.
-            ids_P = torch.zeros(2, dtype=torch.int64, device=model.device)
-            sampling = Sampling(1, temperature=1.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)
-            with torch.no_grad():
-                decoding = Decoding(model, RolloutRequest.of_prompt(ids_P, sampling, 0))
-                decoding.prefill(1)
             try:
-                RaggedRows(decoding)
+                RaggedRows(model)
             except ValueError as problem:
                 reason = str(problem)
         if reason is not None:
@@ -89,6 +96,22 @@ class TransformersRollout(RolloutEngine):
                 f"tokens and take a mask, and {type(model).__name__} does not: {reason}; use another model, or leave "
                 "--parallel_thinking out"
             )
+
+    def _why_in_rounds(self, model: PreTrainedModel, own: OwnForward) -> str | None:
+        """Return why turns are drawn by `roll_out`; None where they need not be."""
+        if type(self).roll_out is not TransformersRollout.roll_out:
+            return f"{type(self).__name__} draws by a roll_out of its own"
+        if self._guessing is not None:
+            return "--speculate draws whole responses"
+        if not self._way.masks_are_ours:
+            return "the family makes its masks itself"
+        return why_not_in_turns(model, own, self._way.fixed)
+
+    def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
+        if not self._keeps_turns:
+            return None
+        every = sampling.end_check_tokens or end_check_tokens(model.device)
+        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, self._way.fixed)
 
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:

@@ -26,7 +26,6 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.generation.base import RolloutRequest, Sampling
-from training.utils.generation.decoding import Decoding
 from training.utils.generation.ragged_rows import Held, RaggedRows, arranged
 from training.utils.generation.records import Rollout
 from training.utils.generation.sampling import draw
@@ -115,11 +114,8 @@ _Next = tuple[int, tuple[_Line, int]]
 
 def drawn_side_by_side(model: PreTrainedModel, request: RolloutRequest) -> Rollout:
     """Return the responses to `request`, whose sampling has `paths`. ValueError: see `RaggedRows`."""
-    decoding = Decoding(model, request)
-    logits_AV = decoding.prefill(request.samples_per_prompt)
-    after_prompt = (decoding.position_ids[:, 0] + 1).tolist()
-    rows = RaggedRows(decoding)
-    trunks = _trunks(request)
+    rows, trunks = RaggedRows(model), _trunks(request)
+    logits_AV, after_prompt = _prefilled(rows, request)
     drawing = _Drawing(rows, request.sampling)
     first = {id(trunk): position for trunk, position in zip(trunks, after_prompt, strict=True)}
     lines: list[_Line] = list(trunks)
@@ -134,7 +130,19 @@ def drawn_side_by_side(model: PreTrainedModel, request: RolloutRequest) -> Rollo
         lines = [line for _, (line, _) in going]
         # A line has counted the token already.
         positions = [first[id(_trunk_of(line))] + line.position - 1 for line in lines]
-        logits_AV = rows.step([token for _, (_, token) in going], positions)
+        logits_AV = rows.append([token for _, (_, token) in going], positions)
+
+
+def _prefilled(rows: RaggedRows, request: RolloutRequest) -> tuple[torch.Tensor, list[int]]:
+    """Compute each prompt once, then give each sample a row; return the logits [A, V] behind them, and the rows' next
+    positions."""
+    prompts = [
+        ids_P[mask_P].tolist() for ids_P, mask_P in zip(request.prompt_ids_BP, request.prompt_mask_BP, strict=True)
+    ]
+    rows.add(len(prompts))
+    logits_BV = rows.give(0, prompts)
+    rows.reorder([prompt for prompt in range(len(prompts)) for _ in range(request.samples_per_prompt)])
+    return logits_BV.repeat_interleave(request.samples_per_prompt, dim=0), list(rows.filled)
 
 
 class _Drawing:

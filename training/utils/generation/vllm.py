@@ -18,7 +18,6 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +27,12 @@ from training.utils.engine.collectives import gathered
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import Decode, LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
 from training.utils.generation.records import Rollout, check_numbers
-from training.utils.generation.stop_strings import StopStrings, stop_strings
+from training.utils.generation.stop_strings import stop_strings
+from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.generation.vllm_draft import VllmDraft
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
+from training.utils.generation.vllm_turns import VllmTurns, add_request
 from training.utils.run.errors import ThreestepError
 
 _HOW_TO_INSTALL = (
@@ -43,15 +44,6 @@ _HOW_TO_INSTALL = (
 class _Request(NamedTuple):
     prompt_ids: list[int]
     seed: int
-
-
-@dataclass
-class _Response:
-    """The sequence drawn so far."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    ended: bool = False
 
 
 class VllmRollout(RolloutEngine):
@@ -120,6 +112,11 @@ class VllmRollout(RolloutEngine):
         check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
         return rollout
 
+    def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns:
+        if not self._has_weights:
+            self._vllm.hold(model)
+        return VllmTurns(self._vllm, sampling, stop_strings(sampling, self._decode))
+
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
         """From the model passed to `keep`, reusing the cache of earlier prompts. One response at a time."""
         sampling, [wanted] = request.sampling, self._requests(request)
@@ -127,7 +124,8 @@ class VllmRollout(RolloutEngine):
         name, engine = f"stream {self._streams}", self._vllm.llm.llm_engine
         with vllm_at_work():
             self._vllm.set_temperature(sampling.temperature)
-            self._add(name, wanted, sampling, token_by_token=True, more_end_tokens=more_ends)
+            turn = NextTurn(name, wanted.prompt_ids, wanted.seed, sampling.max_new_tokens)
+            add_request(engine, name, turn, sampling, token_by_token=True, more_ends=more_ends)
         finished = False
         try:
             while engine.has_unfinished_requests() and not finished:
@@ -153,81 +151,17 @@ class VllmRollout(RolloutEngine):
             )
         return requests
 
-    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[_Response]:
-        stop = stop_strings(sampling, self._decode)
-        responses = [_Response() for _ in requests]
-        with vllm_at_work():
-            # Drops what older weights computed, and makes a rollout independent of earlier ones.
-            self._vllm.llm.reset_prefix_cache()
-            self._vllm.set_temperature(sampling.temperature)
-            for place, request in enumerate(requests):
-                self._add(str(place), request, sampling, token_by_token=stop is not None)
-            engine = self._vllm.llm.llm_engine
-            while engine.has_unfinished_requests():
-                stopped: list[str] = []
-                for output in engine.step():
-                    response = responses[int(output.request_id)]
-                    if response.ended:
-                        continue  # drawn before the engine processed the abort
-                    _extend(response, output.outputs[0], stop)
-                    if response.ended and not output.finished:
-                        stopped.append(output.request_id)
-                if stopped:
-                    engine.abort_request(stopped)
-        return responses
-
-    def _add(
-        self,
-        name: str,
-        request: _Request,
-        sampling: Sampling,
-        token_by_token: bool,
-        more_end_tokens: Collection[int] = (),
-    ) -> None:
-        engine = self._vllm.llm.llm_engine
-        vocabulary = engine.model_config.get_vocab_size()
-        # vLLM rejects end tokens that no model can draw.
-        ends = [token for token in sorted(sampling.end_token_ids.union(more_end_tokens)) if 0 <= token < vocabulary]
-        params = _sampling_params(sampling, request.seed, ends, token_by_token)
-        engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
+    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[DrawnTurn]:
+        turns = VllmTurns(self._vllm, sampling, stop_strings(sampling, self._decode))
+        for place, request in enumerate(requests):
+            turns.add(NextTurn(place, request.prompt_ids, request.seed, sampling.max_new_tokens))
+        drawn = dict[Any, DrawnTurn]()
+        while turns.is_drawing:
+            drawn.update((response.key, response) for response in turns.advance())
+        return [drawn[place] for place in range(len(requests))]
 
 
-def _sampling_params(sampling: Sampling, seed: int, end_token_ids: list[int], token_by_token: bool) -> Any:
-    """vLLM's SamplingParams. The temperature is already in the logits."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    params = SamplingParams(
-        temperature=1.0 if sampling.temperature else 0.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=seed % 2**63,
-        max_tokens=sampling.max_new_tokens,
-        stop_token_ids=end_token_ids,
-        ignore_eos=True,  # only our end tokens end a response
-        detokenize=False,
-        logprobs=0,  # the drawn token's
-        flat_logprobs=True,
-        output_kind=RequestOutputKind.DELTA if token_by_token else RequestOutputKind.FINAL_ONLY,
-    )
-    if sampling.bad_words:  # the public field takes texts and needs a tokenizer, which vLLM does not have here
-        params._bad_words_token_ids = [list(word) for word in sampling.bad_words]
-    return params
-
-
-def _extend(response: _Response, part: Any, stop: StopStrings | None) -> None:
-    """Add vLLM's `part` (CompletionOutput), up to the token that completes a stop string."""
-    for token, logprob in zip(part.token_ids, part.logprobs.logprobs, strict=True):
-        response.ids.append(token)
-        response.logprobs.append(logprob)
-        if stop is not None and stop.completed(response.ids):
-            response.ended = True
-            return
-    response.ended = part.finish_reason == "stop"
-
-
-def _as_rollout(responses: Sequence[_Response], request: RolloutRequest, seconds: float) -> Rollout:
+def _as_rollout(responses: Sequence[DrawnTurn], request: RolloutRequest, seconds: float) -> Rollout:
     prompt_ids_BP, prompt_mask_BP = request.repeated()
     device, width = prompt_ids_BP.device, max(len(response.ids) for response in responses)
     ids = [response.ids + [request.sampling.pad_token_id] * (width - len(response.ids)) for response in responses]

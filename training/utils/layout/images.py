@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from training.utils.layout.kept_features import KnownPictures
+
 
 @dataclass(frozen=True)
 class ImageSpan:
@@ -52,10 +54,13 @@ class ImagePixels:
         width] for families of one size.
     grids_I3: int64, frames, height and width of each image in patches (`image_grid_thw`); None for families of one
         size.
+    known: which images are kept as features (`kept_features`): `values` and `grids_I3` are then of the others alone;
+        None: they are of all.
     """
 
     values: torch.Tensor
     grids_I3: torch.Tensor | None = None
+    known: KnownPictures | None = None
 
 
 def positions_taken(length: int, images: Sequence[ImageSpan]) -> int:

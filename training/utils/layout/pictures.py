@@ -15,6 +15,7 @@ import torch
 
 from training.utils.layout.documents import Document, plain
 from training.utils.layout.images import ImagePixels, ImageSpan
+from training.utils.layout.kept_features import KeptFeatures, known_pictures
 from training.utils.layout.planner import MicroBatch
 from training.utils.layout.rows import TokenRows, packed_rows
 
@@ -44,10 +45,12 @@ class PromptImages:
 class RowImages:
     """pixels_of: decodes the images of these keys, in their order.
     examples: a few short documents of one sequence with images, by which a model is read before training.
+    kept: features of pictures, of a model that reads them; None where it reads all pixels in every forward.
     """
 
     pixels_of: PixelsOf
     examples: tuple[Document, ...]
+    kept: KeptFeatures | None = None
 
     @cached_property
     def alone(self) -> Document:
@@ -68,10 +71,16 @@ class RowImages:
         return PromptImages(tuple(spans), self.pixels_of) if any(spans) else None
 
     def with_pixels(self, rows: TokenRows) -> TokenRows:
-        """Return the rows with the pixels of their images."""
+        """Return the rows with the pixels of their images, or of those whose features are not kept yet."""
         if not rows.images:
             return rows
-        return replace(rows, pixels=self.pixels_of([image.key for image in rows.images]))
+        keys = [image.key for image in rows.images]
+        if self.kept is None:
+            return replace(rows, pixels=self.pixels_of(keys))
+        known = known_pictures(keys, self.kept)
+        missing = [key for key, spans in known.missing for _ in range(spans)]
+        pixels = self.pixels_of(missing) if missing else ImagePixels(torch.empty(0))
+        return replace(rows, pixels=replace(pixels, known=known))
 
 
 def lacks_images(step: Sequence[Sequence[MicroBatch]], rank: int, seen: Sequence[bool]) -> list[bool]:

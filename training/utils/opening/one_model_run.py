@@ -19,6 +19,7 @@ from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.files.digests import digest_files
 from training.utils.data.images.reader import ImageReader
+from training.utils.data.images.shown import counting_placeholders
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
@@ -42,12 +43,14 @@ from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.image_reader import processor_of, reader_of_model
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
-from training.utils.opening.row_images import check_beside_images, images_of
+from training.utils.opening.row_images import check_beside_images, images_of, with_kept_features
+from training.utils.opening.sample_pictures import SamplePictures
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.report.writing import close_run
 from training.utils.run.console import log, started_as_main_rank
+from training.utils.run.run_folder import RunFolder
 
 
 def run_one_model(
@@ -80,16 +83,18 @@ def run_one_model(
         response_ends = [end_of_conversation_id(tokenizer, style.end_token), *ends]
         if not scores:
             set_stop_tokens(model, tokenizer, response_ends, set(inside))
+        read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
             flags.engine.padded,
             model,
             engine,
-            engine if scores else lambda token_rows: engine(token_rows).logprobs_M,
+            read,
             data.rows.max_seq_len,
             log,
             sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
         )
+        images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
         routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
         mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
@@ -113,7 +118,7 @@ def run_one_model(
                 bad_steps,
                 routers,
                 mtp,
-                EvaluationSamples(flags.report.report_samples, folder, tokenizer.decode, frozenset(response_ends)),
+                _samples(flags, folder, rows, tokenizer, response_ends),
                 images,
             )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
@@ -145,6 +150,18 @@ def _checked_images(
     if images is not None:
         check_beside_images(flags.settings)
     return images
+
+
+def _samples(
+    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+) -> EvaluationSamples:
+    """What samples of held-out rows are made with. ends: tokens that end a response."""
+    pixels, decode = rows.pixels_of, tokenizer.decode
+    if pixels is None:
+        return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends))
+    decode = counting_placeholders(decode, pixels.reader.family.placeholder)
+    pictures = SamplePictures(folder, pixels)
+    return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), pictures)
 
 
 def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:

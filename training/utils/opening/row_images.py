@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import torch
+
+from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.documents import Document, unshared
+from training.utils.layout.kept_features import KeptFeatures
 from training.utils.layout.pictures import PixelsOf, RowImages
+from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.transfer import moved
+from training.utils.models.kept_features import open_feature_reader
+from training.utils.models.own_forward import own_forward_of
+from training.utils.models.rounding import rms
 from training.utils.run.errors import ThreestepError
 
 _LOOKED_AT = 32  # rows with images, of which the shortest become the examples
@@ -37,6 +47,40 @@ def check_beside_images(settings: Mapping[str, Any]) -> None:
     for name, reason in _NOT_WITH_IMAGES.items():
         if settings.get(name):
             raise ThreestepError(f"--{name} {settings[name]} does not go with rows that have images: {reason}; use 0")
+
+
+def with_kept_features(
+    images: RowImages | None,
+    most_mb: int,
+    model: Any,
+    engine: TrainingEngine,
+    read: Callable[[TokenRows], torch.Tensor],
+) -> RowImages | None:
+    """Return the images with up to `most_mb` MiB of features kept, once `model` has read some rows so and otherwise.
+
+    most_mb: `--kept_image_features_mb`. engine: of `model`. read: numbers of rows by it.
+    ThreestepError for a model that cannot.
+    """
+    if not most_mb or images is None:
+        return images
+    engine.eval()
+    device, kept = engine.ranks.device, replace(images, kept=KeptFeatures(most_mb * 2**20))
+    example = images.pixels_of([image.key for image in images.alone.segments[0].tokens.images])
+    reason = open_feature_reader(model, moved(example, device))
+    if reason is None:
+        rows = packed_rows([[document] for document in images.examples], 0)
+        own = own_forward_of(model)
+        assert own is not None and own.pictured is not None, "it was measured when it was loaded"
+        with torch.no_grad():
+            plain_M, made_M, again_M = (read(of.with_pixels(rows).to(device)) for of in (images, kept, kept))
+        difference = max(rms((other_M - plain_M).double()) for other_M in (made_M, again_M))
+        if not difference <= own.pictured.tolerance:
+            reason = f"with them it computes other numbers, by {difference:.2g}"
+    if reason is not None:
+        raise ThreestepError(
+            f"--kept_image_features_mb {most_mb} does not go with this {type(model).__name__}: {reason}; leave it out"
+        )
+    return kept
 
 
 def _unlike(documents: Sequence[Document]) -> list[Document]:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.layout.images import ImageSpan
 from training.utils.layout.order import ShuffledStream
+from training.utils.opening.sample_pictures import SamplePictures
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 
@@ -16,12 +18,13 @@ from training.utils.run.run_folder import RunFolder
 @dataclass(frozen=True)
 class EvaluationSamples:
     """count: rows of each evaluation; 0 writes nothing. decode: token ids -> text. end_token_ids: a text leaves out one
-    that ends it."""
+    that ends it. pictures: keeps those of rows with images; None where no row has one."""
 
     count: int = 0
     folder: RunFolder | None = None
     decode: Callable[[Sequence[int]], str] = str
     end_token_ids: frozenset[int] = frozenset()
+    pictures: SamplePictures | None = None
 
     def rows(self, total: int, seed: int) -> list[int]:
         """Indices of the rows, drawn by the seed: the same in every evaluation and on any number of ranks."""
@@ -30,6 +33,10 @@ class EvaluationSamples:
     def text(self, ids: Sequence[int]) -> str:
         """Without the token that ends it."""
         return str(self.decode(ids[:-1] if ids and ids[-1] in self.end_token_ids else ids))
+
+    def images(self, spans: Sequence[ImageSpan]) -> list[str]:
+        """The names of a row's pictures, which are kept beside samples.jsonl; none of a row without images."""
+        return [] if self.pictures is None else self.pictures.names(spans)
 
     def write(self, metrics: MetricsWriter, step: int, samples: Sequence[dict[str, Any]]) -> None:
         """Append them to samples.jsonl; trackers get the first `count`."""

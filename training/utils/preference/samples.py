@@ -43,11 +43,13 @@ def ranked_samples(
             samples.text(row.prompt_ids.tolist()),
             [samples.text(ids.tolist()) for ids in row.response_ids],
         )
+        images = samples.images(row.images)
         found.append(
             {
                 "prompt_index": index,
-                "uid": sample_uid(prompt, *responses),
+                "uid": sample_uid(prompt, *responses, *images),
                 "prompt": prompt,
+                **({"images": images} if images else {}),
                 "responses": responses,
                 "scores": scores,
                 "margin": least_margin(scores),

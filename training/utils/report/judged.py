@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.report.reading import StepRun, finite
+from training.utils.report.sample_pictures import sample_pictures
 from training.utils.report.tables import clipped, text_of
 
 _WORST, _FIRST = 6, 4  # rows to show
@@ -25,12 +26,13 @@ class Change:
 @dataclass(frozen=True)
 class JudgedRow:
     """A prompt and its ranked responses. why: the heading that it is shown under; responses: (label, text, score in
-    each run), best first."""
+    each run), best first; pictures: see `sample_pictures`."""
 
     why: str
     prompt: str
     responses: tuple[tuple[str, str, tuple[Change, ...]], ...]
     margins: tuple[Change, ...]
+    pictures: tuple[str | None, ...]
 
 
 def judges(step: StepRun) -> bool:
@@ -52,14 +54,15 @@ def judged_rows(steps: Sequence[StepRun]) -> list[JudgedRow]:
     return [_row(why, key, steps, groups) for key, why in picked.items()]
 
 
-def margins_along(step: StepRun) -> list[tuple[str, list[tuple[str, float | None]]]]:
-    """(prompt, its margin at each evaluation) of the first rows."""
+def margins_along(step: StepRun) -> list[tuple[str, tuple[str | None, ...], list[tuple[str, float | None]]]]:
+    """(prompt, its pictures, its margin at each evaluation) of the first rows."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for sample in step.first_prompts:
         found.setdefault(_key(sample), []).append(sample)
     return [
         (
             clipped(text_of(own[0].get("prompt"))),
+            sample_pictures(step.path, own[0]),
             [(f"step {sample.get('step')}", finite(sample.get("margin"))) for sample in own],
         )
         for own in found.values()
@@ -86,7 +89,13 @@ def _row(
         (label, clipped(text_of(text)), changes(score(place)))
         for place, (label, text) in enumerate(zip(labels, texts, strict=True))
     )
-    return JudgedRow(why, clipped(text_of(sample.get("prompt"))), responses, changes(lambda found: found.get("margin")))
+    return JudgedRow(
+        why,
+        clipped(text_of(sample.get("prompt"))),
+        responses,
+        changes(lambda found: found.get("margin")),
+        sample_pictures(steps[0].path, sample),
+    )
 
 
 def _listed(value: Any) -> list[Any]:

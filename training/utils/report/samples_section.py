@@ -12,6 +12,7 @@ from itertools import groupby
 from training.utils.report.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.numbers import shown
 from training.utils.report.reading import StepRun
+from training.utils.report.sample_pictures import pictures_shown
 from training.utils.report.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 
 
@@ -50,12 +51,13 @@ def _answers_card(row: Sampled) -> str:
     truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
     first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
     answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
-    return _sample(row.prompt, truth, answers)
+    return _sample(row.prompt, row.pictures, truth, answers)
 
 
-def _sample(prompt: str, truth: str, answers: str, below: str = "") -> str:
+def _sample(prompt: str, pictures: tuple[str | None, ...], truth: str, answers: str, below: str = "") -> str:
     return (
-        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>{truth}'
+        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>'
+        f"{pictures_shown(pictures)}{truth}"
         f'<div class="answers">{answers}</div>{below}</div>'
     )
 
@@ -63,11 +65,9 @@ def _sample(prompt: str, truth: str, answers: str, below: str = "") -> str:
 def _along(step: StepRun, several: bool) -> str:
     """The first prompts at every evaluation."""
     rows = answers_along(step)
-    if len({answer.column for _, answers in rows for answer in answers}) < 3:
+    if len({answer.column for row in rows for answer in row.answers}) < 3:
         return ""  # the first and the last stand above
-    cards = "".join(
-        _sample(prompt, "", "".join(_answer(answer, answers[0]) for answer in answers)) for prompt, answers in rows
-    )
+    cards = "".join(map(_answers_card, rows))
     title = f"At every evaluation{f': {step.run}' if several else ''}"
     return f"<details><summary>{escape(title)}</summary>{cards}</details>"
 
@@ -121,7 +121,7 @@ def _judged_card(row: JudgedRow, score: str) -> str:
         _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
     )
     margin = f'<div class="marks">{_changes("margin", row.margins, has_sign=True)}</div>'
-    return _sample(row.prompt, "", boxes, margin)
+    return _sample(row.prompt, row.pictures, "", boxes, margin)
 
 
 def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
@@ -139,10 +139,11 @@ def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> st
 def _margins_along(step: StepRun, several: bool) -> str:
     """The first rows at every evaluation."""
     rows = margins_along(step)
-    if len({when for _, margins in rows for when, _ in margins}) < 3:
+    if len({when for _, _, margins in rows for when, _ in margins}) < 3:
         return ""  # the first and the last stand above
     cards = "".join(
-        _sample(prompt, "", "", f'<div class="marks">{_each_margin(margins)}</div>') for prompt, margins in rows
+        _sample(prompt, pictures, "", "", f'<div class="marks">{_each_margin(margins)}</div>')
+        for prompt, pictures, margins in rows
     )
     title = f"Margins at every evaluation{f': {step.run}' if several else ''}"
     return f"<details><summary>{escape(title)}</summary>{cards}</details>"

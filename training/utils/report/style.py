@@ -110,6 +110,8 @@ td.value { overflow-wrap: anywhere; font-size: 13px;
 .sample { margin-top: 12px; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16em; overflow-y: auto; unicode-bidi: isolate; }
 .prompt { font-weight: 550; }
+.pictures { display: flex; flex-wrap: wrap; align-items: end; gap: 8px; margin: 6px 0; }
+.pictures img { max-width: 128px; border: 1px solid var(--edge); border-radius: 4px; }
 .answers { display: grid; gap: 10px; margin-top: 8px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
 .answer { border-left: 3px solid var(--edge); padding-left: 10px; min-width: 0; }

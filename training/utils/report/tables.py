@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.report.reading import StepRun, finite
+from training.utils.report.sample_pictures import sample_pictures
 
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
 _LONGEST_TEXT = 4000  # characters of one text
@@ -33,12 +34,13 @@ class SampledAnswer:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A prompt and its responses by column. why: the heading that it is shown under."""
+    """A prompt and its responses by column. why: the heading that it is shown under. pictures: of `sample_pictures`."""
 
     why: str
     prompt: str
     ground_truth: str
     answers: tuple[SampledAnswer, ...]
+    pictures: tuple[str | None, ...] = ()
 
 
 def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
@@ -59,20 +61,24 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
             clipped(text_of(groups[0][key].get("prompt"))),
             clipped(text_of(groups[0][key].get("ground_truth"))),
             tuple(_answer(run, name, samples[key]) for run, name, samples in columns if key in samples),
+            sample_pictures(steps[0].path, groups[0][key]),
         )
         for why, key in picked
     ]
 
 
-def answers_along(step: StepRun) -> list[tuple[str, list[SampledAnswer]]]:
-    """(prompt, its answer at each evaluation) of the first prompts."""
+def answers_along(step: StepRun) -> list[Sampled]:
+    """The first prompts with their answer at each evaluation."""
     found: dict[str, list[dict[str, Any]]] = {}
     for sample in step.first_prompts:
         found.setdefault(_key(sample), []).append(sample)
     return [
-        (
+        Sampled(
+            "",
             clipped(text_of(samples[0].get("prompt"))),
-            [_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples],
+            "",
+            tuple(_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples),
+            sample_pictures(step.path, samples[0]),
         )
         for samples in found.values()
     ]

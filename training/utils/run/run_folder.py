@@ -10,6 +10,7 @@ from typing import Any
 from training.utils.run.storage import replace_file
 
 BAD_STEPS = "bad_steps.jsonl"
+SAMPLE_PICTURES = "sample_pictures"  # a folder: small copies of the pictures that samples.jsonl names, NAME.png
 LOGS = ("metrics.jsonl", "samples.jsonl", BAD_STEPS)
 
 
@@ -43,6 +44,12 @@ class RunFolder:
         with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
             for sample in samples:
                 file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+
+    def write_picture(self, name: str, content: bytes) -> None:
+        """Write one of `SAMPLE_PICTURES`. content: a PNG file."""
+        if self.is_main_rank:
+            (self.path / SAMPLE_PICTURES).mkdir(exist_ok=True)
+            replace_file(self.path / SAMPLE_PICTURES / f"{name}.png", content)
 
     def log_sizes(self) -> dict[str, int]:
         """The bytes of each log, which grow during the run."""

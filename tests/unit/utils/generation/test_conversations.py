@@ -68,8 +68,7 @@ def heard(messages, tools, last) -> SimpleNamespace:
 SPEECH = Speech(lambda messages, tools: list(messages), message, heard)
 
 
-@pytest.fixture(scope="module")
-def model():
+def model_that_turns():
     """Likes to end a turn, now and then to call."""
     model = tiny_causal_lm("llama")
     head = model.get_output_embeddings()
@@ -79,10 +78,16 @@ def model():
     return model
 
 
+@pytest.fixture(scope="module")
+def model():
+    return model_that_turns()
+
+
 def converse(
-    model, lengths=(3, 11, 1, 7), samples=4, limits=LIMITS, seeds=None, sampling=SAMPLING, kind=Scripted, **of
+    model, lengths=(3, 11, 1, 7), samples=4, limits=LIMITS, sampling=SAMPLING, kind=Scripted, draws=None, **of
 ):
-    """The rollout and its partners. of: more columns of the rows, each a function of the row's number."""
+    """The rollout and its partners. draws: an engine. of: more columns of the rows, each a function of the row's
+    number."""
     ids_BP, mask_BP = prompts(lengths)
     rows = [{"ids": ids[mask].tolist()} for ids, mask in zip(ids_BP, mask_BP, strict=True)]
     rows = [{**row, **{name: make(number) for name, make in of.items()}} for number, row in enumerate(rows)]
@@ -91,9 +96,8 @@ def converse(
     def partner_of(row, seed):
         return None if row.get("alone") else kind(row, seed, opened)
 
-    seeds = list(range(len(rows) * samples)) if seeds is None else seeds
-    engine = ActingRollout(TransformersRollout(), partner_of, SPEECH, limits)
-    request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, rows)
+    engine = ActingRollout(draws or TransformersRollout(), partner_of, SPEECH, limits)
+    request = RolloutRequest(ids_BP, mask_BP, sampling, range(len(rows) * samples), samples, rows)
     return rolled_out(engine, model, request), opened
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.test_hf import PLAIN, spelt
-from training.utils.generation import vllm
+from training.utils.generation import vllm_turns
 from training.utils.generation.base import RolloutRequest
 from training.utils.generation.stop_strings import StopStrings
+from training.utils.generation.turns import NextTurn
 from training.utils.generation.vllm import VllmRollout
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.generation.vllm_instance import one_line
@@ -54,18 +55,18 @@ class Part(NamedTuple):
 
 
 def test_what_comes_after_a_stop_string_is_left_out():
-    response = vllm._Response()
+    response = vllm_turns.VllmResponse(NextTurn(0, [7], 0, 9))
     stop = StopStrings([spelt([4, 5])], spelt)
-    vllm._extend(response, Part([3, 4], None), stop)
+    vllm_turns.extend(response, Part([3, 4], None), stop)
     assert (response.ids, response.ended) == ([3, 4], False)
-    vllm._extend(response, Part([5, 6], "length"), stop)
+    vllm_turns.extend(response, Part([5, 6], "length"), stop)
     assert (response.ids, response.logprobs, response.ended) == ([3, 4, 5], [-3.0, -4.0, -5.0], True)
 
 
 @pytest.mark.parametrize(("reason", "ended"), [("stop", True), ("length", False)])
 def test_only_the_end_token_ends_a_response(reason, ended):
-    response = vllm._Response()
-    vllm._extend(response, Part([3, 2], reason), None)
+    response = vllm_turns.VllmResponse(NextTurn(0, [7], 0, 9))
+    vllm_turns.extend(response, Part([3, 2], reason), None)
     assert response.ids == [3, 2] and response.ended is ended
 
 

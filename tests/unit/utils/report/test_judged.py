@@ -45,4 +45,4 @@ def test_several_runs_have_their_scores_beside_each_other(pair_run):
 
 def test_evaluations_between_have_their_margins(pair_run):
     steps = steps_of(pair_run("one", [*ROWS[:12], sample(5, 0, 3.0, 1.0), *ROWS[12:]]))
-    assert margins_along(steps[0])[0] == ("p0", [("step 0", 0.25), ("step 5", 2.0), ("step 9", -8.0)])
+    assert margins_along(steps[0])[0] == ("p0", (), [("step 0", 0.25), ("step 5", 2.0), ("step 9", -8.0)])

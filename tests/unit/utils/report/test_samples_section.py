@@ -32,6 +32,21 @@ def test_margins_between_the_evaluations_can_be_opened(pair_run):
     assert "Margins at every evaluation" not in section(pair_run("three", PAIRS))
 
 
+def test_pictures_stand_below_the_prompt_of_every_kind_of_step(ppo_run, pair_run):
+    folders = [
+        pair_run("pairs", [{**sample, "images": ["c" * 64]} for sample in PAIRS]),
+        ppo_run("answers", [{**sample, "images": ["c" * 64]} for sample in SAMPLES]),
+    ]
+    for folder in folders:
+        before = section(folder)
+        assert "<img" not in before and before.count("1 image not shown") == before.count('class="card sample"') > 0
+        (folder / "sample_pictures").mkdir()
+        (folder / "sample_pictures" / f"{'c' * 64}.png").write_bytes(b"a picture")
+        html = section(folder)
+        shown = '<div class="pictures"><img src="data:image/png;base64,YSBwaWN0dXJl" alt="image 1 of 1"></div>'
+        assert html.count(shown) == html.count('class="card sample"') and "not shown" not in html
+
+
 def test_each_kind_of_step_has_a_heading_where_there_are_several(ppo_run, pair_run):
     html = section(pair_run("one", PAIRS), ppo_run("two"))
     assert html.index('<h3 class="kind">reward model</h3>') < html.index("Judged worst after training")

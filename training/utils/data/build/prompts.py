@@ -8,6 +8,7 @@ from typing import Any
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
+from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.rows.phases import PromptRow
@@ -20,10 +21,12 @@ NAME = "generated"
 class PromptMaker:
     """Makes rows of phase 3 from texts or messages. `counts`: what was cut and dropped."""
 
-    def __init__(self, data: DataArguments, tokenizer: Any) -> None:
+    def __init__(self, data: DataArguments, tokenizer: Any, images: RowPictures | None = None) -> None:
+        """images: reads those that parts of messages hold; None where the model reads text alone."""
         self.counts = Counts()
         source = DataSource(NAME, _Generated(), data.split.data_split)
-        self._maker = RowMaker(3, data.chat, data.rows, text_maker(data.chat, tokenizer), source, self.counts)
+        texts = text_maker(data.chat, tokenizer)
+        self._maker = RowMaker(3, data.chat, data.rows, texts, source, self.counts, images)
 
     def make(
         self, prompt: str | Sequence[Message], ground_truth: Any, row_id: int, /, **columns: Any

@@ -137,12 +137,12 @@ class PixelReader:
     """The pixels of a split's pictures, decoded when they are asked for."""
 
     def __init__(self, reader: ImageReader, pictures: EncodedPictures) -> None:
-        self._reader = reader
-        self._pictures = pictures
+        self.reader = reader
+        self.pictures = pictures
 
     def encoded(self, key: int) -> bytes:
         """The picture of a key, as it is stored."""
-        return self._pictures[key]
+        return self.pictures[key]
 
     def __call__(self, keys: Sequence[int]) -> ImagePixels:
         """What a vision tower takes of these images. keys: of `TokenRows.images`, in their order; a picture that is cut
@@ -150,7 +150,7 @@ class PixelReader:
         read: list[ImagePixels] = []
         at = 0
         while at < len(keys):
-            pixels = self._reader.pixels(self._pictures[keys[at]])
+            pixels = self.reader.pixels(self.pictures[keys[at]])
             spans = len(pixels.values if pixels.grids_I3 is None else pixels.grids_I3)
             if set(keys[at : at + spans]) != {keys[at]}:
                 raise AssertionError(f"a picture of {spans} parts has spans of {list(keys[at : at + spans])}")

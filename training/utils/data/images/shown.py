@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +24,22 @@ class ShownImage:
     words: str
     data: bytes
 
-    def uri(self) -> str:
-        """A small copy as the address of a picture on a page, which holds it."""
+    @property
+    def name(self) -> str:
+        """The sha256 of the encoded picture in hex: the same wherever it is shown."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    def small(self, longest_side: int) -> bytes:
+        """A copy as PNG, neither side of which has more pixels than that."""
         small = decoded(self.data, _WHERE)
-        small.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+        small.thumbnail((longest_side, longest_side))
         file = io.BytesIO()
         small.save(file, format="PNG")
-        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        return file.getvalue()
+
+    def uri(self) -> str:
+        """A small copy as the address of a picture on a page, which holds it."""
+        return "data:image/png;base64," + base64.b64encode(self.small(_LONGEST_SIDE)).decode()
 
 
 def shown_images(spans: Sequence[ImageSpan], pictures: EncodedPictures, reader: ImageReader) -> Iterator[ShownImage]:

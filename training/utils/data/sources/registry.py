@@ -24,7 +24,7 @@ from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.run.errors import ThreestepError, nearest_names
 from training.utils.run.user_files import load_module
 
-_BUILT_IN_MODULES = ("training.utils.data.sources.embedded",)
+_BUILT_IN_MODULES = ("training.utils.data.sources.embedded", "training.utils.data.sources.shapes")
 _BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
 
 _classes: dict[str, type[PromptRawDataset]] = {}

@@ -1,0 +1,81 @@
+"""The images of a conversation with a finished model: read as those of rows, and kept in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_pictures import RowPictures
+from training.utils.data.images.decoding import decoded, picture_size
+from training.utils.data.images.reader import ImageReader, PixelReader
+from training.utils.data.images.values import MOST_FILE_BYTES
+from training.utils.data.rows.documents import prompt_document
+from training.utils.data.rows.pictures import HeldPictures
+from training.utils.layout.documents import Document
+from training.utils.layout.pictures import RowImages
+from training.utils.run.errors import ThreestepError
+
+_COLOURS = ((200, 60, 40), (40, 60, 200))  # of two plain pictures, by which a model is checked when it is loaded
+_SIDES = (56, 56)  # pixels
+
+
+@dataclass(frozen=True)
+class ChatImages:
+    """rows: reads the images of messages. pixels: what the model takes of them."""
+
+    rows: RowPictures
+    pixels: RowImages
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file that was read. data: the encoded picture."""
+
+    path: Path
+    data: bytes
+
+    @property
+    def words(self) -> str:
+        """Its name and size."""
+        size = picture_size(self.data, str(self.path))
+        return f"{self.path.name}: {size.width} x {size.height} pixels ({size.format}, {len(self.data):,} bytes)"
+
+
+def open_picture(given: str) -> Picture:
+    """Read a picture of a user's own machine. ThreestepError if there is no such file, and for one that cannot be
+    decoded."""
+    path = Path(given).expanduser()
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise ThreestepError(
+                f"'{given}': expected a picture of at most {MOST_FILE_BYTES:,} bytes, got {path.stat().st_size:,}; "
+                "store it smaller"
+            )
+        data = path.read_bytes()
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise ThreestepError(f"expected the file of a picture, got '{given}': {reason}; give another path") from problem
+    decoded(data, f"'{given}'")
+    return Picture(path, data)
+
+
+def chat_images(reader: ImageReader, data: DataArguments, tokenizer: Any) -> ChatImages:
+    """For a model whose images `reader` reads. data: with the prompt style in which the model is asked."""
+    held = HeldPictures()
+    rows = RowPictures(reader, held)
+    maker = PromptMaker(data, tokenizer, rows)
+    examples = tuple(_example(maker, place) for place in range(len(_COLOURS)))
+    return ChatImages(rows, RowImages(PixelReader(reader, held), examples))
+
+
+def _example(maker: PromptMaker, place: int) -> Document:
+    from PIL import Image
+
+    picture = Image.new("RGB", _SIDES, _COLOURS[place])
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "What is in the picture?"}]
+    row = maker.make([{"role": "user", "content": content}], None, place)
+    assert row is not None  # a prompt of a few words is never dropped
+    return prompt_document(row)

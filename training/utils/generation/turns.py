@@ -1,0 +1,64 @@
+"""How the turns of conversations are drawn, whatever draws them: each is added, drawn, and answered while others are
+drawn. `rounds` does it by any engine; `kept_turns` and `vllm_turns` keep what they have computed of a conversation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class NextTurn:
+    """A turn to be drawn.
+
+    key: of its conversation, hashable, which has one turn at a time.
+    ids: all tokens of the conversation so far, 1 or more. Most of them are usually those that it had, in its turn
+        before, but need not be.
+    most_tokens: that are drawn, 1 or more.
+    """
+
+    key: Any
+    ids: Sequence[int]
+    seed: int
+    most_tokens: int
+
+
+@dataclass(frozen=True)
+class DrawnTurn:
+    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut."""
+
+    key: Any
+    ids: list[int]
+    logprobs: list[float]
+    ended: bool
+
+
+class Turns(ABC):
+    """The turns of a rollout. Each depends on its tokens and its seed, not on others, nor on when they come.
+
+    in_rounds: a turn is drawn soonest together with others; answers are waited for, so that they come together.
+    """
+
+    in_rounds: ClassVar[bool] = False
+
+    @abstractmethod
+    def add(self, turn: NextTurn) -> None:
+        """Draw a turn, from the next `advance` on."""
+
+    @abstractmethod
+    def advance(self) -> list[DrawnTurn]:
+        """Draw some tokens of the turns that were added; return those that are over, often none."""
+
+    @property
+    @abstractmethod
+    def is_drawing(self) -> bool:
+        """Whether turns were added that are not over."""
+
+    def drop(self, key: Any) -> None:  # noqa: B027 (those that keep nothing have nothing to drop)
+        """A conversation has no further turn."""
+
+    def close(self) -> None:  # noqa: B027
+        """No turn is drawn any more, also where some were added that are not over."""

@@ -1,0 +1,137 @@
+"""How a model of images and text reads pictures whose features are kept (`layout.kept_features`).
+
+Kept is what goes into the projector, the last part before the embeddings, or, where the projector is frozen as well,
+what comes out of it. A picture's features are made by themselves, whatever else a micro-batch holds, so that a run
+that is resumed makes the same.
+
+E tokens of images.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from training.utils.layout.images import ImagePixels
+from training.utils.layout.kept_features import KnownPictures, Picture
+from training.utils.models.vision import is_of_projector, is_of_vision, pixel_values_for
+
+_ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
+_ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (transformers 5.19)
+
+
+@dataclass(frozen=True)
+class FeatureReader:
+    """model: as transformers made it. projector: if it trains; None where what it makes is kept. joined: forward takes
+    the embeddings of all images as one tensor, not as a list of them."""
+
+    model: Any
+    projector: nn.Module | None
+    joined: bool
+
+    def features(self, pixels: ImagePixels) -> torch.Tensor:
+        """What is kept of one picture."""
+        found: list[torch.Tensor] = []
+        hook = self.projector and self.projector.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+        try:
+            with torch.no_grad():
+                embedded = _made(self.model, pixels).pooler_output
+        finally:
+            if hook:
+                hook.remove()
+        return found[0] if found else _one_tensor(embedded)
+
+    def inputs(self, pixels: ImagePixels, known: KnownPictures) -> dict[str, Any]:
+        """Return the arguments of forward in place of pixels; keep what is made of pictures that are new."""
+        made = dict(zip(known.missing, map(self.features, _each_picture(pixels, known.missing)), strict=True))
+        for picture, features in made.items():
+            known.store.keep(picture, features)
+        parts, at = [], 0
+        for picture, length in zip(known.pictures, known.lengths, strict=True):
+            if length is None:
+                parts.append(made[picture])
+            else:
+                assert known.features is not None
+                parts.append(known.features[at : at + length])
+                at += length
+        joined = torch.cat(parts)
+        embedded_EH = joined if self.projector is None else _one_tensor(self.projector(joined))
+        given: Any = embedded_EH if self.joined else [embedded_EH]
+        return {_ARGUMENT: {"image": BaseModelOutputWithPooling(pooler_output=given)}}
+
+
+def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
+    """Have `model` read pictures whose features are kept; or return why it cannot. example: pixels of a picture."""
+    of_vision = is_of_vision(model)
+    weights = {name: part for name, part in model.named_parameters() if of_vision(name)}
+    if any(part.requires_grad for name, part in weights.items() if not is_of_projector(name)):
+        return "its vision tower trains"
+    if any(hasattr(part, "ds_id") for part in weights.values()):
+        return "its tower is in shards, which all ranks gather together (ZeRO-3)"
+    if _draws(model.config.vision_config):
+        return "its vision tower has dropout"
+    if _ARGUMENT not in inspect.signature(model.base_model.forward).parameters:
+        return f"its forward takes no features ({_ARGUMENT})"
+    projectors = [part for name, part in model.named_modules() if of_vision(name) and _begins_projector(name)]
+    trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
+    returned: list[torch.Tensor] = []
+    hooks = [part.register_forward_hook(lambda module, given, made: returned.append(made)) for part in trained]
+    try:
+        with torch.no_grad():
+            made = _made(model, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if getattr(made, "deepstack_features", None) is not None:
+        return "its language model reads features of several layers of the tower"
+    first = made.pooler_output[0]
+    # The same memory: nothing is done with them in between, such as another order (Qwen2.5-VL).
+    if trained and [first.untyped_storage().data_ptr()] != [part.untyped_storage().data_ptr() for part in returned]:
+        return "its projector trains, and what it makes is changed before it is read (--freeze_projector true)"
+    joined = isinstance(made.pooler_output, torch.Tensor)
+    setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, joined))
+    return None
+
+
+def kept_inputs(model: Any, pixels: ImagePixels, known: KnownPictures) -> dict[str, Any]:
+    """Of a model that `open_feature_reader` was called for, see `FeatureReader.inputs`."""
+    reader: FeatureReader = getattr(model, _ATTRIBUTE)
+    return reader.inputs(pixels, known)
+
+
+def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterator[ImagePixels]:
+    """The pixels of each picture by itself."""
+    at = begin = 0
+    for _, spans in pictures:
+        grids_I3 = None if pixels.grids_I3 is None else pixels.grids_I3[at : at + spans]
+        length = spans if grids_I3 is None else int(grids_I3.prod(1).sum())
+        yield ImagePixels(pixels.values[begin : begin + length], grids_I3)
+        at, begin = at + spans, begin + length
+
+
+def _made(model: Any, pixels: ImagePixels) -> Any:
+    """What `model` makes of pictures; their embeddings, in its own form, are `pooler_output`."""
+    values = pixel_values_for(model.config, pixels.values).to(model.dtype)
+    grids = {} if pixels.grids_I3 is None else {"image_grid_thw": pixels.grids_I3}
+    return model.base_model.get_image_features(values, **grids, return_dict=True)
+
+
+def _one_tensor(embedded: Any) -> torch.Tensor:
+    """Return [E, H]."""
+    embedded = embedded if isinstance(embedded, torch.Tensor) else torch.cat(list(embedded))
+    return embedded.flatten(0, -2)
+
+
+def _begins_projector(name: str) -> bool:
+    return is_of_projector(name) and not is_of_projector(name.rpartition(".")[0])
+
+
+def _draws(vision_config: Any) -> bool:
+    rates = {name: rate for name, rate in vision_config.to_dict().items() if "drop" in name}
+    return any(isinstance(rate, float) and rate > 0 for rate in rates.values())

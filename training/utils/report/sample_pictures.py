@@ -1,0 +1,45 @@
+"""The pictures of a sample, read from the run's folder into the page. A sample names them; a name is untrusted."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from training.utils.run.run_folder import SAMPLE_PICTURES
+
+_MOST = 8  # pictures of a sample
+_LARGEST_BYTES = 2**17  # of one, as PNG: those that runs keep have sides of 128 pixels
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def sample_pictures(folder: Path, sample: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """The addresses of a sample's pictures, which hold them; None of one that is not kept. folder: of the step."""
+    names = sample.get("images")
+    return tuple(_uri(folder, name) for name in names) if isinstance(names, list) else ()
+
+
+def pictures_shown(uris: tuple[str | None, ...]) -> str:
+    """The HTML of `sample_pictures`, at most `_MOST`, and how many are not shown; "" without any."""
+    if not uris:
+        return ""
+    shown = "".join(
+        f'<img src="{escape(uri)}" alt="image {number} of {len(uris)}">'
+        for number, uri in enumerate(uris[:_MOST], start=1)
+        if uri is not None
+    )
+    left_out = sum(uri is None for uri in uris[:_MOST]) + len(uris[_MOST:])
+    note = f'<span class="soft">{left_out} image{"s" * (left_out > 1)} not shown</span>' if left_out else ""
+    return f'<div class="pictures">{shown}{note}</div>'
+
+
+def _uri(folder: Path, name: Any) -> str | None:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        return None
+    path = folder / SAMPLE_PICTURES / f"{name}.png"
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
+        return None
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
