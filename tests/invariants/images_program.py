@@ -20,7 +20,15 @@ SEED, STEPS, PER_STEP = 5, 3, 4
 LONGEST = 40
 VOCAB = 96
 BETA = 0.3
-FAMILY_NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "idefics3")  # of vision_models.FAMILIES
+FAMILY_NAMES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "llava",
+    "gemma3",
+    "idefics3",
+    "internvl",
+)  # of vision_models.FAMILIES
 LORA_DIM, LORA_ALPHA = 2, 16.0
 
 

@@ -33,12 +33,14 @@ _TOKENS = {
     "llava": ["<image>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     "idefics3": ["<image>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "<row_1_col_2>"],
+    "internvl": ["<IMG_CONTEXT>", "<img>", "</img>"],
 }
 _TEMPLATES = {
     "qwen2_vl": VISION_TEMPLATE,
     "llava": _LLAVA,
     "gemma3": _parts("<start_of_image>"),
     "idefics3": _parts("<image>"),
+    "internvl": _parts("<IMG_CONTEXT>\\n"),
 }
 FAMILIES = tuple(_TOKENS)
 
@@ -62,6 +64,7 @@ def reader_of(family: str, tokenizer: Any, **settings: Any) -> ImageReader:
     """settings: of the image processor, in place of small ones."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     first = tokenizer.convert_tokens_to_ids(_TOKENS[family])
@@ -79,6 +82,9 @@ def reader_of(family: str, tokenizer: Any, **settings: Any) -> ImageReader:
         config = SimpleNamespace(image_token_id=first[0], boi_token_id=first[1], eoi_token_id=first[2])
         config.mm_tokens_per_image = 4
         processor = Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
+    elif family == "internvl":
+        config = SimpleNamespace(image_token_id=first[0], image_seq_length=4)
+        processor = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4)
     else:
         vision = SimpleNamespace(image_size=16, patch_size=4)
         config = SimpleNamespace(image_token_id=first[0], vision_config=vision, scale_factor=2)

@@ -172,8 +172,30 @@ class PlainScorer(torch.nn.Module):
         return self.score(self.model(**inputs)[0][0, -1]).squeeze(-1)
 
 
+def internvl() -> Family:
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
+
+    vision = InternVLVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=[28, 28],
+        patch_size=[7, 7],
+    )
+    torch.manual_seed(0)
+    config = InternVLConfig(
+        vision_config=vision,
+        text_config=Qwen2Config(**TEXT),
+        downsample_ratio=0.5,
+        image_token_id=IMAGE_ID,
+        image_seq_length=4,
+    )
+    return Family(InternVLForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False)
+
+
 FAMILIES: dict[str, Callable[[], Family]] = {
-    make.__name__: make for make in (qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3, idefics3)
+    make.__name__: make for make in (qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3, idefics3, internvl)
 }
 
 

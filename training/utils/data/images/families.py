@@ -7,6 +7,7 @@ the tokens in it that stand for the image.
 | LLaVA 1.5 | `<image>` | one for each patch | as text |
 | Gemma 3 | `<start_of_image>` | it, 256 soft tokens and an end, between empty lines | as text, seen both ways |
 | Idefics 3, SmolVLM | `<image>` | for each tile its row and column and a fixed number | as text |
+| InternVL | `<IMG_CONTEXT>` | a fixed number for each tile, between `<img>` and `</img>` | as text |
 
 The numbers come from the model's configuration and from what the image processor makes of a picture; `reader` compares
 the text with the family's own processor. Knows nothing of rows, files or Pillow.
@@ -190,6 +191,24 @@ def _idefics3(config: Any, tokens: _Tokens) -> ImageFamily:
     return ImageFamily(token, token, config.image_token_id, read, name, attributes, {"return_row_col_info": True})
 
 
+def _internvl(config: Any, tokens: _Tokens) -> ImageFamily:
+    token, begin, end = tokens.text(config.image_token_id), tokens.known("<img>"), tokens.known("</img>")
+    run = Run(config.image_seq_length)
+
+    def read(features: Mapping[str, Any]) -> ImageText:
+        tiles = len(features["pixel_values"])
+        return ImageText(f"{begin}{token * (run.tokens * tiles)}{end}", (run,) * tiles)
+
+    attributes = {
+        "image_token": token,
+        "start_image_token": begin,
+        "end_image_token": end,
+        "image_seq_length": run.tokens,
+    }
+    asked = {"crop_to_patches": True}  # the processor's default; the image processor's own is False
+    return ImageFamily(token, token, config.image_token_id, read, "InternVLProcessor", attributes, asked)
+
+
 _FAMILIES: dict[str, Callable[[Any, _Tokens], ImageFamily]] = {
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,
@@ -197,5 +216,6 @@ _FAMILIES: dict[str, Callable[[Any, _Tokens], ImageFamily]] = {
     "llava": _llava,
     "gemma3": _gemma3,
     "idefics3": _idefics3,
+    "internvl": _internvl,
     "smolvlm": _idefics3,
 }

@@ -99,6 +99,11 @@ def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(famil
             written = written.replace("<|image_pad|>", "<|X|>" * (sides[0] * sides[1]), 1)
         ids = tokenizer(written.replace("<|X|>", "<|image_pad|>"))["input_ids"]
         own = processor(images=pil, return_tensors="pt")
+    elif family == "internvl":  # too
+        own = processor(images=pil, crop_to_patches=True, return_tensors="pt")
+        before, between, after = written.split("<IMG_CONTEXT>")
+        first, second = (f"<img>{'<IMG_CONTEXT>' * (4 * tiles)}</img>" for tiles in own["num_patches"].tolist())
+        ids = tokenizer(before + first + between + second + after)["input_ids"]
     else:
         tokenizer = tokenizer_of(family)  # which some processors change
         if family == "gemma3":
