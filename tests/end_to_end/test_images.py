@@ -111,8 +111,8 @@ def ppo(place: Path, out: str, flags: str) -> Ran:
         "--num_samples_per_prompt 3 --per_device_training_batch_size 6 --ppo_epochs 2 --max_train_steps 2 --dtype fp32"
     )
     how = "--advantage grpo --actor_learning_rate 1e-3 --report_mfu false --eval_fraction 0.1 --save_every 1"
-    words: list[Any] = [*f"{shape} {rest} {how} {flags}".split(), "--data_output_path", place / "cache"]
-    words += ["--reward", f"{place / 'reward.py'}:color"]
+    words: list[Any] = [*f"{shape} {rest} {how}".split(), "--data_output_path", place / "cache"]
+    words += ["--reward", f"{place / 'reward.py'}:color", *flags.split()]
     start = ["--actor_model_name_or_path", place / "start", "--data_path", f"jsonl:{place / 'prompts.jsonl'}"]
     return run_step(3, [*start, *words, "--output_dir", place / out])
 
@@ -137,11 +137,31 @@ def test_grpo_on_images_replays_and_resumes(place):
     ran = ppo(place, "replayed", f"--rollout_replay {place / 'dump'}")
     assert ran.code == 0, ran.words
     shutil.copytree(place / "grpo", place / "resumed")
-    ran = ppo(place, "resumed", f"--resume {place / 'resumed' / 'checkpoints' / 'step_000001'}")
+    shutil.rmtree(place / "resumed" / "model")
+    again = f"--rollout_dump {place / 'dump'} --resume {place / 'resumed' / 'checkpoints' / 'step_000001'}"
+    ran = ppo(place, "resumed", again)
     assert ran.code == 0, ran.words
     want = (place / "grpo" / "model" / "model.safetensors").read_bytes()
     for out in ("replayed", "resumed"):
         assert (place / out / "model" / "model.safetensors").read_bytes() == want, out
+
+
+@pytest.mark.long
+def test_ppo_with_a_reward_model_and_a_critic_of_images(place):
+    flags = "--data_split 0,1,0 --max_train_steps 2 --learning_rate 1e-2"
+    run(place, 2, "start", "pairs.jsonl", "reward", flags)
+    critic = place / "reward" / "model"
+    ran = ppo(place, "ppo", f"--advantage gae --reward model --critic_model_name_or_path {critic}")
+    assert ran.code == 0, ran.words
+    lines = [json.loads(line) for line in (place / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("critic/value_loss", 0) > 0 for line in lines)
+    names = ("start", "ppo/model", "ppo/critic")
+    assert len({(place / name / "preprocessor_config.json").read_bytes() for name in names}) == 1
+    other = shutil.copytree(critic, place / "other_pixels")
+    settings = json.loads((other / "preprocessor_config.json").read_text())
+    (other / "preprocessor_config.json").write_text(json.dumps({**settings, "image_mean": [0.1, 0.2, 0.3]}))
+    ran = ppo(place, "refused", f"--advantage gae --reward model --critic_model_name_or_path {other}")
+    assert ran.code != 0 and "the reward model would see other pixels than it was trained on" in ran.stderr, ran.words
 
 
 @pytest.mark.long

@@ -258,12 +258,6 @@ def check_beside_images(flags: PpoFlags, components: Components, images: RowImag
             flags.mtp.mtp_num_layers > 0,
             "reads embeddings of tokens, which images do not have",
         ),
-        "--share_trunk": (components.share_trunk, "puts a critic of text on the actor's trunk"),
-        "the reward 'model'": (components.with_reward_model, "reads text alone"),
-        f"the critic of --advantage {components.algorithm.flags.advantage}": (
-            components.algorithm.estimator.needs_critic and not components.share_trunk,
-            "reads text alone",
-        ),
     }
     for name, (given, why) in others.items():
         mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")
