@@ -103,6 +103,12 @@ def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments |
         "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
         "out",
     )
+    parallel = flags.vllm.vllm_tensor_parallel_size
+    mistakes.require(
+        flags.ppo.rollout_engine != "vllm" or parallel == 1,
+        f"--environment, --tools have each rank draw turns when its own answers are there, and "
+        f"--vllm_tensor_parallel_size {parallel} has ranks draw together; give 1, or leave the first out",
+    )
     longest = seconds * (limits.max_turns + 1)
     mistakes.require(
         longest < flags.faults.rank_timeout,

@@ -177,7 +177,7 @@ class ActingRollout(RolloutEngine):
         every = self._begun(request)
         try:
             self._open(every, request)
-            with contextlib.closing(self._turns(model, request)) as turns:
+            with contextlib.closing(self._turns(model, request, every)) as turns:
                 self._converse(every, turns, request.sampling.max_new_tokens)
             records = tuple(each.record for each in every)
         finally:
@@ -221,9 +221,11 @@ class ActingRollout(RolloutEngine):
                 "other, got different messages for two of them; let the row decide them, and the seed what follows"
             )
 
-    def _turns(self, model: PreTrainedModel, request: RolloutRequest) -> Turns:
+    def _turns(self, model: PreTrainedModel, request: RolloutRequest, every: Sequence[_Conversation]) -> Turns:
+        """Where nobody answers, one round is all: what an engine does best."""
+        is_answered = any(each.partner is not None for each in every)
+        kept = self._engine.turns_of(model, request.sampling) if is_answered else None
         device = request.prompt_ids_BP.device
-        kept = self._engine.turns_of(model, request.sampling)
         return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device)
 
     def _converse(self, every: Sequence[_Conversation], turns: Turns, most: int) -> None:
