@@ -66,6 +66,7 @@ setup(
         "trackio": ["trackio"],
         "mlflow": ["mlflow"],
         "web": ["gradio>=6"],
+        "openenv": ["openenv>=0.10"],  # environments behind its servers
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
     },
     classifiers=[

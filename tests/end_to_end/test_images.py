@@ -1,5 +1,6 @@
-"""SFT, DPO and GRPO on rows with images, by their command lines: the first loss is that of plain transformers on the
-row as the model's own processor makes it, and what is saved loads with plain transformers."""
+"""SFT, DPO, the reward model and GRPO on rows with images, by their command lines: the first loss, and a score, are
+those of plain transformers on the row as the model's own processor makes it, and what is saved loads with plain
+transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.conftest import Ran, run_step
+from tests.end_to_end.conftest import Ran, run_module, run_step
 from training import new_model
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -54,12 +55,12 @@ def run(place: Path, step: int | str, start: str, rows: str, out: str, flags: st
     return ran
 
 
-def plain_loss(folder: Path, place: Path) -> float:
-    """Of the row's two answers with their ends, by the folder's own processor."""
+def plain_inputs(folder: Path, place: Path, answer: str) -> tuple[dict[str, torch.Tensor], list[bool]]:
+    """The row with this last answer, by the folder's own processor; and which tokens are of its answers or their
+    ends."""
     from PIL import Image
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoImageProcessor, AutoTokenizer
 
-    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")
     pictures = [Image.open(place / f"{name}.png").convert("RGB") for name in ("red", "blue")]
@@ -70,18 +71,41 @@ def plain_loss(folder: Path, place: Path) -> float:
         (f"<|im_start|>user\nWhat is {around.format(first)}?<|im_end|>\n<|im_start|>assistant\n", False),
         ("red<|im_end|>", True),
         (f"\n<|im_start|>user\nAnd {around.format(second)}, both?<|im_end|>\n<|im_start|>assistant\n", False),
-        (f"{ANSWER}<|im_end|>", True),
+        (f"{answer}<|im_end|>", True),
     ]
     ids, targets = list[int](), list[bool]()
     for text, is_target in parts:
         new = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids, targets = ids + new, targets + [is_target] * len(new)
     ids_1T = torch.tensor([ids])
-    is_image = (ids_1T == model.config.image_token_id).int()
+    is_image = (ids_1T == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+    return {"input_ids": ids_1T, "mm_token_type_ids": is_image, **made}, targets
+
+
+def plain_loss(folder: Path, place: Path) -> float:
+    """Of the row's two answers with their ends."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    inputs, targets = plain_inputs(folder, place, ANSWER)
+    ids_1T = inputs["input_ids"]
     with torch.no_grad():
-        logits = model(input_ids=ids_1T, mm_token_type_ids=is_image, **made).logits[0, :-1]
+        logits = model(**inputs).logits[0, :-1]
     logprobs = logits.log_softmax(-1).gather(-1, ids_1T[0, 1:].unsqueeze(-1)).squeeze(-1)
     return float(-logprobs[torch.tensor(targets)[1:]].mean())
+
+
+def plain_score(folder: Path, place: Path, answer: str) -> float:
+    """At the end of the row with this last answer: transformers' body and the weight beside it."""
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+
+    body, told = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and told["unexpected_keys"] == {"score.weight"}
+    inputs, _ = plain_inputs(folder, place, answer)
+    with torch.no_grad():
+        state_H = body.eval()(**inputs).last_hidden_state[0, -1]
+    return float(state_H @ load_file(folder / "model.safetensors")["score.weight"][0])
 
 
 def test_sft_sees_what_the_processor_makes_and_saves_a_model_that_loads(place):
@@ -111,8 +135,8 @@ def ppo(place: Path, out: str, flags: str) -> Ran:
         "--num_samples_per_prompt 3 --per_device_training_batch_size 6 --ppo_epochs 2 --max_train_steps 2 --dtype fp32"
     )
     how = "--advantage grpo --actor_learning_rate 1e-3 --report_mfu false --eval_fraction 0.1 --save_every 1"
-    words: list[Any] = [*f"{shape} {rest} {how} {flags}".split(), "--data_output_path", place / "cache"]
-    words += ["--reward", f"{place / 'reward.py'}:color"]
+    words: list[Any] = [*f"{shape} {rest} {how}".split(), "--data_output_path", place / "cache"]
+    words += ["--reward", f"{place / 'reward.py'}:color", *flags.split()]
     start = ["--actor_model_name_or_path", place / "start", "--data_path", f"jsonl:{place / 'prompts.jsonl'}"]
     return run_step(3, [*start, *words, "--output_dir", place / out])
 
@@ -137,11 +161,31 @@ def test_grpo_on_images_replays_and_resumes(place):
     ran = ppo(place, "replayed", f"--rollout_replay {place / 'dump'}")
     assert ran.code == 0, ran.words
     shutil.copytree(place / "grpo", place / "resumed")
-    ran = ppo(place, "resumed", f"--resume {place / 'resumed' / 'checkpoints' / 'step_000001'}")
+    shutil.rmtree(place / "resumed" / "model")
+    again = f"--rollout_dump {place / 'dump'} --resume {place / 'resumed' / 'checkpoints' / 'step_000001'}"
+    ran = ppo(place, "resumed", again)
     assert ran.code == 0, ran.words
     want = (place / "grpo" / "model" / "model.safetensors").read_bytes()
     for out in ("replayed", "resumed"):
         assert (place / out / "model" / "model.safetensors").read_bytes() == want, out
+
+
+@pytest.mark.long
+def test_ppo_with_a_reward_model_and_a_critic_of_images(place):
+    flags = "--data_split 0,1,0 --max_train_steps 2 --learning_rate 1e-2"
+    run(place, 2, "start", "pairs.jsonl", "reward", flags)
+    critic = place / "reward" / "model"
+    ran = ppo(place, "ppo", f"--advantage gae --reward model --critic_model_name_or_path {critic}")
+    assert ran.code == 0, ran.words
+    lines = [json.loads(line) for line in (place / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("critic/value_loss", 0) > 0 for line in lines)
+    names = ("start", "ppo/model", "ppo/critic")
+    assert len({(place / name / "preprocessor_config.json").read_bytes() for name in names}) == 1
+    other = shutil.copytree(critic, place / "other_pixels")
+    settings = json.loads((other / "preprocessor_config.json").read_text())
+    (other / "preprocessor_config.json").write_text(json.dumps({**settings, "image_mean": [0.1, 0.2, 0.3]}))
+    ran = ppo(place, "refused", f"--advantage gae --reward model --critic_model_name_or_path {other}")
+    assert ran.code != 0 and "the reward model would see other pixels than it was trained on" in ran.stderr, ran.words
 
 
 @pytest.mark.long
@@ -155,3 +199,27 @@ def test_dpo_learns_pairs_of_answers_to_images_and_exports(place):
 
     export.main([str(place / "dpo"), str(place / "exported")])
     assert plain_loss(place / "exported", place) == pytest.approx(plain_loss(place / "dpo" / "model", place), abs=1e-6)
+
+
+def test_the_reward_model_learns_pairs_of_answers_to_images(place):
+    """Its scores, of the run and of a file of pairs, are those of plain transformers, from the model folder and from an
+    export."""
+    flags = "--data_split 0,1,0 --num_train_epochs 4 --learning_rate 3e-3 --save_at_end true"
+    run(place, 2, "start", "pairs.jsonl", "reward", flags)
+    reports = json.loads((place / "reward" / "reward_report.json").read_text())
+    report = reports["evaluation"]
+    folder = place / "reward" / "model"
+    chosen, rejected = (plain_score(folder, place, answer) for answer in (ANSWER, "no"))
+    assert report["score_gap"] == pytest.approx(chosen - rejected, abs=1e-5)
+    assert report["accuracy"] == 1.0 and report["score_gap"] > reports["before"]["score_gap"] + 0.05
+    assert report["chosen"]["mean"] == pytest.approx(chosen, abs=1e-5)
+    words = ["--model_name_or_path", folder, "--score_file", place / "pairs.jsonl", "--output", place / "scores.jsonl"]
+    ran = run_module("training.step2_reward.evaluate", [*words, "--max_seq_len", 96])
+    assert ran.code == 0, ran.words
+    first = json.loads((place / "scores.jsonl").read_text().splitlines()[0])
+    assert (first["chosen"], first["rejected"]) == pytest.approx((chosen, rejected), abs=1e-5)
+    from training import export
+
+    export.main([str(place / "reward"), str(place / "exported_reward")])
+    assert plain_score(place / "exported_reward", place, "no") == pytest.approx(rejected, abs=1e-6)
+    assert (place / "exported_reward" / "preprocessor_config.json").is_file()

@@ -53,7 +53,7 @@ class Uneven:
 
     def step(self, message):
         time.sleep(0.02)
-        reward = float(len(message.text) % 3)
+        reward = float(len(message.text) % 7)
         messages = [{"role": "user", "content": "more"}] if self.talks else []
         return messages, reward, not self.talks, {"heard": 1}
 
@@ -63,9 +63,12 @@ class Uneven:
 
 
 @pytest.mark.long
-def test_conversations_of_uneven_ranks_replayed_and_resumed(place):
+@pytest.mark.parametrize("template", ["chatml", "empty_thought"])  # the second rewrites earlier turns
+def test_conversations_of_uneven_ranks_replayed_and_resumed(place, template):
     """With an environment, on two ranks under ZeRO-3; the replay asks no environment."""
-    start = save_start(place / "start_of_talk", tokenizer=chat_tokenizer(chat_template("chatml")))
+    place, forks = place / template, template == "empty_thought"
+    place.mkdir()
+    start = save_start(place / "start_of_talk", tokenizer=chat_tokenizer(chat_template(template)))
     rows = place / "talk.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"Say {n}.", "ground_truth": str(n)}) + "\n" for n in range(24)))
     environment, rollouts = place / "uneven.py", place / "talks"
@@ -77,6 +80,7 @@ def test_conversations_of_uneven_ranks_replayed_and_resumed(place):
         *"--reward environment --advantage grpo --num_samples_per_prompt 2 --kl_coef 0.1 --max_train_steps 2".split(),
         *"--per_device_generation_batch_size 1 --per_device_training_batch_size 2 --actor_learning_rate 1e-3".split(),
         *("--actor_zero_stage", 3, "--stop", "a", "e", "i", "o", "t", "s", "n"),
+        *(("--enable_thinking", "false") if forks else ()),
     ]
     drawn, weights = place / "talked", {}
     saves = ["--rollout_dump", rollouts, "--save_every", 1, "--keep_last", 2]
@@ -99,4 +103,6 @@ def test_conversations_of_uneven_ranks_replayed_and_resumed(place):
     turns = [json.loads(line)["turns"] for line in samples[1].splitlines()]
     assert 1 in turns and max(turns) > 3
     lines = [json.loads(line) for line in (drawn / "metrics.jsonl").read_text().splitlines()]
-    assert all(line["environment/heard"] >= 1 for line in lines if "conversation/turns" in line)
+    lines = [line for line in lines if "conversation/turns" in line]
+    assert all(line["environment/heard"] >= 1 for line in lines)
+    assert lines and all((line["conversation/forks"] > 0) == forks for line in lines)

@@ -1,9 +1,9 @@
-"""Launched on one or two ranks: SFT, DPO, reward models and GRPO of tiny models of images and text, on rows with images
-and rows without.
+"""Launched on one or two ranks: SFT, DPO, reward models and step 3 of tiny models of images and text, on rows with
+images and rows without.
 
 Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
 "norms", "lacking", "said"}}; lacking: micro-batches of this rank that got an image because another
-rank's had one. Of GRPO: what `images_grpo.run_grpo` returns.
+rank's had one. Of step 3: what `images_step3.run_step3` returns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ class Case:
     gradient_checkpointing: bool = False
     offload: bool = False
     kept_mb: int = 0
-    kind: str = "sft"  # or "dpo" or "reward", on pairs, or "grpo", on prompts
+    kind: str = "sft"  # or "dpo" or "reward", on pairs, or "grpo" or "ppo", on prompts
+
+    @property
+    def is_step3(self) -> bool:
+        return self.kind in ("grpo", "ppo")
 
     @property
     def start(self) -> str:
@@ -69,6 +73,7 @@ CASES = {
         "grpo_qwen2_z0": Case("qwen2_vl", 0, kind="grpo"),
         "grpo_gemma3_z0_padded": Case("gemma3", 0, packed=False, kind="grpo"),
         "grpo_idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False, kind="grpo"),
+        "ppo_idefics3_z0_all": Case("idefics3", 0, freeze_vision_tower=False, kind="ppo"),
         "lora_qwen2_z0": Case("qwen2_vl", 0, lora_dim=LORA_DIM),
         "reward_qwen2_z0": Case("qwen2_vl", 0, kind="reward"),
         "reward_idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False, kind="reward"),
@@ -95,6 +100,9 @@ CASES = {
         "grpo_llava_z0": Case("llava", 0, micro=1, kind="grpo"),
         "grpo_qwen3_z3": Case("qwen3_vl", 3, micro=1, kind="grpo"),
         "grpo_qwen2_5_z2": Case("qwen2_5_vl", 2, micro=1, kind="grpo"),
+        "ppo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="ppo"),
+        "ppo_gemma3_z2_padded": Case("gemma3", 2, micro=2, packed=False, kind="ppo"),
+        "ppo_qwen3_z0": Case("qwen3_vl", 0, micro=1, kind="ppo"),
         "lora_qwen2_z3": Case("qwen2_vl", 3, micro=1, lora_dim=LORA_DIM),
         "reward_qwen2_z0_all": Case("qwen2_vl", 0, micro=1, freeze_vision_tower=False, kind="reward"),
         "reward_gemma3_z2_all": Case("gemma3", 2, micro=1, freeze_vision_tower=False, kind="reward"),
@@ -115,8 +123,7 @@ ORDINARY: dict[int, tuple[str, ...]] = {
         "qwen2_z2_all",
         "gemma3_z3_padded",
         "dpo_qwen2_z3_all",
-        "grpo_qwen2_z3_all",
-        "lora_qwen2_z3",
+        "ppo_qwen2_z3_all",
         "reward_qwen2_5_z3_all",
         "reward_lora_qwen2_z2",
     ),
@@ -167,7 +174,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from functools import partial
 
     from tests.invariants.engine_program import keep_weights
-    from tests.invariants.images_grpo import run_grpo
+    from tests.invariants.images_step3 import run_step3
     from tests.support.data_flags import data_flags
     from tests.support.vision_models import FAMILIES
     from training.utils.data.rows.documents import responses_document, sentence_document
@@ -182,8 +189,8 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     case = CASES[ranks.world_size][name]
     family, of_pairs = FAMILIES[case.family](), case.kind != "sft"
-    if case.kind == "grpo":
-        return run_grpo(case, family, models, out / name, ranks)
+    if case.is_step3:
+        return run_step3(case, family, models, out / name, ranks)
     rows = pairs_of(family) if of_pairs else rows_of(family)
     document_of = partial(responses_document, are_targets=True) if of_pairs else sentence_document
     images = images_of(rows, family.pixels, document_of)

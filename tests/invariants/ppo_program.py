@@ -423,15 +423,16 @@ def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> 
 
 
 def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
-    """Two steps of PPO on conversations that fork, whose old log-probabilities, advantages, values and returns are
-    drawn: those of a token differ among the sequences that share it."""
+    """Two steps of PPO on sequences with equal beginnings, and conversations in parts, whose old log-probabilities,
+    advantages, values and returns are drawn: those of a token differ among the sequences that share it."""
     import torch
 
-    from tests.support.tries import forked_sequences
+    from tests.support.tries import forked_conversations, forked_sequences
     from training.step3_ppo.learning import Learner
     from training.step3_ppo.sequences import TrainingSequence
 
-    drawn = [each for seed in (0, 3, 4) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
+    drawn = [each for seed in (0, 3) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
+    drawn += [each.tokens for each in forked_conversations(4, 24) if max(map(len, each.tokens.parts)) <= 40]
     generator = torch.Generator().manual_seed(SEED)
     sequences = []
     for number, each in enumerate(drawn):

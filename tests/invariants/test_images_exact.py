@@ -1,10 +1,10 @@
-"""SFT, DPO, reward models and GRPO on rows with images equal plain PyTorch in float64 on one row at a time: losses,
+"""SFT, DPO, reward models and step 3 on rows with images equal plain PyTorch in float64 on one row at a time: losses,
 gradient norms and weights, of several families, frozen and not, packed and padded, through adapters, under ZeRO 0 to 3,
 also where one rank has no image."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.distributed.launch import run_ranks
-from tests.invariants import images_grpo as grpo
 from tests.invariants import images_program, plain, plain_ppo
+from tests.invariants import images_step3 as step3
 from tests.invariants.conftest import LAUNCH_SECONDS
 from tests.invariants.images_program import BETA, CASES, LORA_ALPHA, LORA_DIM, ORDINARY, PER_STEP, SEED, STEPS, Case
 from tests.invariants.test_engine_exact import assert_weights_equal, loaded
@@ -32,14 +32,15 @@ EVERY = [
     pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
     for size in (1, 2)
     for name, case in CASES[size].items()
-    if case.kind != "grpo"
+    if not case.is_step3
 ]
-OF_GRPO = [
+OF_STEP3 = [
     pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
     for size in (1, 2)
     for name, case in CASES[size].items()
-    if case.kind == "grpo"
+    if case.is_step3
 ]
+Parts = list[torch.Tensor]
 # Of each family, what of the tower's names is the projector.
 PROJECTOR = ("merger", "multi_modal_projector", "connector")
 
@@ -176,39 +177,89 @@ def test_a_rank_without_images_gets_one_where_the_other_has_some(run):
         assert sum(report[name]["lacking"] for report in reports) > 0, name
 
 
-def grpo_plainly(
-    case: Case, told: list[list[dict[str, Any]]]
-) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """Each iteration's losses, averaged over its epochs, and the weights at the end, of the responses that were drawn.
+def step3_plainly(case: Case, told: list[list[dict[str, Any]]]) -> Step3:
+    """What each iteration computes from the responses that were drawn, one sequence at a time.
 
-    The loss is the mean over all tokens of -min(r A, clip(r) A) + KL_COEF k3, k3 at most 10; A is of a group's scores.
-    """
-    family, reference = family_of(case.family), family_of(case.family)
-    freeze(family.model, case)
-    prompts = grpo.prompts_of(family)
-    learner = plain_ppo.Learner(family.model, grpo.RATE, grpo.ITERATIONS * grpo.EPOCHS)
-    figures = []
+    The policy's loss is the mean over all tokens of -min(r A, clip(r) A). GRPO: A is of a group's scores, and the loss
+    has KL_COEF k3, at most 10. PPO: A is whitened, of scores at the end and a KL at each token; the critic learns."""
+    actor, reference, body = (family_of(case.family) for _ in range(3))
+    critic, reward = (PlainScorer(family).float().double() for family in (body, family_of(case.family)))
+    for model in (actor.model, critic):
+        freeze(model, case)
+    prompts, steps = step3.prompts_of(actor), step3.ITERATIONS * step3.EPOCHS
+    learners = (
+        plain_ppo.Learner(actor.model, step3.ACTOR_RATE, steps),
+        plain_ppo.Learner(critic, step3.CRITIC_RATE, steps),
+    )
+    found = Step3([], [], actor.model, critic)
     for ranks in told:
         pairs = [pair for rank in ranks for pair in rank["pairs"]]
-        scores = torch.tensor([grpo.score_of(ids) for _, ids in pairs], dtype=torch.float64).view(-1, grpo.SAMPLES)
-        gains = ((scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-6)).flatten()
         documents = [sequence_of(prompts[row], ids) for row, ids in pairs]
         with torch.no_grad():
-            old, ref = ([each.own_logprobs(one) for one in documents] for each in (family, reference))
-        lengths = [len(ids) for _, ids in pairs]
-        gain_M = gains.repeat_interleave(torch.tensor(lengths))
-        sums = {"actor/policy_loss": 0.0, "actor/kl_loss": 0.0, "actor/ratio": 0.0}
-        for _ in range(grpo.EPOCHS):
-            now_M = torch.cat([family.own_logprobs(one) for one in documents])
-            ratio_M, gap_M = torch.exp(now_M - torch.cat(old)), torch.cat(ref) - now_M
-            held_M = ratio_M.clamp(1 - grpo.CLIP_RANGE, 1 + grpo.CLIP_RANGE)
-            policy = -torch.minimum(ratio_M * gain_M, held_M * gain_M).mean()
+            old, ref = ([each.own_logprobs(one) for one in documents] for each in (actor, reference))
+            values = [at_each(critic, body, one)[:-1] for one in documents]
+            scores = [step3.score_of(ids) for _, ids in pairs]
+            if case.kind == "ppo":
+                most = step3.CLIP_REWARD
+                scores = [min(max(float(at_each(reward, body, one)[-1]), -most), most) for one in documents]
+        gains, returns = advantages(case.kind, scores, old, ref, values)
+        old_M, ref_M, value_M = (torch.cat(parts) for parts in (old, ref, values))
+        sums = dict.fromkeys(("actor/policy_loss", "actor/ratio", "actor/kl_loss", "critic/value_loss"), 0.0)
+        for _ in range(step3.EPOCHS):
+            now_M = torch.cat([actor.own_logprobs(one) for one in documents])
+            ratio_M, gap_M = torch.exp(now_M - old_M), ref_M - now_M
+            held_M = ratio_M.clamp(1 - step3.CLIP_RANGE, 1 + step3.CLIP_RANGE)
+            policy = -torch.minimum(ratio_M * gains, held_M * gains).mean()
             kl = (gap_M.exp() - gap_M - 1).clamp(max=10.0).mean()
-            learner.step(policy + grpo.KL_COEF * kl)
-            for name, value in zip(sums, (policy, kl, ratio_M.mean()), strict=True):
-                sums[name] += float(value.detach()) / grpo.EPOCHS
-        figures.append(sums)
-    return figures, {name: weight.detach() for name, weight in family.model.named_parameters()}
+            learners[0].step(policy + step3.KL_COEF * kl if case.kind == "grpo" else policy)
+            losses = [policy, ratio_M.mean(), kl]
+            if case.kind == "ppo":
+                seen_M, far = torch.cat([at_each(critic, body, one)[:-1] for one in documents]), step3.CLIP_RANGE_VALUE
+                near_M = torch.maximum(torch.minimum(seen_M, value_M + far), value_M - far)
+                losses.append(0.5 * torch.maximum((seen_M - returns) ** 2, (near_M - returns) ** 2).mean())
+                learners[1].step(losses[-1])
+            for name, value in zip(sums, losses, strict=False):
+                sums[name] += float(value.detach()) / step3.EPOCHS
+        absent = "actor/kl_loss" if case.kind == "ppo" else "critic/value_loss"
+        found.figures.append({name: value for name, value in sums.items() if name != absent})
+        found.scores.append(scores)
+    return found
+
+
+@dataclass(frozen=True)
+class Step3:
+    """Of each iteration the scores, in the order of the ranks, and the losses, averaged over its epochs; the models as
+    they ended."""
+
+    scores: list[list[float]]
+    figures: list[dict[str, float]]
+    actor: torch.nn.Module
+    critic: torch.nn.Module
+
+
+def at_each(scorer: torch.nn.Module, body: Family, document: Document) -> torch.Tensor:
+    """The scalars in the states that choose the response's tokens, and at its last."""
+    tokens = document.segments[0].tokens
+    first = int(tokens.is_target.nonzero()[0])
+    return scorer.score(scorer.model(**body.own_inputs(tokens))[0][0, first - 1 :]).squeeze(-1)
+
+
+def advantages(
+    kind: str, scores: list[float], old: Parts, ref: Parts, values: Parts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all tokens, with the returns."""
+    lengths = torch.tensor([len(part) for part in old])
+    if kind == "grpo":
+        groups = torch.tensor(scores, dtype=torch.float64).view(-1, step3.SAMPLES)
+        gains = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        return gains.flatten().repeat_interleave(lengths), torch.cat(values)
+    gains = []
+    for score, mine, theirs, own in zip(scores, old, ref, values, strict=True):
+        rewards = [-step3.KL_COEF * float(term) for term in mine - theirs]
+        rewards[-1] += score
+        gains.append(torch.tensor(plain_ppo.advantages_of(rewards, own.tolist()), dtype=torch.float64))
+    all_M = torch.cat(gains)
+    return (all_M - all_M.mean()) / all_M.std(), all_M + torch.cat(values)
 
 
 def sequence_of(row: PromptRow, response: list[int]) -> Document:
@@ -216,24 +267,32 @@ def sequence_of(row: PromptRow, response: list[int]) -> Document:
     return plain_document(replace(join(ids, torch.tensor(response)), images=row.images))
 
 
-@pytest.mark.parametrize("size, name", OF_GRPO)
-def test_grpo_equals_plain_pytorch(run, size, name):
+@pytest.mark.parametrize("size, name", OF_STEP3)
+def test_step3_equals_plain_pytorch(run, size, name):
     case = CASES[size][name]
     out, reports = run(size)
     told = [list(ranks) for ranks in zip(*(report[name]["iterations"] for report in reports), strict=True)]
-    figures, wanted = grpo_plainly(case, told)
-    for ranks, want in zip(told, figures, strict=True):
+    found = step3_plainly(case, told)
+    for ranks, want, scores in zip(told, found.figures, found.scores, strict=True):
+        assert [score for rank in ranks for score in rank["scores"]] == pytest.approx(scores, abs=1e-4)
         for rank in ranks:
-            assert rank["scores"] == [grpo.score_of(ids) for _, ids in rank["pairs"]]
             assert rank["apart"] < 2e-5  # rollout and training forward
             assert len({len(ids) for _, ids in rank["pairs"]}) > 1
             got = {key: rank["figures"][key] for key in want}
-            assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
-    start, kept = dict(family_of(case.family).model.named_parameters()), loaded(out / name)
-    moved = [key for key in wanted if not torch.equal(wanted[key], start[key])]
-    update = torch.cat([(wanted[key] - start[key].detach()).flatten() for key in moved])
-    residual = torch.cat([(kept[key].double() - wanted[key]).flatten() for key in moved])
+            assert got == pytest.approx(want, rel=2e-4, abs=1e-5)
+    start = family_of(case.family)
+    assert_moved_alike(loaded(out / name), found.actor, start.model, case)
+    if case.kind == "ppo":
+        assert_moved_alike(loaded(out / name / "critic"), found.critic, PlainScorer(start).float().double(), case)
+
+
+def assert_moved_alike(got: dict[str, torch.Tensor], want: torch.nn.Module, start: torch.nn.Module, case: Case) -> None:
+    """Weights that train moved as they should, and no others."""
+    wanted, before = dict(want.named_parameters()), dict(start.named_parameters())
+    moved = [key for key in wanted if not torch.equal(wanted[key], before[key])]
+    update = torch.cat([(wanted[key] - before[key]).detach().flatten() for key in moved])
+    residual = torch.cat([(got[key].double() - wanted[key].detach()).flatten() for key in moved])
     assert float(residual.norm() / update.norm()) < 5e-4
     for key in wanted.keys() - set(moved):
-        assert torch.equal(kept[key], start[key].float()), key
+        assert torch.equal(got[key], before[key].float()), key
     assert any("visual" in key or "vision" in key for key in moved) or case.freeze_vision_tower

@@ -129,10 +129,11 @@ def llava() -> Family:
     return Family(LlavaForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False)
 
 
-def gemma3() -> Family:
+def gemma3(window: int = 64) -> Family:
+    """window: of every second layer."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
-    layers = {"head_dim": 8, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    layers = {"head_dim": 8, "sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"image_token_index": IMAGE_ID, "boi_token_index": 91, "eoi_token_index": 92}
     torch.manual_seed(0)

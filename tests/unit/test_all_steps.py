@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import pytest
 import yaml
 
 from training import all_steps
-from training.utils.run.arguments import parse_arguments
+from training.new_model import GROUPS
+from training.utils.run.arguments import parse_arguments, read_yaml, words_of
 from training.utils.run.errors import ThreestepError
 from training.utils.run.typed import WHOLE_RUN_VARIABLE
 
@@ -24,6 +26,7 @@ VALUES = {
     "step2_reward": None,
     "step3_ppo": {"ppo_epochs": 2},
 }
+ROOT = Path(__file__).parents[2]
 FIGURES = {
     "step1_sft": {"eval_loss_before": 6.5, "eval_loss_after": 1.25, "seconds": 9},
     "step2_reward": {"eval_accuracy": 0.9, "eval_score_gap": 2.0, "seconds": 9},
@@ -303,3 +306,12 @@ def test_a_step_that_does_not_lead_to_the_last_is_refused(other):
         f"f: expected sections of steps that lead to 'step2_dpo' (step1_sft, step2_dpo), got '{other}' too; remove one "
         "of the two"
     )
+
+
+@pytest.mark.parametrize("name", ["training/configs/quickstart.yaml", "examples/shapes.yaml"])
+def test_the_settings_of_the_examples_are_known(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)  # where a dataset module's path starts
+    plan = all_steps.read_plan(read_yaml(ROOT / name), name, str(tmp_path))
+    all_steps.check_settings(all_steps.write_settings(plan))
+    new = parse_arguments(GROUPS, [word for flag in plan.new_model.items() for word in words_of(*flag)], "")
+    assert len(plan.settings) == 3 and new[1].out == str(tmp_path / "new_model")

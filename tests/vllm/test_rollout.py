@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.test_conversations import END, SAMPLING, converse
 from tests.unit.utils.generation.test_hf import GREEDY, PAD, PLAIN, frequent_token, prompts, responses, roll, spelt
 from tests.vllm.conftest import SHAPES, started
 from training.utils.generation.base import RolloutRequest, Sampling
@@ -231,3 +232,21 @@ def test_an_engine_that_dies_is_told():
         "vLLM failed while drawing responses: RuntimeError: kernel launch failed; a training run's last checkpoint is "
         "intact: continue from it with --resume, or use --rollout_engine hf"
     )
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_conversations_are_those_of_hf(engines, family):
+    """Greedy, 8 of them. Each has a limit of its own: a long conversation with the room of a short one would be more
+    than the 64 tokens that the engine was started for."""
+    engine, model = of_family(engines, family)
+    model.get_output_embeddings().weight.data[END] *= 3  # it likes to end a turn
+    draw(engine, model, replace(GREEDY, max_new_tokens=1))
+    sampling = replace(SAMPLING, temperature=0.0, max_new_tokens=50)
+    vllms, partners = converse(model, (3, 11, 1, 7, 5, 9, 2, 4), 1, sampling=sampling, draws=engine)
+    ours, others = converse(model, (3, 11, 1, 7, 5, 9, 2, 4), 1, sampling=sampling)
+    assert responses(vllms) == responses(ours) and vllms.conversations == ours.conversations
+    assert [partner.said for partner in partners] == [partner.said for partner in others]
+    assert max(record.turns for record in ours.conversations) >= 3
+    for name in ("ended_B", "inserted_BR", "turn_rewards_BR"):
+        assert torch.equal(getattr(vllms, name), getattr(ours, name)), name
+    torch.testing.assert_close(vllms.sampled_logprobs_BR, ours.sampled_logprobs_BR, rtol=0, atol=1e-4)

@@ -300,6 +300,5 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
         if engine is not None and model is not None and tokenizer is not None:
             tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
             if engine.ranks.is_main:
-                files = () if name == "critic" else roles.processor
-                beside = partial(write_beside, write_head, files)
+                beside = partial(write_beside, write_head, roles.processor)
                 save_model(folder.path / name, model, tensors, tokenizer, beside)

@@ -103,6 +103,12 @@ def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments |
         "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
         "out",
     )
+    parallel = flags.vllm.vllm_tensor_parallel_size
+    mistakes.require(
+        flags.ppo.rollout_engine != "vllm" or parallel == 1,
+        f"--environment, --tools have each rank draw turns when its own answers are there, and "
+        f"--vllm_tensor_parallel_size {parallel} has ranks draw together; give 1, or leave the first out",
+    )
     longest = seconds * (limits.max_turns + 1)
     mistakes.require(
         longest < flags.faults.rank_timeout,
@@ -251,12 +257,6 @@ def check_beside_images(flags: PpoFlags, components: Components, images: RowImag
         f"--mtp_num_layers {flags.mtp.mtp_num_layers}": (
             flags.mtp.mtp_num_layers > 0,
             "reads embeddings of tokens, which images do not have",
-        ),
-        "--share_trunk": (components.share_trunk, "puts a critic of text on the actor's trunk"),
-        "the reward 'model'": (components.with_reward_model, "reads text alone"),
-        f"the critic of --advantage {components.algorithm.flags.advantage}": (
-            components.algorithm.estimator.needs_critic and not components.share_trunk,
-            "reads text alone",
         ),
     }
     for name, (given, why) in others.items():

@@ -53,12 +53,14 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
 
 
 def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return means over conversations: of their turns, of the share that each limit ended, and of the environments'
-    figures, as environment/NAME, 0 for a conversation that lacks one. A collective where there are conversations."""
+    """Return means over conversations: of their turns and forks, of the share that each limit ended, and of the
+    environments' figures, as environment/NAME, 0 for a conversation that lacks one. A collective where there are
+    conversations."""
     records = [record for experience in experiences for record in experience.rollout.conversations or ()]
     if not records:  # on all ranks alike: one engine draws for all
         return {}
     found = {"conversation/turns": [float(record.turns) for record in records]}
+    found |= {"conversation/forks": [float(record.forks) for record in records]}
     found |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
     names = {
         name for part in gathered(sorted({name for record in records for name in record.figures})) for name in part

@@ -134,8 +134,8 @@ def conversation_columns(
     rollout: Rollout, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
 ) -> dict[str, Sequence[Any]]:
     """Return what samples of conversations show: prompts and responses as the model had them, with calls and their
-    answers, and who said which part of them; the last turn, which rewards read; how many turns there were, what cut
-    them, and the environments' figures."""
+    answers, and who said which part of them; the last turn, which rewards read; how many turns and forks there were,
+    what cut them, and the environments' figures."""
     assert rollout.conversations is not None
     count = range(len(rollout.conversations))
     return {
@@ -144,6 +144,7 @@ def conversation_columns(
         "parts": rollout.part_texts(decode, end_token_ids),
         "last_turn": rollout.texts(decode, end_token_ids),
         "turns": [record.turns for record in rollout.conversations],
+        "forks": [record.forks for record in rollout.conversations],
         "cut_by": [record.cut for record in rollout.conversations],
         "environment_figures": [dict(record.figures) for record in rollout.conversations],
     }

@@ -117,7 +117,8 @@ class Learner:
             replace(forward, rows=moved(forward.rows, device), entries=moved(forward.entries, device))
             for forward in forwards
         ]
-        head = self.roles.mtp.of_step(self.roles.mtp.targets([plain(sequence.tokens) for sequence in sequences]))
+        texts_of_all = [plain(part) for sequence in sequences for part in sequence.tokens.parts]
+        head = self.roles.mtp.of_step(self.roles.mtp.targets(texts_of_all))
         text_rows = []
         if texts:
             text_rows = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]

@@ -30,7 +30,7 @@ from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 _FORMAT = "threestep rollout 1"
-_OPTIONAL = ("inserted_BR", "positions_B", "turn_rewards_BR")  # None where nothing is in parallel, or no turns are
+_OPTIONAL = ("inserted_BR", "positions_B", "fork_begins_BR", "turn_rewards_BR")  # None without paths or turns
 _RECORDS, _PICTURES = "conversations", "pictures"
 _OTHERS = ("seconds", "images", _RECORDS, *_OPTIONAL)
 _TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)

@@ -28,8 +28,9 @@ from training.utils.models.lora import adapters_off
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel, TokenLogprobs
 from training.utils.mtp.training import MultiTokenPrediction
-from training.utils.opening.image_reader import processor_of
+from training.utils.opening.image_reader import processor_of, reader_of_model
 from training.utils.opening.setup import load_under
+from training.utils.run.errors import ThreestepError
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Roles:
     actor_routers, critic_routers: the balancing loss of a mixture of experts.
     packs: documents may share rows of every model.
     mtp: trains a head for multi-token prediction beside the actor, if one is asked for.
-    processor: files of the actor's image processor, which are saved with it.
+    processor: files of the models' image processor, which are saved with them.
     """
 
     actor: TrainingEngine
@@ -110,6 +111,21 @@ class Tokenizers(NamedTuple):
         return {"actor": self.actor, "critic": self.actor if share_trunk else self.critic}
 
 
+def _check_same_pixels(flags: RolesArguments, tokenizers: Tokenizers) -> None:
+    """ThreestepError if actor and critic were made with image processors of other settings: pixels are the actor's."""
+    if tokenizers.critic is None:
+        return
+    paths, trust = (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code
+    readers = [reader_of_model(path, trust, own) for path, own in zip(paths, tokenizers, strict=True)]
+    actor, critic = (reader and reader.parts() for reader in readers)
+    if actor is not None and critic is not None and actor != critic:
+        raise ThreestepError(
+            f"the image processors (preprocessor_config.json) of --actor_model_name_or_path '{paths[0]}' and "
+            f"--critic_model_name_or_path '{paths[1]}' differ: the reward model would see other pixels than it was "
+            "trained on; train step 2 from a model with the actor's"
+        )
+
+
 class RolesNeeded(NamedTuple):
     """Which models there are besides the actor."""
 
@@ -137,14 +153,14 @@ def load_roles(
     images: of the prompts, if some have one.
     """
     needed = needed or RolesNeeded()
+    if images is not None:
+        _check_same_pixels(flags, tokenizers)
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": images}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         size = len(tokenizers.actor)
-        return load_under(
-            flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, size, images=images, **reading)
-        )
+        return load_under(flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, size, **reading))
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
         tokenizer = tokenizers.critic
@@ -169,7 +185,8 @@ def load_roles(
     if flags.share_trunk:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(actor_settings.as_it_is())
-        critic_model = scalar_model_on_trunk(trunk, critic_settings, tokenizers.actor.pad_token_id, longest_tokens)
+        pad = tokenizers.actor.pad_token_id
+        critic_model = scalar_model_on_trunk(trunk, critic_settings, pad, longest_tokens, images)
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)

@@ -237,7 +237,7 @@ class RolesArguments:
     def model(self, role: str) -> ModelSettings:
         """role: actor or critic."""
         path = getattr(self, f"{role}_model_name_or_path")
-        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=role == "actor")
+        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=True)
 
     def engine(self, role: str) -> EngineSettings:
         return settings_of(EngineSettings, self, role)

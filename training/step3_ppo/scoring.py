@@ -88,10 +88,12 @@ def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSetti
 @torch.no_grad()
 def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
     """Return float32 [B]: the reward model's score at each response's last real token, normalised with a
-    score_scale, clipped to +- clip_reward."""
+    score_scale, clipped to +- clip_reward. Of a conversation that forks it reads the last part, which is all of it as
+    the chat template writes it by then."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
     model, device = roles.reward_model, rollout.response_lengths_B.device
-    read = read_balanced(rollout.sequences(), settings, lambda _, rows: {"score": model(rows)}, lambda _: 1, device)
+    read_B = [sequence.parts[-1] for sequence in rollout.sequences()]
+    read = read_balanced(read_B, settings, lambda _, rows: {"score": model(rows)}, lambda _: 1, device)
     scores_B = read["score"]
     if settings.score_scale is not None:
         scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std

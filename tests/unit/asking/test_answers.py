@@ -126,14 +126,14 @@ def test_a_chat_draws_and_names_them(thinking):
         [answer] = talk.answer(0)  # once it is complete
         if answer.paths:
             break
-    assert answer.text.count("<Path>") >= 3 and answer.of_paths == talk.paths(0)
-    assert talk.paths(0) == (
+    assert answer.text.count("<Path>") >= 3 and answer.note == talk.note(0)
+    assert talk.note(0) == (
         f"paths side by side: {', '.join('3' * len(answer.paths))}; {len(answer.token_ids)} tokens in "
         f"{answer.positions} positions"
     )
     assert isinstance(talk.score(0), float)
     [shown] = _columns(talk, "")
-    assert "&lt;Path>" in shown[-1]["content"] and f"*{talk.paths(0)}*" in shown[-1]["content"]
+    assert "&lt;Path>" in shown[-1]["content"] and f"*{talk.note(0)}*" in shown[-1]["content"]
 
 
 def test_paths_without_parallel_thinking_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from training.utils.engine.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.base import Sampling
 from training.utils.generation.hf import TransformersRollout
+from training.utils.layout.images import ImageSpan
 from training.utils.opening.samples import EvaluationSamples, sample_uid
 from training.utils.run.seeds import random_state
 
@@ -81,6 +83,15 @@ def test_lines_of_a_drawn_row_and_of_one_that_was_not():
         "response": "6", "response_tokens": 2, "ended": True,
     }  # fmt: skip
     assert other.keys() == {"prompt_index", "uid", "prompt", "ground_truth", "loss"} and other["loss"] == 1.5
+
+
+def test_rows_with_the_same_texts_and_other_pictures_are_told_apart():
+    pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
+    samples = EvaluationSamples(8, decode=lambda ids: "text", pictures=pictures)
+    rows = {key: replace(row(2, 2, 2), images=(ImageSpan(0, 1, key=key),)) for key in (4, 7)}
+    one, other = sentence_samples(rows, {4: 0.5, 7: 0.5}, {}, samples)
+    assert (one["images"], other["images"]) == (["sha 4"], ["sha 7"]) and one["uid"] != other["uid"]
+    assert one["prompt"] == other["prompt"]
 
 
 def opened(model, zero_stage: int = 0, loss_on: str = "response", count: int = 8, images: Any = None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.chat_templates import chat_tokenizer
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from training.step3_ppo.acting import check_rows, deciding_flags, engine_of_rows
 from training.step3_ppo.advantages import ESTIMATORS
@@ -22,13 +22,18 @@ from training.step3_ppo.experience import make_experience
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.records import Samples, Scored
 from training.step3_ppo.replay import make_engine
-from training.step3_ppo.scoring import outcome_scores, start_scoring
+from training.step3_ppo.scoring import outcome_scores, score, start_scoring
 from training.step3_ppo.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.turns import TurnTokens
 from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_rows
 from training.utils.data.rows.phases import PromptRow
+from training.utils.environments.acting import history_habit
 from training.utils.environments.loading import load_environments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.generation.records import ConversationRecord, Rollout
+from training.utils.generation.records import FORK_LINE, ConversationRecord, Rollout
+from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
@@ -58,9 +63,10 @@ ROLES = SimpleNamespace(
 )  # fmt: skip
 
 
-def conversations(observations: int, turns_rewarded: bool = True) -> Rollout:
+def conversations(observations: int, turns_rewarded: bool = True, forks: bool = False) -> Rollout:
     """Eight conversations of 9 to 16 drawn tokens; `observations` of one to four tokens are said in between, the first
-    of them behind the second drawn token, at which half of the reward stands."""
+    of them behind the second drawn token, at which half of the reward stands. With `forks` each begins another
+    sequence."""
     generator = torch.Generator().manual_seed(5)
     chances = torch.Generator().manual_seed(observations)
     rows = []
@@ -86,9 +92,10 @@ def conversations(observations: int, turns_rewarded: bool = True) -> Rollout:
     lengths_B = torch.tensor([len(ids) for ids, _, _ in rows])
     prompts_BP, alive = torch.tensor([[7, 8]] * 4 + [[9, 7]] * 4), torch.arange(width) < lengths_B[:, None]
     sampled_BR = torch.where(alive & ~inserted_BR.bool(), -0.15 - (ids_BR % 7) / 10, 0.0)
+    begins_BR = inserted_BR.bool() & ~torch.nn.functional.pad(inserted_BR.bool()[:, :-1], (1, 0))
     return Rollout(
         prompts_BP, torch.ones_like(prompts_BP).bool(), ids_BR, lengths_B, sampled_BR, torch.ones(8).bool(),
-        inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(),
+        inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(), fork_begins_BR=begins_BR & forks,
         conversations=tuple(ConversationRecord(2, None, {"right": float(n % 2)}) for n in range(8)),
     )  # fmt: skip
 
@@ -109,7 +116,8 @@ FIELDS = ("scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_what_environments_say_changes_no_advantage(name):
-    """None to five observations: KL, turn rewards, correction, whitening and the punishment of length in between."""
+    """None to five observations, appended or each in a fork: KL, turn rewards, correction, whitening and the punishment
+    of length in between."""
     from training.step3_ppo.mismatch.settings import MismatchSettings
 
     settings = how(
@@ -120,8 +128,9 @@ def test_what_environments_say_changes_no_advantage(name):
     bare = made(conversations(0), settings)
     assert bare.advantages_BR.any() and bare.scores_B.any()
     for observations in range(1, 6):
-        rollout = conversations(observations)
+        rollout = conversations(observations, forks=observations % 2 == 0)
         assert rollout.inserted_BR.any(dim=1).all()
+        assert rollout.fork_begins_BR.any(dim=1).all() == (observations % 2 == 0)
         found = made(rollout, settings)
         for field in FIELDS:
             wanted, got = getattr(bare, field), getattr(found, field)
@@ -129,9 +138,10 @@ def test_what_environments_say_changes_no_advantage(name):
             assert wanted is None or torch.allclose(got, wanted, atol=1e-6), field
 
 
-def test_gae_over_two_turns_by_hand():
-    """Drawn a b | c d with an observation in between, values 1 2 3 4; the environment pays 0.5 for the first turn and
-    1.5 for the second; gamma 0.9, lambda 0.8, so that A decays by 0.72 a drawn token:
+@pytest.mark.parametrize("forks", [False, True])
+def test_gae_over_two_turns_by_hand(forks):
+    """Drawn a b | c d with an observation in between, which may begin a fork, values 1 2 3 4; the environment pays 0.5
+    for the first turn and 1.5 for the second; gamma 0.9, lambda 0.8, so that A decays by 0.72 a drawn token:
 
         d: delta 1.5 - 4           = -2.5    A -2.5
         c: delta 0.9 x 4 - 3       =  0.6    A  0.6 - 0.72 x 2.5   = -1.2
@@ -144,7 +154,9 @@ def test_gae_over_two_turns_by_hand():
         torch.tensor([[5]]), torch.ones(1, 1).bool(), ids_BR, torch.tensor([7]), torch.zeros(1, 7),
         torch.ones(1).bool(), inserted_BR=inserted_BR, turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
         conversations=(ConversationRecord(2, None, {}),),
+        fork_begins_BR=torch.tensor([[False, False, forks, False, False, False, False]]),
     )  # fmt: skip
+    assert len(rollout.sequences()[0].parts) == 1 + forks
     critic = lambda rows, **_: (rows.target_ids_M - 10).float()  # noqa: E731
     roles = SimpleNamespace(**{**vars(ROLES), "critic": critic})
     settings = how(
@@ -156,6 +168,19 @@ def test_gae_over_two_turns_by_hand():
     found = make_experience(samples, None, roles, settings, 0.0, PhaseClock())
     assert torch.allclose(found.rewards_BR, torch.tensor([[0, 0.5, 0, 1.5]]))
     assert torch.allclose(found.advantages_BR, torch.tensor([[1.04192, 0.336, -1.2, -2.5]]), atol=1e-6)
+
+
+def test_the_reward_model_reads_the_last_sequence_of_a_conversation_that_forks():
+    """Once each, up to its end."""
+    rollout, read = conversations(3, forks=True), []
+
+    def widths(rows: TokenRows) -> torch.Tensor:
+        read.append(rows.input_ids_NT.shape)
+        return rows.end_B.float()
+
+    found = score(rollout, SimpleNamespace(reward_model=widths), how(plan=PlanSettings(1, max_rows_per_micro_batch=1)))
+    parts = [each.parts for each in rollout.sequences()]
+    assert found.tolist() == [len(each[-1]) - 1 for each in parts] and len(read) == 8 and max(map(len, parts)) > 2
 
 
 def test_weights_of_rewards_hold_for_each_turn():
@@ -258,6 +283,28 @@ def test_the_look_up_is_played_and_shown():
     assert plain.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.conversations] == [1, 1]
 
 
+def test_the_start_says_what_a_template_makes_of_a_history():
+    _, _, make = looked_up()
+    (told,) = make(None).check(None, None)
+    assert told == (
+        "conversations: the chat template keeps earlier turns as they were drawn before messages of role 'tool' and "
+        "'user'"
+    )
+    for name, acts, thinks, wanted in (
+        ("strips_thinking", True, None, "writes the thought of earlier turns otherwise once a message of role 'user' "
+         "follows, so that a conversation forks there: it goes on in another sequence; it keeps earlier turns as they "
+         "were drawn before messages of role 'tool'"),
+        ("strips_thinking", False, None, "keeps earlier turns as they were drawn before messages of role 'tool'"),
+        ("inst", True, None, "keeps earlier turns as they were drawn before messages of role 'user'; it takes none of "
+         "role 'tool'"),
+    ):  # fmt: skip
+        arguments = ChatArguments(prompt_style="chat_template", enable_thinking=thinks)
+        turns = TurnTokens(ChatTokenizer(arguments, chat_tokenizer(chat_template(name))), None)
+        assert history_habit(turns, acts) == f"conversations: the chat template {wanted}"
+    with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
+        history_habit(turns, acts=False)
+
+
 def test_a_row_of_no_environment_is_refused_before_any_is_drawn(tmp_path):
     def checked(*names: str | None, tools: str | None = None) -> None:
         rows = [
@@ -290,6 +337,23 @@ def test_a_replay_asks_no_environment(tmp_path):
     _, other, _ = looked_up(max_turns=3)
     with pytest.raises(ThreestepError, match="was drawn with max_turns = 8, and this run asks for 3; replay with"):
         asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(other)), tokenizer)
+
+
+def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
+    class Given(RolloutEngine):
+        def roll_out(self, model, request) -> Rollout:
+            return conversations(2, forks=True)
+
+    ids_BP = torch.tensor([[7, 8], [9, 7]])
+    request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), Sampling(40, 1.0, 0, 1.0, 1, 0), range(8), 4)
+    drawn, again = (
+        rolled_out(make_engine(lambda _: Given(), str, *folders, 0), None, request)
+        for folders in ((str(tmp_path), None), (None, str(tmp_path)))
+    )
+    for one, other in zip(drawn.sequences(), again.sequences(), strict=True):
+        assert one.forks == other.forks != () and torch.equal(one.is_target, other.is_target)
+    shown = conversation_columns(again, lambda ids: " ".join(map(str, ids.tolist())), {1})
+    assert [text.count(FORK_LINE) for text in shown["response"]] == [len(each.forks) for each in again.sequences()]
 
 
 def test_what_conversations_need():

@@ -153,7 +153,9 @@ def test_each_role_gets_its_own_settings():
     assert given.model("actor") == ModelSettings(
         "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", takes_images=True, **shared
     )
-    assert given.model("critic") == ModelSettings("c", dropout=0.6, lora_dim=8, lora_module_name="y", **shared)
+    assert given.model("critic") == ModelSettings(
+        "c", dropout=0.6, lora_dim=8, lora_module_name="y", takes_images=True, **shared
+    )
     engine = EngineSettings(
         dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0
     )

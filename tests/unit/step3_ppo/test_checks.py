@@ -213,7 +213,10 @@ LOOKUP = "examples/environments/lookup.py:Lookup"
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
-        ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --environment, got examples/env"),
+        (
+            {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
+            "--vllm_tensor_parallel_size 2 has ranks draw t",
+        ),
         ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
         ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
         ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),
@@ -243,6 +246,7 @@ def beside_images(**given) -> None:
 
 def test_what_reads_images_goes_with_them():
     beside_images()
+    beside_images(advantage="gae", reward="model")
 
 
 @pytest.mark.parametrize(
@@ -252,8 +256,6 @@ def test_what_reads_images_goes_with_them():
         ({"speculate": "2", "speculate_by": "ngram"}, "--speculate 2 does not go with prompts that have images: it gu"),
         ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
         ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
-        ({"reward": "model"}, "the reward 'model' does not go with prompts that have images: it reads text alone; le"),
-        ({"advantage": "gae"}, "the critic of --advantage gae does not go with prompts that have images: it reads te"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_images_is_named(given, said):

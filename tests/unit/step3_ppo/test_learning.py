@@ -16,6 +16,9 @@ from training.step3_ppo.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.losses.aggregation import StepTotals, token_mean
+from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.mismatch_arguments import MismatchArguments
 from training.step3_ppo.records import Experience
 from training.step3_ppo.sequences import text_sequence, training_sequences
@@ -178,6 +181,87 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
     own = torch.cat([p.grad.flatten() for p in plain.parameters()])
     torch.testing.assert_close(roles.actor.gradient(), own, rtol=1e-6, atol=1e-10)
     assert figures["actor/policy_loss"] + 0.3 * figures["actor/kl_loss"] == pytest.approx(float(expected.detach()))
+
+
+def forked(made: Experience) -> Experience:
+    """The same drawn tokens in turns of one and two, each answered by two tokens; two of three answers come with a
+    rewritten history of the prompt, in the fifth response another one, and half of what was drawn."""
+    rows = []
+    for row, length in enumerate(made.rollout.response_lengths_B.tolist()):
+        drawn, prompt = made.rollout.response_of(row).tolist(), made.rollout.prompt_of(row).tolist()
+        ids, inserted, begins, at, number = [], [], [], 0, 0
+        while at < length:
+            turn = drawn[at : at + 1 + number % 2]
+            at, number = at + len(turn), number + 1
+            ids, inserted = ids + turn, inserted + [False] * len(turn)
+            if at < length:
+                said = [5, 6]
+                if (row + number) % 3:
+                    begins.append(len(ids))
+                    said = [prompt[0] + (row == 4), *prompt[1:], *drawn[:at:2], *said]
+                ids, inserted = ids + said, inserted + [True] * len(said)
+        rows.append((ids, inserted, begins))
+    shape = len(rows), max(len(ids) for ids, _, _ in rows)
+    ids_BR, inserted_BR, begins_BR = torch.zeros(shape, dtype=torch.int64), *torch.zeros(2, *shape).bool()
+    sampled_BR = torch.zeros(shape)
+    for row, (ids, inserted, begins) in enumerate(rows):
+        ids_BR[row, : len(ids)], inserted_BR[row, : len(ids)] = torch.tensor(ids), torch.tensor(inserted)
+        begins_BR[row, begins] = True
+    rollout = dataclasses.replace(
+        made.rollout, response_ids_BR=ids_BR, response_lengths_B=torch.tensor([len(ids) for ids, _, _ in rows]),
+        sampled_logprobs_BR=sampled_BR, inserted_BR=inserted_BR, fork_begins_BR=begins_BR,
+    )  # fmt: skip
+    return dataclasses.replace(made, rollout=rollout)
+
+
+def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> list[torch.Tensor]:
+    """Of actor and critic, from plain forwards of each part by itself; a conversation is one sequence of the loss."""
+    actor, critic = (make("llama", seed=seed, dtype=torch.float64) for make, seed in MODELS)
+    found: list[tuple[torch.Tensor, ...]] = []
+    for row, sequence in enumerate(made.rollout.sequences()):
+        parts = []
+        for part in sequence.parts:
+            ids, places = part.input_ids[None], torch.nonzero(part.is_target).flatten()
+            logits = actor(ids, use_cache=False).logits[0, places - 1].log_softmax(-1)
+            values = critic.score(critic.model(ids, use_cache=False)[0])[0, places - 1, 0]
+            parts.append((logits.gather(-1, ids[0, places, None])[:, 0], values))
+        length = sum(len(logp) for logp, _ in parts)
+        names = ("old_logprobs_BR", "advantages_BR", "weights_BR", "ref_logprobs_BR", "values_BR", "returns_BR")
+        fields = (getattr(made, name)[row, :length] for name in names)
+        counted = made.counts_B[row].double().expand(length)
+        found.append((*map(torch.cat, zip(*parts, strict=True)), *fields, counted, torch.full((length,), row)))
+    logp, values, old, advantages, weights, ref, old_values, returns, counted, number = map(
+        torch.cat, zip(*found, strict=True)
+    )
+    totals = StepTotals(float(counted.sum()), float(made.counts_B.sum()), 6.0)
+    share = AGGREGATIONS[aggregation](counted, number, totals)
+    tokens, how = PolicyTokens(logp, old, advantages, number), PolicyLossSettings(0.5, 0.5)
+    kl = (torch.exp(ref - logp) - (ref - logp) - 1).clamp(max=10)
+    ((POLICY_LOSSES[policy_loss].loss(tokens, how)[0] * weights + 0.3 * kl) * share).sum().backward()
+    (value_loss(values, old_values, returns, 0.2)[0] * token_mean(counted, number, totals)).sum().backward()
+    gradients = [[p.grad.flatten() for p in model.parameters() if p.grad is not None] for model in (actor, critic)]
+    return [torch.cat(each) for each in gradients]
+
+
+MODELS = ((tiny_causal_lm, 1), (tiny_scalar_model, 3))
+SHARED = PlanSettings(1, 90, packed=True, max_row_tokens=90, least_shared_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "number, policy_loss", list(enumerate(name for name, loss in POLICY_LOSSES.items() if loss.keys is None))
+)
+def test_conversations_that_fork_weigh_as_conversations(number, policy_loss):
+    """By every loss, against plain forwards of their parts: how rows hold them changes nothing."""
+    made, aggregation = forked(random_experience(0)), list(AGGREGATIONS)[number % len(AGGREGATIONS)]
+    parts = [len(each.parts) for each in made.rollout.sequences()]
+    assert max(parts) > 2 and 1 in parts
+    actor, critic = plain_gradients(made, policy_loss, aggregation)
+    flags = {"policy_loss": policy_loss, "loss_aggregation": aggregation, "kl_in": "loss", "clip_range": 0.5}
+    for plan in [*PLANS, SHARED][number % 2 :: 2]:
+        roles = made_roles(with_critic=True)
+        stepped(plan, made, roles, **flags)
+        for engine, wanted in ((roles.actor, actor), (roles.critic, critic)):  # norms compute in float32
+            assert float((engine.gradient() - wanted).norm()) < 2e-6 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -46,8 +46,8 @@ def acting_engine(
     tokenizer: PreTrainedTokenizerBase,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
-    """Return what draws conversations by `engine`. ThreestepError without a chat template, or with one that writes
-    earlier turns otherwise before a tool's answer, where there are only tools.
+    """Return what draws conversations by `engine`. ThreestepError without a chat template, or with one that takes
+    neither a tool's answer nor, from an environment, a user's message.
 
     partner_of: see ActingRollout. end_token_ids: each ends a turn.
     """
@@ -58,8 +58,6 @@ def acting_engine(
             "--prompt_style human_assistant; give one with --chat_template FILE"
         )
     turns = TurnTokens(chat, limits.max_observation_tokens)
-    if settings.environment.environment is None:
-        turns.check_kept("tool", [_ANY_TOOL])
     parser, unknown = _parser(settings.environment, chat)
 
     def opening(messages: Sequence[Message], tools: Any) -> list[int]:
@@ -74,11 +72,37 @@ def acting_engine(
     return ActingRollout(
         engine,
         partner_of,
-        Speech(opening, message, turns.reply),
+        Speech(opening, message, turns.reply, turns.history),
         ConversationLimits(
             limits.max_turns, limits.max_tool_calls, limits.max_conversation_seconds, settings.prompt_tokens
         ),
+        [history_habit(turns, acts=settings.environment.environment is not None)],
     )
+
+
+def history_habit(turns: TurnTokens, acts: bool) -> str:
+    """Return a sentence on what the chat template makes of a history once somebody answers: `acts`: an environment,
+    not tools alone. ThreestepError if it takes no answer."""
+    asked: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
+    kept, forks, refused = [], [], []
+    for role, tools in asked.items():
+        try:
+            what = turns.rewritten_before(role, tools)
+        except ThreestepError as problem:
+            refused.append((role, problem))
+            continue
+        kept += [role] if what is None else []
+        forks += [] if what is None else [f"{what} of earlier turns otherwise once a message of role '{role}' follows"]
+    if len(refused) == len(asked):
+        raise refused[0][1]
+    parts = [f"writes {each}, so that a conversation forks there: it goes on in another sequence" for each in forks]
+    parts += [f"keeps earlier turns as they were drawn before messages of role {_named(kept)}"] if kept else []
+    parts += [f"takes none of role '{role}'" for role, _ in refused]
+    return f"conversations: the chat template {'; it '.join(parts)}"
+
+
+def _named(roles: Sequence[str]) -> str:
+    return " and ".join(f"'{role}'" for role in roles)
 
 
 def _parser(flags: EnvironmentArguments, chat: ChatTokenizer) -> tuple[Parser, ThreestepError | None]:

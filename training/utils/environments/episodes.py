@@ -105,8 +105,9 @@ class Episode:
     def _bounded(self, reply: EnvironmentReply) -> EnvironmentReply:
         texts = [bounded(message["content"], self._settings.characters) for message in reply.messages]
         messages = [{**message, "content": text.text} for message, text in zip(reply.messages, texts, strict=True)]
-        figures = Counter(reply.figures)
-        figures.update({CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)})
+        found = {CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)}
+        # An environment that counts them, as that of tools, has bounded its messages itself.
+        figures = Counter({**found, **reply.figures})
         return reply._replace(messages=messages, figures=figures)
 
 

@@ -149,8 +149,8 @@ class RolloutEngine(ABC):
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate, supports_vllm_speculate: whether `speculate` may be called, with which kind.
     supports_images: whether it reads the images of prompts.
-    supports_environment: whether it draws the turns of conversations: by itself, without other ranks, behind prompts
-        that grow by what is drawn.
+    supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
+        ranks, behind prompts that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.

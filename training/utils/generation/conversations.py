@@ -2,7 +2,9 @@
 
 A conversation whose turn is drawn leaves the batch, and comes back when its environment has answered; the others go on
 meanwhile. Engines that cannot do that draw in rounds (`turns.Turns`). A response is the tokens from the first drawn one
-to the last: what an environment says in between is marked as inserted, and never comes last. A row without an
+to the last: what an environment says in between is marked as inserted, and never comes last. Where a chat template
+rewrites the history once an environment has spoken, the conversation forks: its next turn is drawn behind the history
+as it is now written, all of it inserted too, and what was drawn before stays where it was drawn. A row without an
 environment has one turn, the same as without this file.
 
 The first turn is drawn from the response's own seed, a later one from a seed derived from it and the turn's number: no
@@ -52,11 +54,15 @@ class Speech:
     prompt: messages and tools -> ids up to the first turn.
     message: ids of a turn -> what a partner's `step` takes; its `calls` are counted.
     reply: messages, tools and the last token of the turn before them -> ids up to the next turn, with `cut_messages`.
+    history: all that was said (messages of the opening, then a turn's and those of its reply in turns), how many
+        messages the opening has, tools, and the ids of it all as they would be appended -> the `ids` of a fork, None
+        where the template writes the same, and `is_refused` where it writes none.
     """
 
     prompt: Callable[[Any, Any], list[int]]
     message: Callable[[Sequence[int]], Any]
     reply: Callable[[Any, Any, int], Any]
+    history: Callable[[Sequence[Any], int, Any, list[int]], Any]
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,9 @@ class ConversationLimits:
 
 @dataclass(eq=False)
 class _Conversation:
-    """prompt: ids. Of the response so far: ids, logprobs, inserted and rewards, by token. begin: of its last turn."""
+    """prompt: ids. said: messages, of which `opened` were there before the first turn. Of the response so far: ids,
+    logprobs, inserted and rewards, by token, and where forks begin. begin: of its last turn. spent: tokens that were
+    drawn or said by the environment, without what forks repeat."""
 
     seed: int
     partner: Partner | None
@@ -82,18 +90,28 @@ class _Conversation:
     logprobs: list[float] = field(default_factory=list)
     inserted: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    forks: list[int] = field(default_factory=list)
+    said: list[Any] = field(default_factory=list)
+    opened: int = 0
+    spent: int = 0
     turns: int = 0
     calls: int = 0
     cut_messages: int = 0
+    refused_histories: int = 0
     begin: int = 0
     ended: bool = False
     cut: str | None = None
     started: float = field(default_factory=time.monotonic)
 
-    def next_turn(self, most: int) -> NextTurn:
+    @property
+    def context(self) -> list[int]:
+        """The ids behind which the next turn is drawn: those of the last fork, where there is one."""
+        return self.ids[self.forks[-1] :] if self.forks else self.prompt + self.ids
+
+    def next_turn(self, limits: ConversationLimits, most: int) -> NextTurn:
         """most: tokens of a response."""
-        seed = derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed
-        return NextTurn(self, self.prompt + self.ids, seed, most - len(self.ids))
+        seed, ids = derived_seed(self.seed, "turn", self.turns) if self.turns else self.seed, self.context
+        return NextTurn(self, ids, seed, min(most - self.spent, limits.prompt_tokens + most - len(ids)))
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """logprobs: None where no model drew the tokens."""
@@ -101,13 +119,23 @@ class _Conversation:
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
         self.inserted += [logprobs is None] * len(ids)
         self.rewards += [0.0] * len(ids)
+        self.spent += len(ids)
+
+    def hear(self, ids: Sequence[int], fork: Sequence[int] | None) -> None:
+        """Take what an environment said: ids that go on from the turn before, or in their place all of a fork's."""
+        if fork is not None:
+            self.forks.append(len(self.ids))
+            self.spent += len(ids) - len(fork)
+        self.append(ids if fork is None else fork, None)
+        self.begin = len(self.ids)
 
     @property
     def record(self) -> ConversationRecord:
         figures = {} if self.partner is None else {name: float(own) for name, own in self.partner.figures.items()}
-        if self.cut_messages:
-            figures["cut_messages"] = figures.get("cut_messages", 0.0) + self.cut_messages
-        return ConversationRecord(self.turns, self.cut, figures)
+        for name in ("cut_messages", "refused_histories"):
+            if own := getattr(self, name):
+                figures[name] = figures.get(name, 0.0) + own
+        return ConversationRecord(self.turns, self.cut, figures, len(self.forks))
 
 
 class ActingRollout(RolloutEngine):
@@ -119,11 +147,14 @@ class ActingRollout(RolloutEngine):
         partner_of: Callable[[Any, int], Partner | None],
         speech: Speech,
         limits: ConversationLimits,
+        habits: Sequence[str] = (),
     ) -> None:
-        """partner_of: the environment for a row of the request and a seed, None for one turn without one."""
+        """partner_of: the environment for a row of the request and a seed, None for one turn without one. habits:
+        sentences on how conversations go on, told where the run starts."""
         super().__init__()
         engine.expect_turns()
         self._engine, self._partner_of, self._speech, self._limits = engine, partner_of, speech, limits
+        self._habits = list(habits)
         self.longest_tokens = engine.longest_tokens
 
     @contextlib.contextmanager
@@ -132,7 +163,7 @@ class ActingRollout(RolloutEngine):
             yield model
 
     def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
-        return self._engine.check(lent, own)
+        return self._habits + self._engine.check(lent, own)
 
     def keep(self, model: PreTrainedModel) -> None:
         self._engine.keep(model)
@@ -146,7 +177,7 @@ class ActingRollout(RolloutEngine):
         every = self._begun(request)
         try:
             self._open(every, request)
-            with contextlib.closing(self._turns(model, request)) as turns:
+            with contextlib.closing(self._turns(model, request, every)) as turns:
                 self._converse(every, turns, request.sampling.max_new_tokens)
             records = tuple(each.record for each in every)
         finally:
@@ -173,6 +204,7 @@ class ActingRollout(RolloutEngine):
             else:
                 messages, each.tools = opening.result()
                 each.prompt = self._speech.prompt(messages, each.tools)
+                each.said, each.opened = list(messages), len(messages)
             self._check_opening(each, every[prompt * samples])
 
     def _check_opening(self, each: _Conversation, first: _Conversation) -> None:
@@ -189,15 +221,17 @@ class ActingRollout(RolloutEngine):
                 "other, got different messages for two of them; let the row decide them, and the seed what follows"
             )
 
-    def _turns(self, model: PreTrainedModel, request: RolloutRequest) -> Turns:
+    def _turns(self, model: PreTrainedModel, request: RolloutRequest, every: Sequence[_Conversation]) -> Turns:
+        """Where nobody answers, one round is all: what an engine does best."""
+        is_answered = any(each.partner is not None for each in every)
+        kept = self._engine.turns_of(model, request.sampling) if is_answered else None
         device = request.prompt_ids_BP.device
-        kept = self._engine.turns_of(model, request.sampling)
         return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device)
 
     def _converse(self, every: Sequence[_Conversation], turns: Turns, most: int) -> None:
         """Draw all conversations to their ends. most: tokens of a response."""
         for each in every:
-            turns.add(each.next_turn(most))
+            turns.add(each.next_turn(self._limits, most))
         asked = dict[Future[Any], _Conversation]()
         while turns.is_drawing or asked:
             for drawn in turns.advance() if turns.is_drawing else ():
@@ -209,7 +243,7 @@ class ActingRollout(RolloutEngine):
             for step in _answered(asked, turns):
                 each = asked.pop(step)
                 if self._goes_on(each, step.result(), most):
-                    turns.add(each.next_turn(most))
+                    turns.add(each.next_turn(self._limits, most))
                 else:
                     turns.drop(each)
 
@@ -226,6 +260,7 @@ class ActingRollout(RolloutEngine):
         if each.partner is None:
             return None
         message = self._speech.message(each.ids[each.begin :])
+        each.said.append(message)
         each.calls += len(message.calls)
         if self._limits.calls is not None and each.calls > self._limits.calls:
             each.ended, each.cut = False, "calls"
@@ -245,10 +280,14 @@ class ActingRollout(RolloutEngine):
             each.cut = "seconds"
         else:
             heard = self._speech.reply(reply.messages, each.tools, each.ids[-1])
+            each.said += reply.messages
             each.cut_messages += heard.cut_messages
-            if len(each.ids) + len(heard.ids) < most:
-                each.append(heard.ids, None)
-                each.begin = len(each.ids)
+            appended = each.context + list(heard.ids)
+            history = self._speech.history(each.said, each.opened, each.tools, appended)
+            each.refused_histories += history.is_refused
+            longest = limits.prompt_tokens + most  # of what the model reads with a token behind it
+            if each.spent + len(heard.ids) < most and len(history.ids or appended) < longest:
+                each.hear(heard.ids, history.ids)
                 return True
             each.cut = "tokens"  # no room for a token behind them: they are left out
         return False
@@ -270,12 +309,14 @@ def _as_rollout(
     prompt_ids_BP, prompt_mask_BP = torch.full(prompt_shape, pad), torch.zeros(prompt_shape, dtype=torch.bool)
     ids_BR, inserted_BR = torch.full(shape, pad), torch.zeros(shape, dtype=torch.bool)
     logprobs_BR, rewards_BR = torch.zeros(shape), torch.zeros(shape)
+    begins_BR = torch.zeros(shape, dtype=torch.bool)
     for row, each in enumerate(every):
         length, begin = lengths[row], prompt_shape[1] - prompts[row]
         prompt_ids_BP[row, begin:], prompt_mask_BP[row, begin:] = torch.tensor(each.prompt), True
         ids_BR[row, :length], inserted_BR[row, :length] = torch.tensor(each.ids), torch.tensor(each.inserted)
         logprobs_BR[row, :length] = torch.tensor(each.logprobs)
         rewards_BR[row, :length] = torch.tensor(each.rewards)
+        begins_BR[row, each.forks] = True
     return Rollout(
         prompt_ids_BP=prompt_ids_BP.to(device),
         prompt_mask_BP=prompt_mask_BP.to(device),
@@ -284,6 +325,7 @@ def _as_rollout(
         sampled_logprobs_BR=logprobs_BR.to(device),
         ended_B=torch.tensor([each.ended for each in every], device=device),
         inserted_BR=inserted_BR.to(device),
+        fork_begins_BR=begins_BR.to(device),
         turn_rewards_BR=rewards_BR.to(device),
         conversations=records,
     )

@@ -24,15 +24,18 @@ class ConversationRecord:
     turns: that the model drew.
     cut: the limit that ended it, one of CUTS; None where it came to its own end.
     figures: of its environment, by name, summed over the turns.
+    forks: how often it went on in another sequence, as the chat template had rewritten its history.
     """
 
     turns: int
     cut: str | None
     figures: Mapping[str, float]
+    forks: int = 0
 
 
 # What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
 CUTS = ("tokens", "turns", "calls", "seconds")
+FORK_LINE = "\n--- a fork: the chat template rewrites the history ---\n"
 # Who says a part of a response, as samples have it.
 MODEL, ENVIRONMENT = "model", "environment"
 
@@ -65,6 +68,8 @@ class Rollout:
         environment says between two turns: nothing learns them. None where there are none.
     positions_B: int64, the tokens of a response of which the longest path of each block counts alone; None where no
         response has blocks.
+    fork_begins_BR: bool, True on the first token of each fork: from there on the response is another sequence, which
+        begins with the history as the chat template writes it by then, all of it inserted. None where there are none.
     turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere; None without one.
     conversations: of each response; None where all have one turn and no environment.
     seconds: time to draw the responses on this rank, prompts included.
@@ -79,6 +84,7 @@ class Rollout:
     ended_B: torch.Tensor
     inserted_BR: torch.Tensor | None = None
     positions_B: torch.Tensor | None = None
+    fork_begins_BR: torch.Tensor | None = None
     turn_rewards_BR: torch.Tensor | None = None
     conversations: tuple[ConversationRecord, ...] | None = None
     seconds: float = 0.0
@@ -131,14 +137,29 @@ class Rollout:
         return ids_BR[index, : lengths[index]]
 
     def sequences(self) -> list[TokenSequence]:
-        """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets."""
+        """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets,
+        each in one part."""
         found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
         if self.images is not None:
             found = [replace(sequence, images=own) for sequence, own in zip(found, self.images, strict=True)]
         if self.inserted_BR is not None:
             for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
-        return found
+        forks = [
+            tuple(len(sequence) - response + place for place in self._forks_of(row))
+            for row, (sequence, response) in enumerate(zip(found, self._ids[3], strict=True))
+        ]
+        return [replace(sequence, forks=own) for sequence, own in zip(found, forks, strict=True)]
+
+    def _forks_of(self, index: int) -> tuple[int, ...]:
+        """The tokens of a response with which its forks begin."""
+        return self._forks[index] if self._forks else ()
+
+    @cached_property
+    def _forks(self) -> list[tuple[int, ...]]:
+        if self.fork_begins_BR is None:
+            return []
+        return [tuple(begins_R.nonzero().flatten().tolist()) for begins_R in self.fork_begins_BR.cpu()]
 
     def turns_of(self, index: int) -> list[torch.Tensor]:
         """int64 each, what the model drew of a response, turn by turn, on the CPU: all of it, where no environment says
@@ -167,9 +188,13 @@ class Rollout:
         return [str(decode(self.text_ids_of(index, end_token_ids))) for index in range(len(self.response_lengths_B))]
 
     def whole_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
-        """The whole responses as text, with what no model drew, without the tokens that ended them."""
-        count = range(len(self.response_lengths_B))
-        return [str(decode(_without_end(self.response_of(index), end_token_ids))) for index in count]
+        """The whole responses as text, with what no model drew, without the tokens that ended them; each fork, which
+        repeats the prompt and what came before, begins with a line that says so."""
+        found = []
+        for index in range(len(self.response_lengths_B)):
+            ids_r = _without_end(self.response_of(index), end_token_ids)
+            found.append(FORK_LINE.join(str(decode(part_r)) for part_r in ids_r.tensor_split(self._forks_of(index))))
+        return found
 
     def turn_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[list[str]]:
         """Every turn of each response as text, without the tokens that ended them."""
@@ -181,14 +206,18 @@ class Rollout:
     def part_texts(
         self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
     ) -> list[list[tuple[str, str]]]:
-        """Each response as (MODEL or ENVIRONMENT, its text), in turns."""
-        return [
-            [
-                (MODEL, str(decode(_without_end(ids_r, end_token_ids)))) if drawn else (ENVIRONMENT, str(decode(ids_r)))
-                for drawn, ids_r in self.parts_of(index)
-            ]
-            for index in range(len(self.response_lengths_B))
-        ]
+        """Each response as (MODEL or ENVIRONMENT, its text), in turns; a fork, which repeats what came before, begins
+        with FORK_LINE."""
+        found = []
+        for index in range(len(self.response_lengths_B)):
+            parts, at = list[tuple[str, str]](), 0
+            for drawn, ids_r in self.parts_of(index):
+                line = FORK_LINE if at in self._forks_of(index) else ""
+                text = str(decode(_without_end(ids_r, end_token_ids) if drawn else ids_r))
+                parts.append((MODEL if drawn else ENVIRONMENT, line + text))
+                at += len(ids_r)
+            found.append(parts)
+        return found
 
 
 def _without_end(ids_r: torch.Tensor, end_token_ids: Collection[int]) -> torch.Tensor:

@@ -50,7 +50,6 @@ class VllmRollout(RolloutEngine):
     """See RolloutEngine. Bad words apply within the response: vLLM does not detect those that begin in the prompt."""
 
     logprobs_are_trained_models = False
-    supports_environment = False
     frees_gpu_memory = True
     supports_vllm_speculate = True
 

@@ -24,7 +24,9 @@ class VllmArguments:
         None, "Size of the key-value cache; default: on a GPU the rest of the share, on a CPU 2.", above=0, unit="gib"
     )
     vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", least=1, unit="ranks")
-    vllm_prefix_caching: bool = flag(True, "Compute the prompt that samples share only once, in whole cache blocks.")
+    vllm_prefix_caching: bool = flag(
+        True, "Compute once, in whole cache blocks, the prompt that samples share and earlier turns of a conversation."
+    )
     vllm_chunked_prefill: bool = flag(True, "GPU: process parts of long prompts together with tokens being drawn.")
     vllm_sleep: bool = flag(True, "GPU: free vLLM's weights and cache for training between rollouts.")
     vllm_eager: bool = flag(False, "Use neither CUDA graphs nor compilation; always so on a CPU.")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -27,11 +27,14 @@ class TokenSequence:
     input_ids: int64 [length], length >= 1.
     is_target: bool [length]; True where the token is to be predicted.
     images: in the order of their tokens, none of which is a target.
+    forks: where it begins anew, ascending: the tokens from there on see nothing before. Of a conversation whose history
+        a chat template writes otherwise.
     """
 
     input_ids: torch.Tensor
     is_target: torch.Tensor
     images: tuple[ImageSpan, ...] = ()
+    forks: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return int(self.input_ids.numel())
@@ -41,8 +44,15 @@ class TokenSequence:
         """The position of the token after it, if its first is at 0: its length, unless images count by their sides."""
         return positions_taken(len(self), self.images)
 
+    @property
+    def parts(self) -> list[TokenSequence]:
+        """Each run of tokens up to the next fork; the sequence itself, where there is none."""
+        if not self.forks:
+            return [self]
+        return [self.part(begin, end) for begin, end in pairwise((0, *self.forks, len(self)))]
+
     def part(self, begin: int, end: int) -> TokenSequence:
-        """Return the tokens [begin, end), with the images among them."""
+        """Return the tokens [begin, end), with the images among them, as one run."""
         images = images_between(self.images, begin, end)
         return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images)
 
@@ -77,6 +87,8 @@ class Document:
         for segment in self.segments:
             if len(segment.tokens) == 0:
                 raise AssertionError("a segment has no tokens")
+            if segment.tokens.forks:
+                raise AssertionError("a segment is one run of tokens: lay out the parts of a sequence with forks")
             if segment.predecessor is None and bool(segment.tokens.is_target[0]):
                 raise AssertionError("the first token of a sequence has no predecessor and cannot be a target")
 

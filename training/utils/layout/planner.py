@@ -98,11 +98,17 @@ def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
     return 60.0 / 6.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
 
 
-def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[MicroBatch, ...], ...]:
+def plan_step(
+    lengths: Sequence[int], settings: PlanSettings, heights: Sequence[int] = ()
+) -> tuple[tuple[MicroBatch, ...], ...]:
     """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once. [rank][m] of the result:
-    the rows that `rank` computes in its m-th forward; a micro-batch may be empty."""
-    shares = dealt(lengths, settings.ranks, equal_counts=not settings.packed)
-    fitted = [_fitted_micro_batches(lengths, share, settings) for share in shares]
+    the rows that `rank` computes in its m-th forward; a micro-batch may be empty.
+
+    heights: without packing, the rows of `lengths` tokens that each document takes, which stay together; () is one."""
+    heights = heights or [1] * len(lengths)
+    totals = [length * height for length, height in zip(lengths, heights, strict=True)]
+    shares = dealt(totals, settings.ranks, equal_counts=not settings.packed)
+    fitted = [_fitted_micro_batches(lengths, share, settings, heights) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
     if most:
         multiple = settings.micro_batches_multiple_of
@@ -111,7 +117,7 @@ def plan_step(lengths: Sequence[int], settings: PlanSettings) -> tuple[tuple[Mic
     for share, mine in zip(shares, fitted, strict=True):
         if len(mine) < most:  # spread this rank's share over as many forwards as the busiest rank needs
             spread = _laid_out(lengths, share, most, settings)
-            mine = spread if all(_fits(lengths, rows, settings) for rows in spread) else mine
+            mine = spread if all(_fits(lengths, rows, settings, heights) for rows in spread) else mine
         micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
     return tuple(micro_batches)
 
@@ -128,14 +134,16 @@ def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int
     return dealt
 
 
-def _fitted_micro_batches(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
+def _fitted_micro_batches(
+    lengths: Sequence[int], share: Sequence[int], settings: PlanSettings, heights: Sequence[int]
+) -> list[MicroBatch]:
     """Return the fewest micro-batches that keep every limit, or a few more if they pad less."""
     if not share:
         return []
     if not settings.packed:
-        filled = _filled(lengths, share, settings)
+        filled = _filled(lengths, share, settings, heights)
         even = _laid_out(lengths, share, len(filled), settings)
-        return even if all(_fits(lengths, rows, settings) for rows in even) else filled
+        return even if all(_fits(lengths, rows, settings, heights) for rows in even) else filled
     fewest, budget = 1, settings.max_tokens_per_micro_batch
     if budget is not None:  # a document above the budget takes one micro-batch of any length
         fewest = max(fewest, -(-sum(min(lengths[index], budget) for index in share) // budget))
@@ -163,11 +171,13 @@ def _cost(lengths: Sequence[int], micro_batches: Sequence[MicroBatch], settings:
     return cost + (len(micro_batches) * settings.forward_tokens if len(micro_batches) > 1 else 0.0)
 
 
-def _filled(lengths: Sequence[int], share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
+def _filled(
+    lengths: Sequence[int], share: Sequence[int], settings: PlanSettings, heights: Sequence[int]
+) -> list[MicroBatch]:
     """Return one document per row, longest first, each micro-batch filled before the next."""
     filled: list[MicroBatch] = []
     for document in sorted(share, key=lambda index: (-lengths[index], index)):
-        if filled and _fits(lengths, (*filled[-1], (document,)), settings):
+        if filled and _fits(lengths, (*filled[-1], (document,)), settings, heights):
             filled[-1] = (*filled[-1], (document,))
         else:
             filled.append(((document,),))
@@ -202,13 +212,16 @@ def _by_length(lengths: Sequence[int], share: Sequence[int], count: int) -> list
     return dealt
 
 
-def _fits(lengths: Sequence[int], rows: MicroBatch, settings: PlanSettings) -> bool:
-    most_rows = settings.max_rows_per_micro_batch
-    if most_rows is not None and not settings.packed and len(rows) > most_rows:
-        return False
-    if settings.max_tokens_per_micro_batch is None or sum(len(row) for row in rows) == 1:
+def _fits(lengths: Sequence[int], rows: MicroBatch, settings: PlanSettings, heights: Sequence[int] = ()) -> bool:
+    if sum(len(row) for row in rows) == 1:  # alone it has to run
         return True
-    return len(rows) * _width(lengths, rows) <= settings.max_tokens_per_micro_batch
+    count, most_rows = len(rows), settings.max_rows_per_micro_batch
+    if not settings.packed:
+        count = sum(heights[row[0]] for row in rows)
+        if most_rows is not None and count > most_rows:
+            return False
+    budget = settings.max_tokens_per_micro_batch
+    return budget is None or count * _width(lengths, rows) <= budget
 
 
 def _width(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> int:

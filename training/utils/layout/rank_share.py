@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence
+from training.utils.layout.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import drawn_document
 from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
@@ -41,22 +41,28 @@ def rank_share(
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
-    step = plan_step([_tokens([sequences[index] for index in group], plan) for group in groups], plan)
+    parts = [sequences[group[0]].parts for group in groups] if not plan.packed else []
+    lengths = [max(map(len, each)) for each in parts]
+    if plan.packed:
+        lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
+    step = plan_step(lengths, plan, [len(each) for each in parts])
     lacking = lacks_images(step, rank, [any(sequences[index].images for index in group) for group in groups])
     shares = []
     for micro_batch, lacks in zip(step[rank], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]
-        documents = [[_document([sequences[index] for index in group], plan) for group in row] for row in members]
-        rows = laid_out(documents, pad_token_id, images, lacks, with_before)
+        filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
+        rows = laid_out([row for each in filled for row in each], pad_token_id, images, lacks, with_before)
         indices = [index for row in members for group in row for index in group]
+        if any(sequences[index].forks for index in indices):
+            rows = rows.of_whole_sequences([len(sequences[index].parts) for index in indices])
         shares.append(SequenceRows(indices, pinned(rows, device)))
     return shares
 
 
 def documents_of(sequences: Sequence[TokenSequence], plan: PlanSettings) -> list[Document]:
     """Return the documents that `rank_share` packs, of all ranks."""
-    groups = _groups(sequences, plan, sharing=True)
-    return [_document([sequences[index] for index in group], plan) for group in groups]
+    groups = [[sequences[index] for index in group] for group in _groups(sequences, plan, sharing=True)]
+    return [document for group in groups for row in _rows([group], plan) for document in row]
 
 
 def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: bool) -> list[list[int]]:
@@ -74,6 +80,13 @@ def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: boo
 def _least_tokens(plan: PlanSettings) -> int:
     """Blocks of paths begin where they were drawn: their responses share a prompt alone."""
     return NEVER if plan.tags is not None else plan.least_shared_tokens or NEVER
+
+
+def _rows(groups: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[Document]]:
+    """Return a row of documents; several where each part of a sequence with forks has a row of its own."""
+    if not plan.packed and groups[0][0].forks:
+        return [[plain(part)] for part in groups[0][0].parts]
+    return [[_document(group, plan) for group in groups]]
 
 
 def _tokens(sequences: Sequence[TokenSequence], plan: PlanSettings) -> int:

@@ -96,6 +96,13 @@ class TokenRows:
             return (self.segment_ids_NT != PAD_SEGMENT).long()
         return self.copies_NS.gather(1, self.segment_ids_NT % self.copies_NS.shape[1])
 
+    def of_whole_sequences(self, parts: Sequence[int]) -> TokenRows:
+        """Return the same rows with the sequences counted whole that they hold in parts, one after the other: `parts`
+        says of how many each is. A sequence ends where its last part does."""
+        whole_B, last_B = torch.tensor(parts), torch.tensor(parts).cumsum(0) - 1
+        number_of_part = torch.arange(len(parts)).repeat_interleave(whole_B)
+        return replace(self, sequence_M=number_of_part[self.sequence_M], end_B=self.end_B[last_B])
+
     def reads(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the different targets of the rows and what predicts them, int64 [U] each; `target_ids_M` and
         `predictor_M` where no two targets are the same."""

@@ -14,7 +14,8 @@ answer o to it:
     owners       -     0, 1    0   1     2
     targets      A B C (of 0), A B D E (of 1), F (of 2): A and B are computed once and listed twice
 
-Beginnings are shared where it pays: a prompt always, and beyond it what is at least `least_tokens` long.
+Beginnings are shared where it pays: a prompt always, and beyond it what is at least `least_tokens` long. The parts of a
+sequence with forks stand in the document as sequences of their own; those that begin otherwise are further tries of it.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ def prompt_tokens(sequence: TokenSequence) -> int:
 
 
 def trie_document(sequences: Sequence[TokenSequence], least_tokens: int) -> Document:
-    """Return a document of `sequences`, which begin with the same token; its i-th sequence is the i-th of these. Of one
-    sequence it is `plain`, and of responses to one prompt that share fewer than `least_tokens` tokens behind it,
+    """Return a document of `sequences`, which begin with the same token; its i-th sequence is the i-th of their parts.
+    Of one sequence it is `plain`, and of responses to one prompt that share fewer than `least_tokens` tokens behind it,
     `shared_prompt`."""
+    sequences, forks = _parts(sequences)
     if len(sequences) == 1:
         return plain(sequences[0])
     segments: list[Segment] = []
@@ -76,17 +78,22 @@ def trie_document(sequences: Sequence[TokenSequence], least_tokens: int) -> Docu
         for child in node.children:
             place(child, sees, position, predecessor)
 
-    place(trie_of(sequences, least_tokens), (), 0, None)
+    for root in tries_of(sequences, least_tokens, forks):
+        place(root, (), 0, None)
     return Document(tuple(segments), tuple(ends), tuple(owners))
 
 
 def trie_tokens(sequences: Sequence[TokenSequence], least_tokens: int) -> int:
     """Return the tokens of `trie_document`, without making it."""
-    return len(sequences[0]) if len(sequences) == 1 else trie_of(sequences, least_tokens).tokens
+    sequences, forks = _parts(sequences)
+    if len(sequences) == 1:
+        return len(sequences[0])
+    return sum(root.tokens for root in tries_of(sequences, least_tokens, forks))
 
 
-def trie_of(sequences: Sequence[TokenSequence], least_tokens: int) -> TrieNode:
-    """Return the root of the trie of `sequences`, which begin with the same token.
+def tries_of(sequences: Sequence[TokenSequence], least_tokens: int, forks: bool = False) -> tuple[TrieNode, ...]:
+    """Return the root of the trie of `sequences`, which begin with the same token; of forks, which may not, the roots
+    of as many as it takes.
 
     A node ends where its sequences part, or at the end of their shortest prompt if they part fewer than `least_tokens`
     later. Below it, sequences share a node if they share at least so many tokens more, or the rest of a prompt.
@@ -102,6 +109,10 @@ def trie_of(sequences: Sequence[TokenSequence], least_tokens: int) -> TrieNode:
         if begin < prompt <= end < prompt + least_tokens and len(held) > 1:
             end = prompt
         assert end > begin, "sequences of a trie begin with the same token"
+        return TrieNode(begin, end, tuple(sorted(held)), behind(end, first, last))
+
+    def behind(end: int, first: int, last: int) -> tuple[TrieNode, ...]:
+        """The nodes that begin at `end`."""
         starts: list[int] = []
         for place in range(first, last):
             if len(keys[order[place]]) == end:
@@ -109,10 +120,17 @@ def trie_of(sequences: Sequence[TokenSequence], least_tokens: int) -> TrieNode:
             both = prompts[order[place - 1]], prompts[order[place]]
             if not starts or not (shared[place] >= end + least_tokens or end < min(both) <= shared[place]):
                 starts.append(place)
-        children = [node(end, start, stop) for start, stop in pairwise([*starts, last])]
-        return TrieNode(begin, end, tuple(sorted(held)), tuple(sorted(children, key=lambda each: each.sequences)))
+        nodes = [node(end, start, stop) for start, stop in pairwise([*starts, last])]
+        return tuple(sorted(nodes, key=lambda each: each.sequences))
 
-    return node(0, 0, len(order))
+    return behind(0, 0, len(order)) if forks else (node(0, 0, len(order)),)
+
+
+def _parts(sequences: Sequence[TokenSequence]) -> tuple[Sequence[TokenSequence], bool]:
+    """Return the sequences without forks, or the parts of each; and whether there are forks."""
+    if not any(sequence.forks for sequence in sequences):
+        return sequences, False
+    return [part for sequence in sequences for part in sequence.parts], True
 
 
 def joined(parts: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[int]]:

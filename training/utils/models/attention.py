@@ -55,9 +55,17 @@ def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> 
     return forward_plan(sequences, longest_tokens, hidden_size, long_rows_are_free=is_free, **others)
 
 
-def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
+def sliding_window(model: Any) -> int | None:
+    """How many of the last tokens the layers of a transformers model see that see the last alone (Gemma 3); None where
+    it does not name such layers."""
+    text_config = model.config.get_text_config()
+    has_some = "sliding_attention" in (getattr(text_config, "layer_types", None) or ())
+    return text_config.sliding_window if has_some else None
+
+
+def model_inputs(rows: TokenRows, implementation: str, window: int | None = None) -> dict[str, Any]:
     """Return the keyword arguments of a transformers model's forward. Its hidden states are [N, T], or one row of N x T
-    and what fills its last block; flattened, each token has the same index."""
+    and what fills its last block; flattened, each token has the same index. window: see `sliding_window`."""
     inputs: dict[str, Any] = {
         "input_ids": rows.input_ids_NT,
         "position_ids": rows.position_ids_NT,
@@ -95,7 +103,13 @@ def model_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
         count, width = rows.input_ids_NT.shape
         inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
     else:
-        inputs["attention_mask"] = rows.dense_mask()
+        inputs["attention_mask"] = mask = rows.dense_mask()
+        # A mask that is given replaces the family's own, in layers with a window too. Packed rows are within it.
+        if mask is not None and window is not None and rows.visible_NSS is None:
+            import torch
+
+            ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
+            inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & ends_TT}
     return inputs
 
 

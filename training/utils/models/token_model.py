@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.rows import TokenRows
-from training.utils.models.attention import model_inputs, text_attention
+from training.utils.models.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.kept_features import kept_inputs
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
@@ -125,7 +125,7 @@ class ScalarModel(nn.Module):
 
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
-    inputs = model_inputs(rows, text_attention(model))
+    inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.images:
         inputs |= _image_inputs(model, rows, inputs.pop("pixel_values"), inputs.pop("image_grid_thw", None))
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it

@@ -13,6 +13,7 @@ mark { background: var(--loss); color: inherit; box-shadow: inset 0 -1px var(--l
 .fed { font: 13px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   max-height: 26em; margin-top: 6px; }
 .break::before { content: "\\21b5"; color: var(--soft); opacity: .7; }
+.lines { white-space: pre-wrap; }
 .parts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
 .part { min-width: 0; }
 .lengths { display: grid; grid-template-columns: auto 1fr auto; align-items: center; gap: 4px 10px; margin-top: 8px;

@@ -28,7 +28,7 @@ def rows_page(
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     cards = "".join(
         f'<div class="card sample"><p class="soft paths">{escape(row.title)}</p>{marked_texts(row.texts)}'
-        + "".join(f'<p class="soft paths">{escape(name)}: {escape(value)}</p>' for name, value in row.beside)
+        + "".join(f'<p class="soft paths lines">{escape(name)}: {escape(value)}</p>' for name, value in row.beside)
         + pictures(row.images)
         + "</div>"
         for row in rows

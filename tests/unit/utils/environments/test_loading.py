@@ -44,6 +44,10 @@ def add(a: int, b: int) -> int:
 
 also_add = add
 
+def noise() -> bytes:
+    """Answer no text."""
+    return b"ok \\xff"
+
 class tools(Good): ...
 
 def untyped(a):
@@ -111,6 +115,16 @@ def test_tools_answer_any_row(file):
     assert [tool["function"]["name"] for tool in opening.tools] == ["add"]
     reply = episode.step(AssistantMessage("", "", calls=(Call("add", {"a": 3, "b": 4}),))).result(5)
     assert reply.messages == [{"role": "tool", "name": "add", "content": "7"}] and episode.figures["calls"] == 1
+    environments.close()
+
+
+def test_what_a_tool_answers_is_mended_and_counted_once(file):
+    environments = loaded(file, tools=["noise"])
+    episode = environments.episode({"messages": [{"role": "user", "content": "?"}]}, 0)
+    episode.reset().result(5)
+    reply = episode.step(AssistantMessage("", "", calls=(Call("noise", {}), Call("noise", {})))).result(5)
+    assert [message["content"] for message in reply.messages] == ["ok \ufffd"] * 2
+    assert (episode.figures["mended_answers"], episode.figures["cut_answers"]) == (2, 0)
     environments.close()
 
 

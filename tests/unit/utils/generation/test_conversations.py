@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,11 @@ def heard(messages, tools, last) -> SimpleNamespace:
     return SimpleNamespace(ids=[HEARD, *messages[:-1]], cut_messages=0)
 
 
-SPEECH = Speech(lambda messages, tools: list(messages), message, heard)
+def kept(said, opened, tools, ids) -> SimpleNamespace:
+    return SimpleNamespace(ids=None, is_refused=False)
+
+
+SPEECH = Speech(lambda messages, tools: list(messages), message, heard, kept)
 
 
 def model_that_turns():
@@ -265,63 +270,155 @@ def test_samples_of_a_prompt_begin_alike(model):
 
 # Under the chat templates of the public families.
 
-TEMPLATES = {"chatml": "user", "llama3": "tool", "merges_tools": "tool", "inst": "user", "strips_thinking": "tool",
-             "empty_thought": "tool"}  # fmt: skip
+# By template: who answers, and the thinking that it is asked for. The last two rewrite what was said before.
+TEMPLATES = {"chatml": ("user", None), "llama3": ("tool", None), "merges_tools": ("tool", None), "inst": ("user", None),
+             "strips_thinking": ("user", None), "empty_thought": ("user", False)}  # fmt: skip
+REWRITES = ("strips_thinking", "empty_thought")
+THOUGHT_ENDS = "</think>"
 
 
 @pytest.fixture(scope="module")
 def wordy():
-    """A model of the templates' tokenizer."""
-    model = tiny_causal_lm("llama", vocab_size=384, max_position_embeddings=512)
+    """A model of the templates' tokenizer, and of a token that ends a thought."""
+    model = tiny_causal_lm("llama", vocab_size=385, max_position_embeddings=512)
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(0.3 * head.weight.detach())
     head.bias = torch.nn.Parameter(torch.zeros(len(head.weight)))
     return model
 
 
-@pytest.mark.parametrize("count", [7, pytest.param(84, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
-    """And what is in between is what the template gives the environment's part."""
+class Noting(TransformersRollout):
+    """Keeps what it drew, by seed."""
+
+    def __init__(self, drawn: dict[int, list[int]]) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def roll_out(self, model, request) -> Rollout:
+        found = super().roll_out(model, request)
+        self.drawn |= dict(zip(request.seeds, responses(found), strict=True))
+        return found
+
+
+def talks(name: str, count: int, wordy):
+    """`count` conversations under a template, with one that ends in the middle of a turn now and then: the rollout, its
+    partners, what was drawn by seed, the tokenizer and the tokens around turns."""
+    role, thinks = TEMPLATES[name]
     tokenizer = chat_tokenizer(chat_template(name))
-    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
-    turns, end, drawn = TurnTokens(chat, None), tokenizer.convert_tokens_to_ids(chat.end_token), []
-    wordy.get_output_embeddings().bias.data.zero_()[end] = 7.0
+    tokenizer.add_tokens([THOUGHT_ENDS])
+    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", enable_thinking=thinks), tokenizer)
+    turns, end, drawn = TurnTokens(chat, None), tokenizer.convert_tokens_to_ids(chat.end_token), {}
+    bias = wordy.get_output_embeddings().bias.data.zero_()
+    bias[end], bias[tokenizer.convert_tokens_to_ids(THOUGHT_ENDS)] = 7.0, 6.0
 
     class Teller(Scripted):
         def reset(self) -> Future:
-            return given(([{"role": "user", "content": f"fig {self.row['number']}"}], None))
+            self.messages = [{"role": "user", "content": f"fig {self.row['number']}"}]
+            return given((list(self.messages), None))
 
         def step(self, message) -> Future:
             self.said.append(message.ids)
-            text = f"{tokenizer.decode(message.ids[:-1])} <|im_end|><|im_start|>assistant"
-            messages = [{"role": TEMPLATES[name], "content": text}]
+            told = f"{tokenizer.decode(message.ids[:-1])} <|im_end|><|im_start|>assistant"
+            messages = [{"role": role, "content": told}]
+            self.messages += [{"role": "assistant", "content": message.text}, *messages]
             return given(SimpleNamespace(messages=messages, reward=0.0, done=len(self.said) == 4))
 
-    class Noting(TransformersRollout):
-        def roll_out(self, model, request) -> Rollout:
-            found = super().roll_out(model, request)
-            drawn.extend(zip(request.seeds, responses(found), strict=True))
-            return found
+    def said(ids) -> SimpleNamespace:
+        return SimpleNamespace(ids=list(ids), calls=[], text=tokenizer.decode(ids[:-1]))
 
     ids_BP = torch.ones(count, 1, dtype=torch.int64)
     rows, opened = [{"number": number} for number in range(count)], []
-    speech = Speech(turns.opening, message, turns.reply)
+    speech = Speech(turns.opening, said, turns.reply, turns.history)
     limits = ConversationLimits(4, None, None, 200)
-    engine = ActingRollout(Noting(), lambda row, seed: Teller(row, seed, opened), speech, limits)
+    engine = ActingRollout(Noting(drawn), lambda row, seed: Teller(row, seed, opened), speech, limits)
     sampling = replace(SAMPLING, max_new_tokens=250, end_token_id=end)
     rollout = engine.roll_out(wordy, RolloutRequest(ids_BP, ids_BP.bool(), sampling, range(count), 1, rows))
-    by_seed, sequences = dict(drawn), rollout.sequences()
-    specials = set(tokenizer.all_special_ids)
+    return rollout, opened, drawn, tokenizer, turns, end
+
+
+@pytest.mark.parametrize("count", [7, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
+    """And what is in between is what the template gives the environment's part; a history that it rewrites begins
+    another sequence, in which nothing is trained again."""
+    rollout, opened, by_seed, tokenizer, turns, end = talks(name, count, wordy)
+    role, thinks = TEMPLATES[name]
+    sequences, specials, trained = rollout.sequences(), set(tokenizer.all_special_ids), 0
     for row, partner in enumerate(opened):
         seeds = [row, *(derived_seed(row, "turn", turn) for turn in range(1, rollout.conversations[row].turns))]
         own = [ids.tolist() for ids in rollout.turns_of(row)]
         assert own == [by_seed[seed][: len(ids)] for seed, ids in zip(seeds, own, strict=True)]
         assert own[: len(partner.said)] == partner.said
-        targets = sequences[row]
-        assert targets.input_ids[targets.is_target].tolist() == [token for ids in own for token in ids]
+        parts = sequences[row].parts
+        targets = [part.input_ids[part.is_target].tolist() for part in parts]
+        assert sum(targets, []) == sum(own, []) and all(targets)
+        trained += len(own)
+        assert len(parts) == 1 + rollout.conversations[row].forks
+        if name in REWRITES:
+            written = [(part, begin) for part in parts for begin in begins_of(part)]
+            for turn, (part, begin) in enumerate(written):
+                messages = partner.messages[: 1 + 2 * turn]
+                kwargs = {} if thinks is None else {"enable_thinking": thinks}
+                text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+                assert tokenizer.decode(part.input_ids[:begin]) == text
+            assert len(written) == len(own)
+            continue
+        assert len(parts) == 1
         # Between two turns there are as many control tokens as after a plain word.
         inserted = rollout.response_of(row)[rollout.inserted_BR[row, : rollout.response_lengths_B[row]]].tolist()
-        word = turns.reply([{"role": TEMPLATES[name], "content": "fig"}], None, end).ids
+        word = turns.reply([{"role": role, "content": "fig"}], None, end).ids
         assert sum(token in specials for token in inserted) == (len(own) - 1) * sum(token in specials for token in word)
     assert sum(record.turns > 2 for record in rollout.conversations) > count // 2
+    assert trained == len(by_seed) == sum(record.turns for record in rollout.conversations)  # each turn once
+    forks = sum(record.forks for record in rollout.conversations)
+    assert forks > count // 2 if name in REWRITES else not forks
+
+
+def begins_of(part) -> list[int]:
+    """Where the drawn turns of a sequence begin."""
+    is_target = part.is_target.tolist()
+    return [place for place in range(1, len(is_target)) if is_target[place] and not is_target[place - 1]]
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_log_probabilities_are_those_of_the_sequence_in_which_a_turn_was_drawn(name, wordy):
+    rollout, *_ = talks(name, 8, wordy)
+    rows = padded_rows([part for sequence in rollout.sequences() for part in sequence.parts], PAD)
+    with torch.no_grad():
+        trained_M = PolicyModel(wordy)(rows).logprobs_M
+    drawn = rollout.drawn
+    assert torch.allclose(trained_M, drawn.logprobs_BR[drawn.mask_BR], atol=1e-4)
+    assert not rollout.sampled_logprobs_BR[rollout.inserted_BR].any()
+
+
+def test_what_counts_of_a_fork(model):
+    """The limit counts what was drawn and said, not what a fork repeats; and each sequence keeps within the longest."""
+    sampling = replace(SAMPLING, max_new_tokens=12)
+
+    def heavier(factor: int) -> tuple[Rollout, list]:
+        def history(said, opened, tools, ids) -> SimpleNamespace:
+            return SimpleNamespace(ids=[4] * factor + list(ids), is_refused=False)
+
+        speech = replace(SPEECH, history=history)
+        ids_BP, mask_BP = prompts((3, 11, 1, 7))
+        rows, opened = [{"ids": ids[mask].tolist()} for ids, mask in zip(ids_BP, mask_BP, strict=True)], []
+        limits = replace(LIMITS, turns=100)
+        engine = ActingRollout(TransformersRollout(), lambda row, seed: Scripted(row, seed, opened), speech, limits)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, range(32), 8, rows)
+        return rolled_out(engine, model, request), opened
+
+    light, _ = heavier(1)
+    assert sum(record.cut == "tokens" for record in light.conversations) > 2
+    for rollout, _ in (heavier(1), heavier(20)):
+        for row, sequence in enumerate(rollout.sequences()):
+            record, parts = rollout.conversations[row], sequence.parts
+            assert record.forks == record.turns - 1 == len(parts) - 1
+            assert max(map(len, parts)) <= LIMITS.prompt_tokens + sampling.max_new_tokens
+            heard = [len(later) - len(former) for former, later in pairwise(parts)]
+            assert int(sequence.is_target.sum()) <= sampling.max_new_tokens and all(heard)
+    spent = [
+        int(sequence.is_target.sum()) + sum(begins_of(later)[0] - len(former) - 1 for former, later in pairwise(parts))
+        for sequence in light.sequences()
+        for parts in [sequence.parts]
+    ]
+    assert max(spent) == sampling.max_new_tokens

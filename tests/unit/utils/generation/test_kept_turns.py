@@ -72,22 +72,24 @@ def test_no_token_is_computed_twice(model, monkeypatch):
 
 
 class Late(Scripted):
-    """The first conversation is answered once another one has drawn its third turn; answers of the others take
-    different times."""
+    """The first turn of all is answered once another conversation has drawn its third; other answers take different
+    times."""
 
     third = threading.Event()
+    asked: list[int] = []
     in_time: list[bool] = []
 
     def step(self, message) -> Future:
-        answer, late = super().step(message), Future()
+        answer, late, is_first = super().step(message), Future(), not self.asked
+        self.asked.append(self.seed)
         if len(self.said) == 3:
             self.third.set()
 
         def give() -> None:
-            if self.seed:
-                time.sleep(0.0005 * (self.seed * 7 % 5))
-            else:
+            if is_first:
                 self.in_time.append(self.third.wait(10))
+            else:
+                time.sleep(0.0005 * (self.seed * 7 % 5))
             late.set_result(answer.result())
 
         threading.Thread(target=give, daemon=True).start()
@@ -97,7 +99,7 @@ class Late(Scripted):
 def test_others_go_on_while_one_waits(model):
     """And all draw what they do where each answer is there at once."""
     late = converse(model, LENGTHS, 4, draws=Keeping(), kind=Late)
-    assert Late.in_time and all(Late.in_time)
+    assert Late.in_time == [True]
     same(late, converse(model, LENGTHS, 4, draws=Keeping()))
 
 
@@ -126,6 +128,12 @@ def drawn_turns(turns: KeptTurns, *added: NextTurn) -> dict:
     while turns.is_drawing:
         drawn |= {each.key: each for each in turns.advance()}
     return drawn
+
+
+def test_where_nobody_answers_the_engine_draws_by_itself(model, monkeypatch):
+    monkeypatch.delattr(KeptTurns, "add")
+    rollout, _ = converse(model, draws=Keeping(), alone=lambda number: True)
+    same((rollout, []), converse(model, alone=lambda number: True))
 
 
 def test_rows_that_have_left_take_no_memory(model):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, answers, awake, sequence
+from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, answers, awake, gemma3, sequence
 from training.utils.generation import decoding
 from training.utils.generation.base import RolloutRequest, Sampling, rolled_out
 from training.utils.generation.decode_check import fitting_way, why_not_decoded
@@ -50,15 +50,19 @@ def request_of(family: Family, sampling: Sampling = SAMPLING) -> RolloutRequest:
     return RolloutRequest(ids_BP, mask_BP, sampling, list(range(len(prompts) * SAMPLES)), SAMPLES, images=images)
 
 
+NARROW = "gemma3 with a window"
+MAKE = {**FAMILIES, NARROW: lambda: gemma3(window=5)}
+
+
 def known(name: str) -> tuple[Family, OwnForward]:
     """A family as it is loaded: its own forward is measured before its attention is replaced."""
-    family = awake(FAMILIES[name]())
+    family = awake(MAKE[name]())
     own = read_own_forward(family.model, 0, row_images(family))
     settle_attention(family.model, own, "auto", None, False)
     return family, own
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MAKE)
 def test_rollouts_are_drawn_from_the_models_own_log_probabilities(name):
     family, own = known(name)
     engine = TransformersRollout()
@@ -71,7 +75,7 @@ def test_rollouts_are_drawn_from_the_models_own_log_probabilities(name):
     assert len(tower_calls) == 1 and len(rollout.response_lengths_B.unique()) > 1  # rows have left on the way
     assert not (rollout.response_ids_BR == IMAGE_ID).any()
     read, images = PolicyModel(family.model), row_images(family)
-    plainly = awake(FAMILIES[name]())
+    plainly = awake(MAKE[name]())
     for row, found in enumerate(rollout.sequences()):
         assert found.images == prompts_of(family)[row // SAMPLES].images
         sampled_r = rollout.sampled_logprobs_BR[row, : int(rollout.response_lengths_B[row])].double()

@@ -15,6 +15,7 @@ from training.utils.layout.images import ImagePixels, ImageSpan
 from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import documents_of, rank_share
+from training.utils.layout.rows import TokenRows
 from training.utils.layout.trie import NEVER, prompt_groups
 from training.utils.models.token_model import PolicyModel
 
@@ -45,6 +46,38 @@ def test_ranks_share_all_sequences_in_as_many_micro_batches(plan):
     assert [len(laid) for laid in few] == [1, 1, 1] and sorted(len(laid[0][0]) for laid in few) == [0, 1, 1]
     for indices, rows in (part for laid in shares for part in laid):
         assert rows.target_ids_M.numel() == sum(RESPONSE_TOKENS[index] for index in indices)
+
+
+def test_the_parts_of_a_sequence_that_forks_stay_together():
+    """Padded, each is a row of one micro-batch, which holds as many rows as it may, or one sequence alone; packed, they
+    share a row. To a loss they are one sequence."""
+    long = join(torch.arange(4), torch.arange(8) + 50)
+    forks = replace(long, is_target=torch.arange(12) % 4 > 1, forks=(4, 8))
+    sequences = [forks, SEQUENCES[0], forks, SEQUENCES[1], replace(forks, forks=(8,)), SEQUENCES[4]]
+    heights = [3, 1, 3, 1, 2, 1]
+    for plan in (PlanSettings(1, None, 4), PlanSettings(1, 20, None), PlanSettings(2, None, 2)):
+        seen = [part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, CPU)]
+        assert sorted(index for indices, _ in seen for index in indices) == list(range(6))
+        for indices, rows in seen:
+            count, width = rows.input_ids_NT.shape
+            assert count == max(1, sum(heights[index] for index in indices)) and rows.visible_NSS is None
+            if len(indices) > 1:
+                assert count <= (plan.max_rows_per_micro_batch or 99)
+                assert count * width <= (plan.max_tokens_per_micro_batch or 999)
+            check_whole(indices, rows, sequences)
+    for plan in (PlanSettings(1, 50, 8, True, 50), PlanSettings(2, 50, 8, True, 50, least_shared_tokens=1)):
+        for rank in range(plan.ranks):
+            for indices, rows in rank_share(sequences, plan, PAD, rank, CPU):
+                assert len(rows.input_ids_NT) <= 2
+                check_whole(indices, rows, sequences)
+
+
+def check_whole(indices: list[int], rows: TokenRows, sequences: list[TokenSequence]) -> None:
+    for place, index in enumerate(indices):
+        own, ids_L = rows.sequence_M == place, rows.input_ids_NT.flatten()
+        assert torch.equal(rows.target_ids_M[own], sequences[index].input_ids[sequences[index].is_target])
+        assert ids_L[rows.end_B[place]] == sequences[index].input_ids[-1]
+    assert len(rows.end_B) == len(indices)
 
 
 @pytest.mark.parametrize("packed", [True, False])

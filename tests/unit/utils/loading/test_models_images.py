@@ -27,8 +27,6 @@ from training.utils.models.token_model import ScalarModel
 from training.utils.run.errors import ThreestepError
 
 CPU = torch.device("cpu")
-# Of transformers' own scalar class, renamed by class, by row of images; the others alike.
-ORDINARY = ("gemma3", "qwen2_vl", "idefics3")
 
 
 class Tokenizer(SimpleNamespace):
@@ -57,7 +55,7 @@ def load(folder, images=None, must_have_head=True, **settings):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[] if name in ORDINARY else [pytest.mark.long]) for name in FAMILIES],
+    params=[pytest.param(name, marks=[] if name == "qwen2_vl" else [pytest.mark.long]) for name in FAMILIES],
 )
 def made(request, tmp_path_factory):
     """A family, its images, its scalar model with a new head, and the folder of that model."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.vision_models import FAMILIES, IMAGE_ID, answers, awake, qwen2_vl, sequence
-from training.utils.layout.documents import plain, shared_prompt, unshared
+from tests.support.vision_models import FAMILIES, IMAGE_ID, answers, awake, gemma3, qwen2_vl, sequence
+from training.utils.layout.documents import plain, shared_prompt, together, unshared
 from training.utils.layout.images import position_axes
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention import BY_DOCUMENT, set_text_attention, text_attention
@@ -72,6 +72,19 @@ def test_packed_rows_give_the_numbers_and_gradients_of_the_models_own_forward(fa
             assert found[name] is None, name
         else:
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max() + 1))
+
+
+def test_a_window_holds_in_padded_rows_with_images():
+    """The mask of images replaces the family's own, in layers that see the last 5 tokens alone too."""
+    family = awake(gemma3(window=5))
+    documents = [
+        plain(together([sequence(family, 3, "image 0", 9), *answers(family, 2)])),
+        plain(together([sequence(family, 1, "image 1", 1, "image 2", 4), *answers(family, 3)])),
+        plain(together([sequence(family, 8), *answers(family, 4)])),
+    ]
+    own = torch.cat([family.own_logprobs(one) for one in documents])
+    read = PolicyModel(family.model)(packed(family, [[one] for one in documents])).logprobs_M
+    torch.testing.assert_close(read.double(), own, rtol=1e-5, atol=1e-5)
 
 
 def test_padded_rows_give_them_too(family, rows_of_documents):

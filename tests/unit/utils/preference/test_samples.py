@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from training.utils.data.rows.phases import ResponsesRow
+from training.utils.layout.images import ImageSpan
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.preference import samples as ranked
 from training.utils.preference.evaluation import ScoredResponses
@@ -45,6 +47,14 @@ def test_each_row_has_its_own_scores():
     assert [sample["margin"] for sample in found] == [-11.0, -12.0]
     assert [sample["prompt_index"] for sample in found] == [2, 1] and len({sample["uid"] for sample in found}) == 2
     assert (found[0]["prompt"], found[0]["responses"]) == ("5-2", ["20", "21"])
+
+
+def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
+    pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
+    samples = EvaluationSamples(2, decode=lambda ids: "text", pictures=pictures)
+    seen = [replace(pair, images=(ImageSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
+    one, other = ranked_samples(seen, [0, 1], scored(2, 2), samples)
+    assert (one["images"], other["images"]) == (["sha 0"], ["sha 1"]) and one["uid"] != other["uid"]
 
 
 @pytest.mark.parametrize(("step", "most", "written"), [(0, 1000, 9), (5, 1000, 2), (10, 1000, 9), (10, 4, 5)])

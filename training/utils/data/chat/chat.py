@@ -266,6 +266,14 @@ class ChatTokenizer:
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]
 
+    def asked(self, conversation: Conversation) -> list[str]:
+        """The texts of `prompt`; one text, where the turns cannot be told apart in what a model wrote. Raises
+        BadConversation where the template refuses the conversation."""
+        try:
+            return [piece.text for piece in self.prompt(conversation)]
+        except BadConversation:
+            return [self.finder(conversation.tools, conversation.template_kwargs).prompt(conversation)]
+
     def text(self, text: str) -> list[TextPiece]:
         """A text that answers no prompt: without the template, to the end token, behind what the tokenizer puts before
         any text."""

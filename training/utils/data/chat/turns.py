@@ -1,9 +1,11 @@
 """What an environment says in the middle of a response, as the tokens that a chat template gives it.
 
-Tokens of a conversation are only ever appended: to the prompt what the model drew, to that what the template writes
-behind an assistant's turn for the environment's messages, up to the next generation prompt. What was drawn is never
-encoded again, so that a model is trained on the tokens that it was given. They are the template's own where it writes
-earlier turns as they were drawn, which is checked. Serves rollouts of several turns; knows nothing of environments.
+Tokens of a conversation are appended: to the prompt what the model drew, to that what the template writes behind an
+assistant's turn for the environment's messages, up to the next generation prompt. What was drawn is never encoded
+again, so that a model is trained on the tokens that it was given. They are the template's own where it writes earlier
+turns as they were drawn, which is found out by rendering probes. Where it does not, the conversation forks: its tokens
+begin anew, with all that was said as the template writes it by now. Serves rollouts of several turns; knows nothing of
+environments.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.spans import TurnFinder
@@ -38,6 +40,38 @@ class ReplyTokens:
     cut_messages: int = 0
 
 
+@dataclass(frozen=True)
+class HistoryTokens:
+    """ids: all of a conversation as the template writes it by now, up to the next turn; None where that is what it was.
+    is_refused: the template writes no such history, whatever a model wrote there."""
+
+    ids: Ids | None = None
+    is_refused: bool = False
+
+
+class SaidCall(Protocol):
+    """A tool call that a model wrote. arguments: JSON values by name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> dict[str, Any]: ...
+
+
+class SaidTurn(Protocol):
+    """What a model drew in a turn. text: all of it, without the token that ends a turn. content: without reasoning and
+    calls."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def reasoning(self) -> str: ...
+    @property
+    def calls(self) -> Sequence[SaidCall]: ...
+
+
 class TurnTokens:
     """The tokens around the turns that a model draws, under one template."""
 
@@ -45,7 +79,7 @@ class TurnTokens:
         """most_message_tokens: of one message of an environment; the middle of a longer one is left out. None: no
         limit."""
         self._chat, self._most = chat, most_message_tokens
-        self._kept: set[tuple[str, str]] = set()
+        self._habits: dict[tuple[str, str], str | None] = {}
         self._encoded = lru_cache(maxsize=_KEPT)(self._encode)
         self._prefix = lru_cache(maxsize=_KEPT)(self._prefix_of)
 
@@ -63,10 +97,10 @@ class TurnTokens:
         """Return what follows a drawn turn: the messages, and the generation prompt of the next turn.
 
         last_token: of the drawn turn; where it is not the template's end of a turn, that comes first.
-        Raises ThreestepError where the template refuses the messages, or writes earlier turns otherwise before them.
+        Raises ThreestepError where the template refuses the messages.
         """
         for role in dict.fromkeys(str(message.get("role")) for message in messages):
-            self.check_kept(role, tools)
+            self.rewritten_before(role, tools)
         end_ids, rest_ids, cut_messages = self._encoded(json.dumps([list(messages), tools]))
         ids = rest_ids if end_ids[-1:] == (last_token,) else end_ids + rest_ids
         if not ids:
@@ -76,26 +110,48 @@ class TurnTokens:
             )
         return ReplyTokens(list(ids), cut_messages)
 
-    def check_kept(self, role: str, tools: Any) -> None:
-        """Raise ThreestepError unless the template, once a message of `role` follows, still writes earlier turns as
-        they were drawn: what a model has had must be the beginning of what it gets."""
+    def rewritten_before(self, role: str, tools: Any) -> str | None:
+        """Return what of earlier turns the template writes otherwise once a message of `role` follows; None where it
+        writes them as they were drawn: what a model has had is the beginning of what it gets. ThreestepError where it
+        takes no such message."""
         key = role, json.dumps(tools)
-        if key in self._kept:
-            return
+        if key not in self._habits:
+            try:
+                self._habits[key] = _rewritten(self._chat.finder(tools, {}), role, tools)
+            except BadConversation as refused:
+                raise ThreestepError(
+                    f"--environment, --tools: the chat template takes no message of role '{role}' behind an "
+                    f"answer ({refused}); give another with --chat_template FILE"
+                ) from None
+        return self._habits[key]
+
+    def history(self, said: Sequence[Message | SaidTurn], opened: int, tools: Any, ids: Sequence[int]) -> HistoryTokens:
+        """Return all that was said as the template writes it by now, once the last messages follow.
+
+        said: messages, of which the first `opened` were the opening, and the model's turns; up to a reply. ids: the
+        same with that appended to what was drawn.
+        """
+        turns = [place for place, each in enumerate(said) if not isinstance(each, dict)]
+        roles = {str(message["role"]) for message in said[turns[-1] + 1 :] if isinstance(message, dict)}
+        if all(self.rewritten_before(role, tools) is None for role in roles):
+            return HistoryTokens()
+        finder = self._chat.finder(tools, {})
+        words, calls = self._control_words(finder), _writes_calls(finder, tools)
         try:
-            rewritten = _rewritten(self._chat.finder(tools, {}), role, tools)
-        except BadConversation as refused:
-            raise ThreestepError(
-                f"--environment, --tools: the chat template takes no message of role '{role}' behind an "
-                f"answer ({refused}); give another with --chat_template FILE"
-            ) from None
-        if rewritten is not None:
-            raise ThreestepError(
-                f"--environment, --tools: the chat template writes {rewritten} of an earlier turn otherwise once a "
-                f"message of role '{role}' follows, and a conversation would no longer be the one that was drawn; "
-                "give a template that keeps earlier turns as they are (--chat_template FILE)"
-            )
-        self._kept.add(key)
+            written = [
+                _turn_message(each, calls) if not isinstance(each, dict)
+                else each if place < opened
+                else _with_seams(self._shortened(each)[0], words)
+                for place, each in enumerate(said)
+            ]  # fmt: skip
+            pieces = self._chat.asked(_conversation(written, tools, "a conversation's history"))
+        except BadConversation:
+            return HistoryTokens(is_refused=True)
+        parts = [part for piece in pieces for part in piece.split(_SEAM) if part]
+        (found,) = self._chat.texts.encode_pieces([parts])
+        anew = [token for own in found for token in own]
+        had, gets = self._chat.decode([list(ids), anew])
+        return HistoryTokens(None if had == gets else anew)
 
     def _encode(self, given: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Return the ids of the end of a turn and of what follows it, and how many messages were cut. given: messages
@@ -173,8 +229,19 @@ def _replies(finder: TurnFinder, messages: Sequence[Message], tools: Any) -> Con
     return _conversation([_QUESTION, before, *messages], tools, "an environment's messages")
 
 
-def _call(name: str = _TOOL, number: str = _CALL_ID) -> dict[str, Any]:
-    return {"id": number, "type": "function", "function": {"name": name, "arguments": {"key": "d"}}}
+def _call(name: str = _TOOL, number: str = _CALL_ID, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments or {"key": "d"}}}
+
+
+def _turn_message(said: SaidTurn, writes_calls: bool) -> Message:
+    """A turn that was drawn, as a message. Its thoughts stay in its text, where a template that strips them looks for
+    them; where it calls, they come apart if the template writes calls."""
+    if not (said.calls and writes_calls):
+        return {"role": "assistant", "content": said.text.replace(_SEAM, "\ufffd")}
+    calls = [_call(each.name, f"call{number:05d}", each.arguments) for number, each in enumerate(said.calls, start=1)]
+    texts = {"content": said.content, **({"reasoning_content": said.reasoning} if said.reasoning else {})}
+    written = {name: text.replace(_SEAM, "\ufffd") for name, text in texts.items()}
+    return {"role": "assistant", **written, "tool_calls": calls}
 
 
 def _writes_calls(finder: TurnFinder, tools: Any) -> bool:

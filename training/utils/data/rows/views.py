@@ -6,6 +6,7 @@ passes the decoder.
 
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -138,7 +139,20 @@ def values_beside(row: Row) -> list[tuple[str, str]]:
     if not isinstance(row, PromptRow):
         return []
     reference = [] if row.reference is None else [("reference", row.reference)]
-    return [(name, str(value)) for name, value in (*reference, *row.columns.items())]
+    return [(name, _as_lines(value)) for name, value in (*reference, *row.columns.items())]
+
+
+def _as_lines(value: Any) -> str:
+    """A JSON value for people: messages below each other with their roles, calls as JSON; other values as they are."""
+    is_said = isinstance(value, list) and value and all(isinstance(own, dict) and "role" in own for own in value)
+    if not is_said:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    said = []
+    for message in value:
+        content, calls = message.get("content") or "", message.get("tool_calls")
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        said.append(f"\n  {message['role']}: {text}{json.dumps(calls, ensure_ascii=False) if calls else ''}")
+    return "".join(said)
 
 
 # Texts -> lines for a terminal.

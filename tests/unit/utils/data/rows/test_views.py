@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from training.utils.data.rows import views
-from training.utils.data.rows.phases import ResponsesRow, SentenceRow
+from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.rows.views import Style
 
 pytestmark = pytest.mark.unit
@@ -61,6 +61,24 @@ def test_three_responses_are_numbered_best_first():
     assert "response 1, 1 tokens" in views.row_as_text(row, decode, Style(True, 120)).splitlines()[0]
     data = views.row_as_data(row, decode)
     assert (data["chosen"], data["rejected"], data["responses"]) == (" two", "\nfour", [" two", " three", "\nfour"])
+
+
+def test_messages_beside_a_prompt_stand_below_each_other():
+    said = [
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]},
+        {"role": "tool", "content": "5"},
+    ]
+    columns = {"raw_prompt": said, "level": 3, "key": "é", "names": ["a"]}
+    row = PromptRow(0, np.array([1], np.int32), "two", "5", columns)
+    assert dict(views.values_beside(row)) == {
+        "reference": "5",
+        "raw_prompt": '\n  user: 2 + 3?\n  assistant: [{"function": {"name": "add"}}]\n  tool: 5',
+        "level": "3",
+        "key": "é",
+        "names": '["a"]',
+    }
+    assert "raw_prompt: \n  user: 2 + 3?\n" in views.row_as_text(row, decode, Style(False, 80))
 
 
 def test_long_texts_wrap_behind_a_space_or_where_they_must():

@@ -1,18 +1,31 @@
-"""GRPO of a tiny model of images and text, for `images_program`: prompts with images and without, a rule as reward, a
-reference of its own, two epochs on each rollout."""
+"""Step 3 with tiny models of images and text, for `images_program`: prompts with images and without, a reference of its
+own, two epochs on each rollout. GRPO has a rule as its reward, PPO a reward model and a critic that start as one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.invariants.ppo_program import CLIP_NORM, CLIP_RANGE_VALUE, DECAY, GAMMA, LAM
 
 ITERATIONS, EPOCHS = 2, 2
 PROMPTS, SAMPLES = 4, 3  # of a rollout, over all ranks
 MAX_NEW_TOKENS = 5
 ENDS = tuple(range(2, 30))  # a third of the vocabulary, so that lengths differ
-KL_COEF, CLIP_RANGE, RATE, DECAY, CLIP_NORM = 0.2, 0.1, 3e-3, 0.05, 2.0
+KL_COEF, CLIP_RANGE, CLIP_REWARD, ACTOR_RATE, CRITIC_RATE = 0.2, 0.1, 5.0, 3e-3, 1e-2
 LONGEST = 24 + MAX_NEW_TOKENS
+
+
+@dataclass(frozen=True)
+class StandInTokenizer:
+    """All that is asked of one: how many tokens it has, and which one pads."""
+
+    pad_token_id: int = 0
+
+    def __len__(self) -> int:
+        return 96
 
 
 def prompts_of(family: Any) -> list[Any]:
@@ -33,7 +46,7 @@ def score_of(response: list[int]) -> float:
     return float(sum(response) % 7)
 
 
-def run_grpo(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
+def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     """Report: of each iteration the prompts' rows, responses and scores of this rank, and the figures of learning."""
     from tests.invariants.engine_program import keep_weights
 
@@ -53,6 +66,8 @@ def run_grpo(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> dic
             }
         )
     keep_weights(trainer.roles.actor, trainer.roles.actor_model, out)
+    if trainer.roles.critic is not None:
+        keep_weights(trainer.roles.critic, trainer.roles.critic_model, out / "critic")
     return {"iterations": told, "lacking": counted_lacking(trainer, rollout)}
 
 
@@ -84,10 +99,15 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
 
     flags = RolesArguments(
         str(models / case.family),
-        actor_learning_rate=RATE,
+        str(models / f"{case.family}_scalar"),
+        actor_learning_rate=ACTOR_RATE,
+        critic_learning_rate=CRITIC_RATE,
         actor_weight_decay=DECAY,
+        critic_weight_decay=DECAY,
         actor_zero_stage=case.zero_stage,
+        critic_zero_stage=case.zero_stage,
         actor_dropout=None,
+        critic_dropout=None,
         dtype="fp32",
         max_grad_norm=CLIP_NORM,
         freeze_vision_tower=case.freeze_vision_tower,
@@ -95,11 +115,11 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     )
     rows: list[Any] = prompts_of(family)
     images = images_of(rows, family.pixels, prompt_document)
-    tokenizer: Any = range(len(family.model.get_input_embeddings().weight))  # only its size is asked for
+    tokenizer: Any = StandInTokenizer()
     seed_everything(SEED, ranks.rank)
-    needed = RolesNeeded(critic=False, reward_model=False)
+    needed = RolesNeeded(critic=case.kind == "ppo", reward_model=case.kind == "ppo")
     total = ITERATIONS * EPOCHS
-    roles = load_roles(flags, Tokenizers(tokenizer, None), ranks, total, needed=needed, images=images)
+    roles = load_roles(flags, Tokenizers(tokenizer, tokenizer), ranks, total, needed=needed, images=images)
     settings = settings_of(case, images, ranks)
     engine, own = TransformersRollout(), own_forward_of(roles.actor_model)
     assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
@@ -134,29 +154,32 @@ def settings_of(case: Any, images: Any, ranks: Any) -> Any:
     def texts_of(rollout: Any) -> list[str]:
         return [" ".join(map(str, rollout.response_of(row).tolist())) for row in range(len(rollout.ended_B))]
 
+    is_ppo = case.kind == "ppo"
     experience = ExperienceSettings(
         temperature=1.0,
         score_scale=None,
-        clip_reward=5.0,
+        clip_reward=CLIP_REWARD,
         samples_per_prompt=SAMPLES,
-        estimator=ESTIMATORS["grpo"],
-        advantage=AdvantageSettings(1.0, 1.0, norm_by_std=True),
-        whiten_advantages=False,
-        kl=KlSettings(KlControl(KL_COEF), in_loss=True, estimator=KL_ESTIMATORS["k3"]),
+        estimator=ESTIMATORS["gae" if is_ppo else "grpo"],
+        advantage=AdvantageSettings(GAMMA, LAM, norm_by_std=True),
+        whiten_advantages=is_ppo,
+        kl=KlSettings(KlControl(KL_COEF), in_loss=not is_ppo, estimator=KL_ESTIMATORS["k1" if is_ppo else "k3"]),
         length=LengthSettings(MAX_NEW_TOKENS),
         mismatch=None,
         reads_old_logprobs=True,
         rank=ranks.rank,
         plan=PlanSettings(ranks.world_size, None, case.micro, case.packed, LONGEST if case.packed else 0),
         pad_token_id=0,
-        rewards=Rewards((Reward("rule", 1.0, rule),), 60.0, texts_of=texts_of),
+        rewards=Rewards(
+            (Reward("model" if is_ppo else "rule", 1.0, None if is_ppo else rule),), 60.0, texts_of=texts_of
+        ),
         images=images,
     )
     learning = LearningSettings(
         policy_loss=POLICY_LOSSES["ppo"],
         policy=PolicyLossSettings(CLIP_RANGE, CLIP_RANGE),
         aggregation="token-mean",
-        clip_range_value=0.2,
+        clip_range_value=CLIP_RANGE_VALUE,
         entropy_coef=0.0,
         cov_share=2e-4,
         clip_cov_low=1.0,
