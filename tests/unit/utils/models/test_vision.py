@@ -21,6 +21,7 @@ PROJECTORS = {
     "llava": {"model.multi_modal_projector"},
     "gemma3": {"model.multi_modal_projector"},
     "idefics3": {"model.connector"},
+    "internvl": {"model.multi_modal_projector"},
 }
 
 
