@@ -51,10 +51,11 @@ def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> di
     from tests.invariants.engine_program import keep_weights
 
     trainer = make_trainer(case, family, models, out, ranks)
-    told = []
+    told, lacking = [], 0
     for iteration in range(1, ITERATIONS + 1):
         prompts, seeds = trainer.next_prompts(iteration, batch=0)
         rollout = trainer.roll_out(prompts, seeds)
+        lacking += counted_lacking(trainer, rollout)
         experience = trainer.experience_of(trainer.score(prompts, rollout))
         responses = [rollout.response_of(index).tolist() for index in range(len(rollout.response_lengths_B))]
         told.append(
@@ -68,7 +69,7 @@ def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> di
     keep_weights(trainer.roles.actor, trainer.roles.actor_model, out)
     if trainer.roles.critic is not None:
         keep_weights(trainer.roles.critic, trainer.roles.critic_model, out / "critic")
-    return {"iterations": told, "lacking": counted_lacking(trainer, rollout)}
+    return {"iterations": told, "lacking": lacking}
 
 
 def counted_lacking(trainer: Any, rollout: Any) -> int:
