@@ -134,11 +134,16 @@ def test_a_tool_that_hangs_holds_up_nobody(acting_model, tmp_path):
     talk = talk_of(acting_model, naps, tools=f"{tmp_path}/own.py:nap", tool_seconds=50.0)
     talk.ask("Sleep")
     main = threading.main_thread().ident
+    # A shell has its background jobs ignore Ctrl-C, the tests too if they are one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        for _ in talk.answer(0):
-            pass
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in talk.answer(0):
+                pass
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 10
     assert talk.messages(0)[1:] == [{"role": "assistant", "content": "[nap(seconds=60.0)]"}]
     talk.models[0].engine.texts[:] = [" awake"]
