@@ -138,7 +138,7 @@ def test_a_rewritten_history_is_the_prompt_that_the_template_writes(name):
             history = turns.history(said, 1, None, appended)
             assert not history.is_refused
             # Without a thought there is nothing to strip; an empty one of the prompt always goes.
-            assert (history.ids is not None) == ("<think>" in text or name == "empty_thought")
+            assert (history.ids is not None) == ("</think>" in text or name == "empty_thought")
             ids, forks = history.ids or appended, forks + (history.ids is not None)
             assert tokenizer.decode(ids) == rendered(tokenizer, plain, **kwargs)
             if history.ids is not None:
