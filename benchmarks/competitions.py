@@ -205,9 +205,10 @@ def _speculation_step(workload: Workload, arguments: argparse.Namespace) -> Comp
 
 
 def _speculation_embedded_step(workload: Workload, arguments: argparse.Namespace) -> Competition:
-    """The same of the embedded task and its checker."""
+    """The same of the embedded task and its checker: 4 rollouts of one prompt x 4 responses, an update of all 16."""
     model, _, note = make_embedded_drafting(workload, arguments.shape, prompts=1)
     flags = [*_grpo_flags(workload, arguments, prompts=1, model=model), "--data_path", "embedded"]
+    flags += ["--generation_batches", "4", "--per_device_training_batch_size", "16"]
     return _steps_by_guesses(workload, [*flags, "--reward", "embedded", "--max_prompt_seq_len", "64"], note)
 
 

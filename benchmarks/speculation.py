@@ -16,7 +16,7 @@ ROWS = 16
 # Rounds of training, each from where the last ended, until so many guesses are right.
 WANTED, _ROUNDS, _STEPS = 0.7, 6, 60
 # The embedded task: hardly more tokens than bytes, so that a response has some 12 of them, and steps of 32 sentences.
-_LETTERS, _EMBEDDED_STEPS, _EMBEDDED_LAYERS = 264, 250, 8
+_LETTERS, _EMBEDDED_STEPS, _EMBEDDED_LAYERS = 264, 600, 8
 ROOT = Path(__file__).parents[1]
 
 
