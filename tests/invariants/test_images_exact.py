@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,9 +48,14 @@ PROJECTOR = ("merger", "multi_modal_projector", "connector")
 
 @pytest.fixture(scope="module")
 def run(request, tmp_path_factory):
-    """run(world_size) -> (its folder, the ranks' reports), each launched once."""
-    models, form = tmp_path_factory.mktemp("vision_models"), request.config.getoption("--long")
-    for name in {case.family for size in (1, 2) for case in CASES[size].values()}:
+    """run(world_size) -> (its folder, the ranks' reports), each launched once, with the cases that are asked for."""
+    models, asked = tmp_path_factory.mktemp("vision_models"), {1: dict[str, None](), 2: dict.fromkeys(ORDINARY[2])}
+    for item in request.session.items:
+        if item.path == request.path and "size" in (
+            given := getattr(item, "callspec", SimpleNamespace(params={})).params
+        ):
+            asked[given["size"]][given["name"]] = None
+    for name in {CASES[size][name].family for size, names in asked.items() for name in names}:
         family = family_of(name)
         family.model.float().save_pretrained(models / name)
         config = family.model.config
@@ -61,8 +67,7 @@ def run(request, tmp_path_factory):
     @cache
     def launch(size: int) -> tuple[Path, list[dict[str, Any]]]:
         out = tmp_path_factory.mktemp(f"images_{size}")
-        arguments = [models, out, *(["long"] if form else [])]
-        return out, run_ranks(Path(images_program.__file__), size, arguments, LAUNCH_SECONDS)
+        return out, run_ranks(Path(images_program.__file__), size, [models, out, *asked[size]], LAUNCH_SECONDS)
 
     launch.models = models
     return launch

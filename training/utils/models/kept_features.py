@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from training.utils.layout.images import ImagePixels
 from training.utils.layout.kept_features import KnownPictures, Picture
-from training.utils.models.vision import is_of_projector, is_of_vision, pixel_values_for
+from training.utils.models.vision import is_of_projector, is_of_vision, pixel_inputs
 
 _ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
 _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (transformers 5.19)
@@ -109,17 +109,19 @@ def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterato
     """The pixels of each picture by itself."""
     at = begin = 0
     for _, spans in pictures:
-        grids_I3 = None if pixels.grids_I3 is None else pixels.grids_I3[at : at + spans]
-        length = spans if grids_I3 is None else int(grids_I3.prod(1).sum())
-        yield ImagePixels(pixels.values[begin : begin + length], grids_I3)
+        length = sum(pixels.counts[at : at + spans])
+        grids_I3, cuts_I3 = (
+            None if of_each is None else of_each[at : at + spans] for of_each in (pixels.grids_I3, pixels.cuts_I3)
+        )
+        yield ImagePixels(pixels.values[begin : begin + length], grids_I3, cuts_I3)
         at, begin = at + spans, begin + length
 
 
 def _made(model: Any, pixels: ImagePixels) -> Any:
     """What `model` makes of pictures; their embeddings, in its own form, are `pooler_output`."""
-    values = pixel_values_for(model.config, pixels.values).to(model.dtype)
-    grids = {} if pixels.grids_I3 is None else {"image_grid_thw": pixels.grids_I3}
-    return model.base_model.get_image_features(values, **grids, return_dict=True)
+    given = pixel_inputs(model.config, pixels)
+    values = given.pop("pixel_values").to(model.dtype)
+    return model.base_model.get_image_features(values, **given, return_dict=True)
 
 
 def _one_tensor(embedded: Any) -> torch.Tensor:

@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-import torch
-
 from training.utils.data.files.digests import hash_text
 from training.utils.data.images.decoding import decoded
 from training.utils.data.images.families import ImageFamily, ImageText, family_of, knows, pixels_of_picture
 from training.utils.data.sources.media import BadConversation
-from training.utils.layout.images import ImagePixels
+from training.utils.layout.images import ImagePixels, joined_pixels
 from training.utils.run.errors import ThreestepError, first_line
 
 _SIZES_KEPT = 4096  # whose texts are not measured anew
@@ -30,6 +28,7 @@ class ImageReader:
 
     def __init__(self, family: ImageFamily, processor: Any, model_type: str) -> None:
         self.family = family
+        self.model_type = model_type
         self._processor = processor
         self._own = _own_processor(family, processor, model_type)
         self._text_of_size = lru_cache(_SIZES_KEPT)(self._measured)
@@ -151,10 +150,9 @@ class PixelReader:
         at = 0
         while at < len(keys):
             pixels = self.reader.pixels(self.pictures[keys[at]])
-            spans = len(pixels.values if pixels.grids_I3 is None else pixels.grids_I3)
+            spans = len(pixels.counts)
             if set(keys[at : at + spans]) != {keys[at]}:
                 raise AssertionError(f"a picture of {spans} parts has spans of {list(keys[at : at + spans])}")
             read.append(pixels)
             at += spans
-        grids = [pixels.grids_I3 for pixels in read if pixels.grids_I3 is not None]
-        return ImagePixels(torch.cat([pixels.values for pixels in read]), torch.cat(grids) if grids else None)
+        return joined_pixels(read)
