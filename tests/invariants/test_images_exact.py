@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from training.utils.layout.documents import plain as plain_document
 from training.utils.models.scalar_class import scalar_model_class
 from training.utils.run.seeds import seed_everything
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(2400)]  # the long form on a busy machine
 
 EVERY = [
     pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
@@ -43,18 +42,13 @@ OF_STEP3 = [
 ]
 Parts = list[torch.Tensor]
 # Of each family, what of the tower's names is the projector.
-PROJECTOR = ("merger", "multi_modal_projector", "connector")
+PROJECTOR = ("merger", "multi_modal_projector", "image_newline", "connector")
 
 
 @pytest.fixture(scope="module")
 def run(request, tmp_path_factory):
     """run(world_size) -> (its folder, the ranks' reports), each launched once, with the cases that are asked for."""
-    models, asked = tmp_path_factory.mktemp("vision_models"), {1: dict[str, None](), 2: dict.fromkeys(ORDINARY[2])}
-    for item in request.session.items:
-        if item.path == request.path and "size" in (
-            given := getattr(item, "callspec", SimpleNamespace(params={})).params
-        ):
-            asked[given["size"]][given["name"]] = None
+    models, asked = tmp_path_factory.mktemp("vision_models"), asked_cases(request)
     for name in {CASES[size][name].family for size, names in asked.items() for name in names}:
         family = family_of(name)
         family.model.float().save_pretrained(models / name)
@@ -67,10 +61,21 @@ def run(request, tmp_path_factory):
     @cache
     def launch(size: int) -> tuple[Path, list[dict[str, Any]]]:
         out = tmp_path_factory.mktemp(f"images_{size}")
-        return out, run_ranks(Path(images_program.__file__), size, [models, out, *asked[size]], LAUNCH_SECONDS)
+        seconds = max(LAUNCH_SECONDS, 30.0 * len(asked[size]))
+        return out, run_ranks(Path(images_program.__file__), size, [models, out, *asked[size]], seconds)
 
     launch.models = models
     return launch
+
+
+def asked_cases(request: pytest.FixtureRequest) -> dict[int, list[str]]:
+    """The cases of this session's tests, by the number of ranks, and the ordinary ones."""
+    asked = {size: dict.fromkeys(names) for size, names in ORDINARY.items()}
+    for item in request.session.items:
+        case = item.callspec.params if item.path == request.path and hasattr(item, "callspec") else {}
+        if "size" in case:
+            asked[case["size"]][case["name"]] = None
+    return {size: list(names) for size, names in asked.items()}
 
 
 def family_of(name: str) -> Family:
