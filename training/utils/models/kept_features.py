@@ -28,12 +28,13 @@ _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (tra
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """model: as transformers made it. projector: if it trains; None where what it makes is kept. joined: forward takes
-    the embeddings of all images as one tensor, not as a list of them."""
+    """model: as transformers made it. projector: if it trains; None where what it makes is kept. form: of the one
+    tensor in which forward takes the embeddings of all images, the dimensions between the first and the last (tokens of
+    a tile, SmolVLM); None where it takes a list of tensors."""
 
     model: Any
     projector: nn.Module | None
-    joined: bool
+    form: tuple[int, ...] | None
 
     def features(self, pixels: ImagePixels) -> torch.Tensor:
         """What is kept of one picture."""
@@ -62,7 +63,7 @@ class FeatureReader:
                 at += length
         joined = torch.cat(parts)
         embedded_EH = joined if self.projector is None else _one_tensor(self.projector(joined))
-        given: Any = embedded_EH if self.joined else [embedded_EH]
+        given: Any = [embedded_EH] if self.form is None else embedded_EH.view(-1, *self.form, embedded_EH.shape[-1])
         return {_ARGUMENT: {"image": BaseModelOutputWithPooling(pooler_output=given)}}
 
 
@@ -94,8 +95,8 @@ def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
     # The same memory: nothing is done with them in between, such as another order (Qwen2.5-VL).
     if trained and [first.untyped_storage().data_ptr()] != [part.untyped_storage().data_ptr() for part in returned]:
         return "its projector trains, and what it makes is changed before it is read (--freeze_projector true)"
-    joined = isinstance(made.pooler_output, torch.Tensor)
-    setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, joined))
+    form = tuple(made.pooler_output.shape[1:-1]) if isinstance(made.pooler_output, torch.Tensor) else None
+    setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, form))
     return None
 
 
