@@ -300,9 +300,13 @@ def assert_moved_alike(got: dict[str, torch.Tensor], want: torch.nn.Module, star
     """Weights that train moved as they should, and no others."""
     wanted, before = dict(want.named_parameters()), dict(start.named_parameters())
     moved = [key for key in wanted if not torch.equal(wanted[key], before[key])]
+    # A bias of keys raises all scores of a query alike. Its gradient is what rounds, which AdamW scales up.
+    noise = [key for key in moved if float((wanted[key] - before[key]).detach().norm()) < 1e-9]
+    assert all(key.endswith("k_proj.bias") for key in noise), noise
+    moved = [key for key in moved if key not in noise]
     update = torch.cat([(wanted[key] - before[key]).detach().flatten() for key in moved])
     residual = torch.cat([(got[key].double() - wanted[key].detach()).flatten() for key in moved])
     assert float(residual.norm() / update.norm()) < 1e-3  # AdamW divides gradients near zero by themselves
-    for key in wanted.keys() - set(moved):
+    for key in wanted.keys() - set(moved) - set(noise):
         assert torch.equal(got[key], before[key].float()), key
     assert any("visual" in key or "vision" in key for key in moved) or case.freeze_vision_tower

@@ -114,8 +114,9 @@ def main(argv: Sequence[str]) -> None:
             score = load_scorer(settings, data, tokenizer, ranks, images)
             write_scores(pairs, score(pairs.rows), flags.output, ranks.is_main)
             return
-        unread = why_unread(flags.model_name_or_path)
-        phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, log, reader, unread)
+        phase = build_phase(
+            2, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(flags.model_name_or_path)
+        )
         rows = getattr(phase, flags.split)
         if len(rows) == 0:
             raise ThreestepError(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from training.utils.data.images.families import known_families, knows
-from training.utils.data.images.reader import ImageReader, open_image_reader
-from training.utils.data.sources.media import ONLY_TEXT
+from training.utils.data.images.reader import ImageReader, open_image_reader, unread_because
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
 from training.utils.models.processors import processor_files
@@ -38,18 +36,8 @@ def why_unread(name_or_path: str, trust_remote_code: bool = False) -> str:
     try:
         config = load_config(path, trust_remote_code)
     except ThreestepError:  # a tokenizer alone
-        return ONLY_TEXT
-    if knows(config):
-        return (
-            f"'{path}' ({config.model_type}) has no settings of an image processor; copy preprocessor_config.json from "
-            "the model that it was made of to train on them"
-        )
-    if is_vision_config(config):
-        return (
-            f"those of models of the family {config.model_type} are not read here, only those of "
-            f"{known_families()}; train a model of one of these, or on texts alone"
-        )
-    return ONLY_TEXT
+        return unread_because(None, path)
+    return unread_because(config if is_vision_config(config) else None, path)
 
 
 def processor_of(name_or_path: str, model: Any) -> list[Path]:

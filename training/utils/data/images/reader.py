@@ -15,8 +15,15 @@ from typing import Any, Protocol
 
 from training.utils.data.files.digests import hash_text
 from training.utils.data.images.decoding import decoded
-from training.utils.data.images.families import ImageFamily, ImageText, family_of, knows, pixels_of_picture
-from training.utils.data.sources.media import BadConversation
+from training.utils.data.images.families import (
+    ImageFamily,
+    ImageText,
+    family_of,
+    known_families,
+    knows,
+    pixels_of_picture,
+)
+from training.utils.data.sources.media import ONLY_TEXT, BadConversation
 from training.utils.layout.images import ImagePixels, joined_pixels
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -108,6 +115,24 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
             f"{type(processor).__name__}; torchvision's pixels differ from Pillow's"
         )
     return ImageReader(family_of(config, tokenizer), processor, config.model_type)
+
+
+def unread_because(config: Any | None, name_or_path: str) -> str:
+    """Why the images of rows are not read for a model without a reader: ends "the row holds images, and ...".
+
+    config: of a model of images and text; None for one of text alone.
+    """
+    if config is None:
+        return ONLY_TEXT
+    if knows(config):
+        return (
+            f"'{name_or_path}' ({config.model_type}) has no settings of an image processor; copy "
+            "preprocessor_config.json from the model that it was made of to train on them"
+        )
+    return (
+        f"those of models of the family {config.model_type} are not read here, only those of {known_families()}; train "
+        "a model of one of these, or on texts alone"
+    )
 
 
 def _own_processor(family: ImageFamily, processor: Any, model_type: str) -> Any | None:
