@@ -72,8 +72,7 @@ def run_one_model(
         plan = with_head_chunk(styled, flags.start, flags.engine.dtype, ranks, predicts_tokens=not scores)
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
-        reader, unread = _reader(flags, tokenizer)
-        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, reader, unread)
+        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
         images = _checked_images(flags, rows, phase, check_rows)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
