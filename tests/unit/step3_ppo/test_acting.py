@@ -32,7 +32,7 @@ from training.utils.data.rows.phases import PromptRow
 from training.utils.environments.acting import history_habit
 from training.utils.environments.loading import load_environments
 from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.generation.records import ENVIRONMENT, FORK_LINE, ConversationRecord, Rollout
+from training.utils.generation.records import FORK_LINE, ConversationRecord, Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
@@ -355,7 +355,7 @@ def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
     shown = conversation_columns(again, lambda ids: " ".join(map(str, ids.tolist())), {1})
     assert [text.count(FORK_LINE) for text in shown["response"]] == [len(each.forks) for each in again.sequences()]
     for parts, each in zip(shown["parts"], again.sequences(), strict=True):
-        assert [who for who, text in parts if FORK_LINE in text] == [ENVIRONMENT] * len(each.forks)
+        assert [who for who, text in parts if FORK_LINE in text] == ["environment"] * len(each.forks)
         assert all(text.startswith(FORK_LINE) for _, text in parts if FORK_LINE in text)
 
 
