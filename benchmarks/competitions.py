@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.endless import PROMPTS, make_endless
 from benchmarks.pictured import make_pictured
-from benchmarks.speculation import make_drafting
+from benchmarks.speculation import make_drafting, make_embedded_drafting
 from benchmarks.workload import Workload
 
 TRL = "trl==1.16.0"
@@ -175,19 +175,46 @@ def _vllm_step(workload: Workload, arguments: argparse.Namespace) -> Competition
 
 def _speculation(prompts: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
     """Rollouts by guesses, of a model with a trained head: four responses to each of its prompts."""
-    model, rows, note = make_drafting(workload, prompts)
+    return _by_guesses(make_drafting(workload, prompts), prompts, arguments)
+
+
+def _speculation_embedded(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """The same of the embedded task's held-out prompts: 4 sequences of about 14 tokens."""
+    return _by_guesses(make_embedded_drafting(workload, arguments.shape, prompts=1), 1, arguments)
+
+
+def _by_guesses(drafting: tuple[Path, Path, str], prompts: int, arguments: argparse.Namespace) -> Competition:
+    model, rows, note = drafting
     program = [sys.executable, "-m", "benchmarks.competitors.speculation", "--model", str(model), "--rows", str(rows)]
     program += ["--prompts", str(prompts), "--dtype", arguments.dtype, "--steps", str(arguments.steps)]
-    names = {"plain": "plain", "--speculate 1": "head", "--speculate_by ngram": "ngram", "--speculate auto": "auto"}
+    names = {
+        "plain": "plain",
+        "--speculate 1": "head",
+        "--speculate 2": "head2",
+        "--speculate_by ngram": "ngram",
+        "--speculate auto": "auto",
+    }
     return Competition("token", {name: [*program, "--how", how] for name, how in names.items()}, [note])
 
 
 def _speculation_step(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step of GRPO of that model, whose head learns in every one: 2 prompts x 4 responses of at most 64."""
     model, rows, note = make_drafting(workload, prompts=2)
-    flags = [*_grpo_flags(workload, arguments, prompts=2, model=model, rows=rows), "--mtp_num_layers", "1"]
-    flags += ["--num_train_epochs", str(arguments.steps)]
-    ways = {"without": [], "--speculate 1": ["--speculate", "1"], "--speculate auto": ["--speculate", "auto"]}
+    flags = [*_grpo_flags(workload, arguments, prompts=2, model=model, rows=rows)]
+    return _steps_by_guesses(workload, [*flags, "--num_train_epochs", str(arguments.steps)], note)
+
+
+def _speculation_embedded_step(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """The same of the embedded task and its checker."""
+    model, _, note = make_embedded_drafting(workload, arguments.shape, prompts=1)
+    flags = [*_grpo_flags(workload, arguments, prompts=1, model=model), "--data_path", "embedded"]
+    return _steps_by_guesses(workload, [*flags, "--reward", "embedded", "--max_prompt_seq_len", "64"], note)
+
+
+def _steps_by_guesses(workload: Workload, flags: list[str], note: str) -> Competition:
+    flags = [*flags, "--mtp_num_layers", "1"]
+    ways = {"without": [], "--speculate 1": ["--speculate", "1"], "--speculate 2": ["--speculate", "2"]}
+    ways |= {"--speculate auto": ["--speculate", "auto"]}
     commands = {name: _threestep_ppo(workload, [*flags, *way]) for name, way in ways.items()}
     return Competition("step", commands, [note, "of its first six rollouts --speculate 1 draws three without guesses"])
 
@@ -297,6 +324,8 @@ COMPETITIONS: dict[str, Make] = {
     "speculation8": partial(_speculation, 2),
     "speculation4": partial(_speculation, 1),
     "speculation_step": _speculation_step,
+    "speculation_embedded": _speculation_embedded,
+    "speculation_embedded_step": _speculation_embedded_step,
     "vllm64": partial(_vllm, 16),
     "vllm256": partial(_vllm, 64),
     "vllm_step": _vllm_step,

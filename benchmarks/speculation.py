@@ -1,17 +1,22 @@
-"""A model with a trained head for multi-token prediction, for rollouts by guesses: SFT on a few rows of GSM8K, which it
-soon knows well enough that most of its head's guesses are right, as those of a trained model are."""
+"""Models with a trained head for multi-token prediction, for rollouts by guesses: one by SFT on a few rows of GSM8K,
+which it soon knows well enough that most of its head's guesses are right, as those of a trained model are; and one by
+SFT on the embedded task, spelt letter by letter, which is asked what it was not trained on."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.workload import Workload
+from benchmarks.workload import SHAPES, Workload
+from training.utils.data.sources.embedded import generate
 
 ROWS = 16
 # Rounds of training, each from where the last ended, until so many guesses are right.
 WANTED, _ROUNDS, _STEPS = 0.7, 6, 60
+# The embedded task: hardly more tokens than bytes, so that a response has some 12 of them, and steps of 32 sentences.
+_LETTERS, _EMBEDDED_STEPS, _EMBEDDED_LAYERS = 264, 250, 8
 ROOT = Path(__file__).parents[1]
 
 
@@ -34,12 +39,40 @@ def make_drafting(workload: Workload, prompts: int) -> tuple[Path, Path, str]:
     return model, rows, _measured(model, rows, prompts)[1]
 
 
+def make_embedded_drafting(workload: Workload, shape: str, prompts: int) -> tuple[Path, Path, str]:
+    """As `make_drafting`, of the embedded task: the rows are held out, and the model is as wide as `shape`."""
+    folder = workload.folder / "embedded_drafting"
+    folder.mkdir(exist_ok=True)
+    rows, model = folder / "rows.jsonl", folder / "sft" / "model"
+    rows.write_text("".join(json.dumps({"prompt": row.prompt}) + "\n" for row in generate(1)["eval"]))
+    if not (folder / "done").exists():
+        hidden, _, heads, _ = SHAPES[shape]
+        sizes = f"--vocab_size {_LETTERS} --hidden_size {hidden} --num_attention_heads {heads} "
+        sizes += f"--max_position_embeddings 256 --num_hidden_layers {_EMBEDDED_LAYERS}"
+        _run("new_model", f"--data_path embedded {sizes} --out {folder / 'base'}")
+        flags = f"--model_name_or_path {folder / 'base'} --data_path embedded --data_split 1,0,0 --max_seq_len 128 "
+        flags += (
+            f"--max_train_rows 12000 --data_output_path {folder / 'cache'} --output_dir {folder / 'sft'} --dtype fp32 "
+        )
+        flags += "--zero_stage 0 --mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 5e-4 --num_train_epochs 4 "
+        flags += (
+            f"--per_device_train_batch_size 32 --max_train_steps {_EMBEDDED_STEPS} --max_eval_rows 64 --report false"
+        )
+        _run("step1_sft.main", flags)
+        (folder / "done").touch()
+    return model, rows, _measured(model, rows, prompts)[1]
+
+
 def _train(start: Path, rows: Path, out: Path) -> None:
     flags = f"--model_name_or_path {start} --data_path jsonl:{rows} --data_split 1,0,0 --dtype fp32 "
     flags += f"--data_output_path {rows.parent / 'cache'} --output_dir {out} --max_train_steps {_STEPS} --zero_stage 0 "
     flags += "--mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 1e-3 --per_device_train_batch_size 4 "
     flags += "--num_train_epochs 1000 --max_eval_rows 1 --report false"
-    command = [sys.executable, "-m", "training.step1_sft.main", *flags.split()]
+    _run("step1_sft.main", flags)
+
+
+def _run(program: str, flags: str) -> None:
+    command = [sys.executable, "-m", f"training.{program}", *flags.split()]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 

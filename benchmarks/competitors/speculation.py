@@ -1,6 +1,6 @@
 """Rollouts with and without guesses: prompts that the model was trained on, four responses each.
 
-    python -m benchmarks.competitors.speculation --model DIR --rows FILE --how plain|head|ngram|auto
+    python -m benchmarks.competitors.speculation --model DIR --rows FILE --how plain|head|head2|ngram|auto
 
 note: one line, for --prompts: the share of the head's guesses that are right, and what a round costs, in CPU seconds.
 """
@@ -31,7 +31,7 @@ from training.utils.models.own_forward import own_forward_of
 from training.utils.mtp.folder import read_head
 from training.utils.mtp.head import MtpHead, new_head
 
-HOWS = ("plain", "head", "ngram", "auto")
+HOWS = ("plain", "head", "head2", "ngram", "auto")
 _TURNS = 3
 
 Draw = Callable[[RolloutRequest], Rollout]
@@ -94,6 +94,7 @@ def _draws(model: PreTrainedModel, head: MtpHead, counts: GuessCounts) -> dict[s
     return {
         "plain": partial(plain.roll_out, model),
         "head": by_guesses(head),
+        "head2": by_guesses(head, guesses=2),
         "ngram": by_guesses(None),
         "auto": by_auto,
     }
@@ -109,14 +110,14 @@ class _Lends:
         return nullcontext(self._model)
 
 
-def _by_guesses(model: PreTrainedModel, head: MtpHead | None, counts: GuessCounts) -> Draw:
-    """As `--speculate 1` draws, without the rollouts in between that are measured without guesses."""
+def _by_guesses(model: PreTrainedModel, head: MtpHead | None, counts: GuessCounts, guesses: int = 1) -> Draw:
+    """As `--speculate GUESSES` draws, without the rollouts in between that are measured without guesses."""
     frequent = FrequentTokens()
 
     @torch.no_grad()
     def draw(request: RolloutRequest) -> Rollout:
         among_S = frequent.among(request.prompt_ids_BP[request.prompt_mask_BP])
-        rollout = drawn_by_guesses(model, Guesses(1, head, among_S), request, None, counts)
+        rollout = drawn_by_guesses(model, Guesses(guesses, head, among_S), request, None, counts)
         frequent.note(rollout, vocabulary_of(model))
         return rollout
 

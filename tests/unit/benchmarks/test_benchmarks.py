@@ -25,7 +25,7 @@ from tests.support.forked_programs import run_python
 from training.utils.run.errors import ThreestepError
 
 QUESTIONS = 140
-ROWS = {"max_seq_len": 512, "attn_implementation": "sdpa"}
+ROWS = {"shape": "tiny", "max_seq_len": 512, "attn_implementation": "sdpa"}
 
 
 @pytest.fixture(scope="module")
@@ -107,31 +107,41 @@ def test_generation_runs(workload):
         assert len(run.rates) == 2 and min(run.rates) > 0, name
 
 
-def test_rollouts_by_guesses_run(workload, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "done", "kept"),
+    [("speculation8", "drafting", "round1"), ("speculation_embedded", "embedded_drafting", "sft")],
+)
+def test_rollouts_by_guesses_run(workload, monkeypatch, name, done, kept):
     """Of a model whose head is as it begins: no training."""
     from transformers import AutoModelForCausalLM
 
     from training.utils.mtp.folder import save_head
     from training.utils.mtp.head import new_head
 
-    folder = workload.folder / "drafting"
-    shutil.copytree(workload.model, folder / "round1" / "model")
+    folder = workload.folder / done
+    shutil.copytree(workload.model, folder / kept / "model")
     head = new_head(AutoModelForCausalLM.from_pretrained(workload.model), 1, 0)
-    save_head(folder / "round1" / "model", 1, head.state_dict())
-    (folder / "done").write_text("round1")
+    save_head(folder / kept / "model", 1, head.state_dict())
+    (folder / "done").write_text(kept)
 
     def forked(command, **_):
         return run_python([*command[1:], "--new_tokens", "4"], {**os.environ}, folder=program.ROOT)
 
     monkeypatch.setattr(drafting.subprocess, "run", forked)
-    competition = COMPETITIONS["speculation8"](workload, flags(steps=3))
+    competition = COMPETITIONS[name](workload, flags(steps=3))
     assert re.search(
         r"0\.\d\d of the head's guesses are right, 1\.\d\d tokens a forward, .* 1.2 times from", *competition.notes
     )
-    assert list(competition.commands) == ["plain", "--speculate 1", "--speculate_by ngram", "--speculate auto"]
-    for name in ("--speculate 1", "--speculate auto"):
-        run = ran([*competition.commands[name], "--new_tokens", "4"])
-        assert len(run.rates) == 1 and min(run.rates) > 0, name
+    assert list(competition.commands) == [
+        "plain",
+        "--speculate 1",
+        "--speculate 2",
+        "--speculate_by ngram",
+        "--speculate auto",
+    ]
+    for way in ("--speculate 2", "--speculate auto"):
+        run = ran([*competition.commands[way], "--new_tokens", "4"])
+        assert len(run.rates) == 1 and min(run.rates) > 0, way
 
 
 def test_only_some_competitors_run():

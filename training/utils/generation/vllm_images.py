@@ -35,13 +35,14 @@ _TOWER_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 class PlacedImage:
     """An image of a prompt, or a part of one.
 
-    begin, tokens: where its tokens stand. values, grid_3: its pixels, see `ImagePixels`. digest: of both.
+    begin, tokens: where its tokens stand. values, grid_3, cut_3: its pixels, see `ImagePixels`. digest: of these.
     """
 
     begin: int
     tokens: int
     values: torch.Tensor
     grid_3: torch.Tensor | None
+    cut_3: torch.Tensor | None
     digest: str
 
 
@@ -51,11 +52,11 @@ def placed_images(images: PromptImages, dtype: torch.dtype) -> list[tuple[Placed
     if not spans:
         return [() for _ in images.spans]
     pixels = images.pixels_of([span.key for span in spans])
-    sizes = [1] * len(spans) if pixels.grids_I3 is None else pixels.grids_I3.prod(1).tolist()
-    grids: list[torch.Tensor | None] = [None] * len(spans) if pixels.grids_I3 is None else [*pixels.grids_I3]
+    values = pixels.values.split(pixels.counts)
+    grids, cuts = (_of_each(rows, len(spans)) for rows in (pixels.grids_I3, pixels.cuts_I3))
     placed = iter(
-        PlacedImage(span.begin, span.tokens, values.to(dtype), grid_3, _digest(values, grid_3))
-        for span, values, grid_3 in zip(spans, pixels.values.split(sizes), grids, strict=True)
+        PlacedImage(span.begin, span.tokens, own.to(dtype), grid_3, cut_3, _digest(own, grid_3, cut_3))
+        for span, own, grid_3, cut_3 in zip(spans, values, grids, cuts, strict=True)
     )
     return [tuple(next(placed) for _ in own) for own in images.spans]
 
@@ -96,8 +97,13 @@ def _item(fields: Mapping[str, tuple[torch.Tensor, bool]]) -> Any:
     return MultiModalKwargsItem({name: element(name, *given) for name, given in fields.items()})
 
 
-def _digest(values: torch.Tensor, grid_3: torch.Tensor | None) -> str:
-    found = hashlib.sha256(repr((tuple(values.shape), None if grid_3 is None else grid_3.tolist())).encode())
+def _of_each(rows_I3: torch.Tensor | None, count: int) -> list[torch.Tensor | None]:
+    return [None] * count if rows_I3 is None else [*rows_I3]
+
+
+def _digest(values: torch.Tensor, *sizes: torch.Tensor | None) -> str:
+    shapes = [tuple(values.shape), *(None if size is None else size.tolist() for size in sizes)]
+    found = hashlib.sha256(repr(shapes).encode())
     found.update(values.contiguous().numpy().tobytes())
     return found.hexdigest()
 
@@ -207,6 +213,11 @@ def _by_grid(image: PlacedImage, token_id: int) -> dict[str, tuple[torch.Tensor,
     return {"pixel_values": (image.values, True), "image_grid_thw": (image.grid_3, False)}
 
 
+def _by_size(image: PlacedImage, token_id: int) -> dict[str, tuple[torch.Tensor, bool]]:
+    assert image.cut_3 is not None
+    return {"pixel_values": (image.values, False), "image_sizes": (image.cut_3[1:], False)}
+
+
 def _with_count(image: PlacedImage, token_id: int) -> dict[str, tuple[torch.Tensor, bool]]:
     return {"pixel_values": (image.values, True), "num_patches": (torch.tensor(1), False)}
 
@@ -232,6 +243,8 @@ _FIELDS: dict[str, Callable[[PlacedImage, int], dict[str, tuple[torch.Tensor, bo
     "qwen2_5_vl": _by_grid,
     "qwen3_vl": _by_grid,
     "llava": _of_one_size,
+    "llava_next": _by_size,
+    "llava_onevision": _by_size,
     "gemma3": _with_count,
     "idefics3": _with_mask,
     "smolvlm": _with_mask,
