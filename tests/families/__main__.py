@@ -1,11 +1,13 @@
 """`python -m tests.families`: judges every family of causal language models of the installed transformers.
 
-    python -m tests.families [--vision] [--only NAME ...] [--skip QUESTION ...] [--processes N] [--json FILE] [--out FILE]
-    python -m tests.families --from FILE ... --out FILE
+    python -m tests.families [--vision] [--only NAME ...] [--skip QUESTION ...] [--processes N] [--json FILE]
+        [--out FILE]
+    python -m tests.families [--vision] --from FILE ... --out FILE
 
 Each family is judged in a process of its own, forked from this one, which has imported everything once; a hang or a
 crash of one is its result. --json: the answers as they come. --out: the page of all families, docs/models.md;
---from: of answers that were kept, without asking again.
+--from: of answers that were kept, without asking again. --vision: families of models of images and text instead, which
+have a part of the page.
 """
 
 from __future__ import annotations
@@ -48,9 +50,7 @@ def main() -> None:
         import_all_once()
         results = sweep(names, flags.processes, flags.limit_seconds, flags.json, flags.skip, flags.vision)
     if flags.out is not None:
-        from tests.families.page import page
-
-        flags.out.write_text(page(results, "python -m tests.families --out docs/models.md"), encoding="utf-8")
+        write_page(flags.out, results, flags.vision)
     bad = [result for result in results if result["verdict"].startswith(("WRONG", "TRACEBACK"))]
     built = sum(not result["built"] for result in results)
     print(f"{len(names)} families, {built} judged, {len(bad)} of them wrong or ended in a traceback")
@@ -73,6 +73,18 @@ def families() -> list[str]:
     from tests.families.configs import VARIANTS
 
     return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
+
+
+def write_page(file: Path, results: list[dict[str, Any]], vision: bool) -> None:
+    """Write the part of the page that the results are of; what the file has of the other stays."""
+    from tests.families.page import page, vision_part, whole_page
+
+    old = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if vision:
+        new = whole_page(old, None, vision_part(results, "python -m tests.families --vision --out docs/models.md"))
+    else:
+        new = whole_page(old, page(results, "python -m tests.families --out docs/models.md"), None)
+    file.write_text(new, encoding="utf-8")
 
 
 def vision_families() -> list[str]:

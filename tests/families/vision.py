@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
 from tests.families.builds import draw_weights, quiet
-from tests.families.configs import PAD, VOCABULARY, tiny_config
+from tests.families.configs import PAD, VOCABULARY, tiny_vision_config
 from tests.families.judge import refused, verdict, why_not_built
 from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load
 from tests.families.subjects import Subject, alone, known, true_logprobs
@@ -59,7 +60,7 @@ def judged(family: str, place: Path, skipped: Sequence[str] = ()) -> dict[str, A
 
 
 def build(family: str, folder: Path) -> PreTrainedModel:
-    model: Any = AutoModelForImageTextToText.from_config(tiny_config(family))
+    model: Any = AutoModelForImageTextToText.from_config(tiny_vision_config(family))
     draw_weights(model, seed=0)
     model.eval().save_pretrained(folder)
     return model
@@ -96,7 +97,7 @@ def ask_images(name: str, place: Path) -> list[Answer]:
     """Rows of images and texts, padded, packed and with prompts shared, of a family that is known; of any other the
     sentence by which a run ends."""
     if name not in FAMILIES:
-        return [Answer("images", REFUSED, None, unread_because(tiny_config(name), "the folder"))]
+        return [Answer("images", REFUSED, None, unread_because(SimpleNamespace(model_type=name), "the folder"))]
     family = awake(FAMILIES[name]())
     family.model.float().double()  # as it is read from a file
     family.model.float().save_pretrained(place / "images")
