@@ -137,7 +137,7 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
     from training.utils.data.build.build import build_phase
     from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
-    from training.utils.opening.image_reader import reader_of_folder
+    from training.utils.opening.image_reader import reader_of_folder, why_unread
 
     if preview.phase == UNSUPERVISED:
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
@@ -146,7 +146,8 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
         left_over = f", {counted['tokens_left_over']:,} tokens left over after the last block"
         return Shown(split, split_sentence("train", SplitReport.of(counted)) + left_over, [])
     reader = reader_of_folder(preview.tokenizer, tokenizer)
-    phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note, images=reader)
+    unread = why_unread(preview.tokenizer)
+    phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note, images=reader, unread=unread)
     split = getattr(phase, preview.split)
     return Shown(split, phase.report.sentence, split.manifest["sources"], reader)
 

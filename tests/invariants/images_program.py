@@ -1,8 +1,8 @@
 """Launched on one or two ranks: SFT, DPO, reward models and step 3 of tiny models of images and text, on rows with
 images and rows without.
 
-Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
-"norms", "lacking", "said"}}; lacking: micro-batches of this rank that got an image because another
+Arguments: the folder of the models, a folder for the weights, and the cases. Report: {case: {"losses", "norms",
+"lacking", "said"}}; lacking: micro-batches of this rank that got an image because another
 rank's had one. Of step 3: what `images_step3.run_step3` returns.
 """
 
@@ -25,8 +25,11 @@ FAMILY_NAMES = (
     "qwen2_5_vl",
     "qwen3_vl",
     "llava",
+    "llava_next",
+    "llava_onevision",
     "gemma3",
     "idefics3",
+    "smolvlm",
     "internvl",
 )  # of vision_models.FAMILIES
 LORA_DIM, LORA_ALPHA = 2, 16.0
@@ -97,6 +100,10 @@ CASES = {
         "grpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="grpo"),
         "grpo_qwen2_z2_all": Case("qwen2_vl", 2, micro=1, freeze_vision_tower=False, kind="grpo"),
         "grpo_gemma3_z2_padded": Case("gemma3", 2, micro=2, packed=False, kind="grpo"),
+        "dpo_llava_next_z3": Case("llava_next", 3, micro=1, kind="dpo"),
+        "grpo_llava_next_z2": Case("llava_next", 2, micro=1, kind="grpo"),
+        "ppo_smolvlm_z3_all": Case("smolvlm", 3, micro=1, freeze_vision_tower=False, kind="ppo"),
+        "reward_llava_onevision_z2": Case("llava_onevision", 2, micro=1, kind="reward"),
         "grpo_llava_z0": Case("llava", 0, micro=1, kind="grpo"),
         "grpo_qwen3_z3": Case("qwen3_vl", 3, micro=1, kind="grpo"),
         "grpo_qwen2_5_z2": Case("qwen2_5_vl", 2, micro=1, kind="grpo"),
@@ -112,11 +119,11 @@ CASES = {
     },
 }
 # The long form has each family under each stage of ZeRO on one rank and on two, the tower in training but for LLaVA's:
-# its last layer is read by nothing, and decays under ZeRO while plain AdamW leaves it.
+# its last layer or norm is read by nothing, and decays under ZeRO while plain AdamW leaves it.
 for cases in CASES.values():
     for family, stage in product(FAMILY_NAMES, (0, 2, 3)):
         if not any((case.family, case.zero_stage, case.kind) == (family, stage, "sft") for case in cases.values()):
-            cases[f"{family}_z{stage}_each"] = Case(family, stage, micro=1, freeze_vision_tower=family == "llava")
+            cases[f"{family}_z{stage}_each"] = Case(family, stage, micro=1, freeze_vision_tower="llava" in family)
 ORDINARY: dict[int, tuple[str, ...]] = {
     1: (),
     2: (
@@ -130,12 +137,11 @@ ORDINARY: dict[int, tuple[str, ...]] = {
 }
 
 
-def main(models: Path, out: Path, is_long: bool) -> None:
+def main(models: Path, out: Path, names: list[str]) -> None:
     from tests.distributed.launch import report
     from training.utils.engine.startup import started_process_group
 
     with started_process_group() as ranks:
-        names = CASES[ranks.world_size] if is_long else ORDINARY[ranks.world_size]
         report({name: run_case(name, models, out, ranks) for name in names})
 
 
@@ -192,18 +198,19 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     if case.is_step3:
         return run_step3(case, family, models, out / name, ranks)
     rows = pairs_of(family) if of_pairs else rows_of(family)
+    longest = max(LONGEST, *(len(row.input_ids) for row in rows)) if not of_pairs else LONGEST
     document_of = partial(responses_document, are_targets=True) if of_pairs else sentence_document
     images = images_of(rows, family.pixels, document_of)
     engine, model = make_engine(case, models, ranks, images)
     said: list[str] = []
     read: Any = engine if case.kind == "reward" else lambda token_rows: engine(token_rows).logprobs_M
     images = with_kept_features(images, case.kept_mb, model, engine, read)
-    packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
+    packed = may_pack(not case.packed, model, engine, read, longest, lambda text, is_main: said.append(text))
     assert packed is case.packed, said
     flags: Any = SimpleNamespace(
         run=RunArguments(seed=SEED),
         engine=EngineArguments(per_device_train_batch_size=case.micro, max_tokens_per_micro_batch=None),
-        data=data_flags(max_seq_len=LONGEST),
+        data=data_flags(max_seq_len=longest),
         report=ReportArguments(),
     )
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks, pad_token_id=0)
@@ -305,4 +312,4 @@ class Vocabulary:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -15,7 +15,6 @@ PROMPTS, SAMPLES = 4, 3  # of a rollout, over all ranks
 MAX_NEW_TOKENS = 5
 ENDS = tuple(range(2, 30))  # a third of the vocabulary, so that lengths differ
 KL_COEF, CLIP_RANGE, CLIP_REWARD, ACTOR_RATE, CRITIC_RATE = 0.2, 0.1, 5.0, 3e-3, 1e-2
-LONGEST = 24 + MAX_NEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     needed = RolesNeeded(critic=case.kind == "ppo", reward_model=case.kind == "ppo")
     total = ITERATIONS * EPOCHS
     roles = load_roles(flags, Tokenizers(tokenizer, tokenizer), ranks, total, needed=needed, images=images)
-    settings = settings_of(case, images, ranks)
+    settings = settings_of(case, rows, images, ranks)
     engine, own = TransformersRollout(), own_forward_of(roles.actor_model)
     assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
     roles = balanced_roles(roles, None, reuses_forwards=False)
@@ -130,7 +129,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     return PpoTrainer(roles, engine, PromptSource(rows, SEED), updates, nobody, settings, metrics)
 
 
-def settings_of(case: Any, images: Any, ranks: Any) -> Any:
+def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -155,7 +154,7 @@ def settings_of(case: Any, images: Any, ranks: Any) -> Any:
     def texts_of(rollout: Any) -> list[str]:
         return [" ".join(map(str, rollout.response_of(row).tolist())) for row in range(len(rollout.ended_B))]
 
-    is_ppo = case.kind == "ppo"
+    is_ppo, longest = case.kind == "ppo", max(len(row.flipped_prompt_ids) for row in rows) + MAX_NEW_TOKENS
     experience = ExperienceSettings(
         temperature=1.0,
         score_scale=None,
@@ -169,7 +168,7 @@ def settings_of(case: Any, images: Any, ranks: Any) -> Any:
         mismatch=None,
         reads_old_logprobs=True,
         rank=ranks.rank,
-        plan=PlanSettings(ranks.world_size, None, case.micro, case.packed, LONGEST if case.packed else 0),
+        plan=PlanSettings(ranks.world_size, None, case.micro, case.packed, longest if case.packed else 0),
         pad_token_id=0,
         rewards=Rewards(
             (Reward("model" if is_ppo else "rule", 1.0, None if is_ppo else rule),), 60.0, texts_of=texts_of

@@ -12,7 +12,7 @@ from training.utils.layout.documents import Document, TokenSequence
 from training.utils.layout.images import ImagePixels, ImageSpan
 
 IMAGE_ID = 90
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -35,6 +35,8 @@ class Family:
     counts_sides: bool
     sees_itself: bool = False
     by_row: bool = False  # its forward takes the images of each row
+    # Of families that cut pictures up: tiles, height and width of each, whose tokens are the product of its sides.
+    cuts: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def tower(self) -> Any:
@@ -51,8 +53,10 @@ class Family:
                 grids.append([1, 2 * height, 2 * width])
                 values.append(torch.randn(4 * height * width, 3 * 2 * 14 * 14, generator=draw, dtype=torch.float64))
             else:
-                values.append(torch.randn(1, 3, 28, 28, generator=draw, dtype=torch.float64))
-        return ImagePixels(torch.cat(values), torch.tensor(grids) if grids else None)
+                tiles = self.cuts[key][0] if self.cuts else 1
+                values.append(torch.randn(tiles, 3, 28, 28, generator=draw, dtype=torch.float64))
+        cuts = torch.tensor([self.cuts[key] for key in keys]) if self.cuts else None
+        return ImagePixels(torch.cat(values), torch.tensor(grids) if grids else None, cuts)
 
     def span(self, begin, key) -> ImageSpan:
         height, width = self.sides[key]
@@ -69,6 +73,10 @@ class Family:
                 inputs["token_type_ids"] = is_image.int()
             if self.counts_sides:
                 inputs.update(image_grid_thw=pixels.grids_I3, mm_token_type_ids=is_image.int())
+            if self.cuts:  # as their processors hand them over: pictures of fewer tiles are filled with zeros
+                parts = pixels.values.split(pixels.counts)
+                inputs["pixel_values"] = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+                inputs["image_sizes"] = pixels.cuts_I3[:, 1:]
         return inputs
 
     def own_logprobs(self, document: Document) -> torch.Tensor:
@@ -80,27 +88,40 @@ class Family:
         return logprobs_TV[targets - 1, tokens.input_ids[targets]]
 
 
+def head_dim() -> int:
+    return int(TEXT["hidden_size"] // TEXT["num_attention_heads"])
+
+
 QWEN_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-QWEN_ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+QWEN_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
 UNEVEN = ((2, 3), (1, 1), (3, 1), (2, 2))
 
 
 def qwen2_vl() -> Family:
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "mlp_ratio": 2}
+    vision = {
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "hidden_size": TEXT["hidden_size"],
+        "patch_size": 14,
+        "mlp_ratio": 2,
+    }
     torch.manual_seed(0)
-    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
+    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": dict(QWEN_ROPE)}, vision_config=vision, **QWEN_IDS)
     return Family(Qwen2VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
 
 def qwen2_5_vl() -> Family:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-              "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48,
+              "num_heads": 2, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
     torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
+    config = Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": dict(QWEN_ROPE)}, vision_config=vision, **QWEN_IDS
+    )
     return Family(Qwen2_5_VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
 
@@ -108,10 +129,11 @@ def qwen3_vl() -> Family:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     rope = {**QWEN_ROPE, "mrope_interleaved": True}
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-              "patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48,
+              "num_heads": 2, "patch_size": 14, "num_position_embeddings": 16,
+              "deepstack_visual_indexes": [0]}  # fmt: skip
     torch.manual_seed(0)
-    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+    text = {**TEXT, "head_dim": head_dim(), "rope_parameters": rope}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
     return Family(Qwen3VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
@@ -129,11 +151,54 @@ def llava() -> Family:
     return Family(LlavaForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False)
 
 
+# Of 2 x 2 tokens a tile. A line of a picture ends with a newline, and the whole picture stands before its lines: the
+# first and the last have borders that are left out.
+GRIDS = [[28, 56], [56, 28], [56, 56]]
+CUTS = ((5, 40, 56), (3, 20, 50), (3, 50, 20), (5, 56, 40))
+
+
+def llava_next() -> Family:
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, LlavaNextForConditionalGeneration
+
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    torch.manual_seed(0)
+    config = LlavaNextConfig(
+        vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=IMAGE_ID, image_grid_pinpoints=GRIDS
+    )
+    sides = ((1, 4 + 2 * 5), (1, 4 + 2 * 5), (1, 4 + 4 * 3), (1, 4 + 4 * 3))
+    return Family(LlavaNextForConditionalGeneration(config).double().eval(), sides, False, cuts=CUTS)
+
+
+def llava_onevision() -> Family:
+    """Grids of more than four patches are made smaller."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        Qwen2Config,
+        SiglipVisionConfig,
+    )
+
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = LlavaOnevisionConfig(
+        vision_config=SiglipVisionConfig(**tower, image_size=28, patch_size=14, vision_use_head=False),
+        text_config=Qwen2Config(**TEXT),
+        image_token_id=IMAGE_ID,
+        video_token_id=91,
+        image_grid_pinpoints=GRIDS,
+        vision_aspect_ratio="anyres_max_1",
+    )
+    sides = ((1, 4 + 1 * 3), (1, 4 + 1 * 3), (1, 4 + 2 * 2), (1, 4 + 2 * 2))
+    return Family(LlavaOnevisionForConditionalGeneration(config).double().eval(), sides, False, cuts=CUTS)
+
+
 def gemma3(window: int = 64) -> Family:
     """window: of every second layer."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
-    layers = {"head_dim": 8, "sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
+    layers = {"head_dim": head_dim(), "sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"image_token_index": IMAGE_ID, "boi_token_index": 91, "eoi_token_index": 92}
     torch.manual_seed(0)
@@ -156,6 +221,18 @@ def idefics3() -> Family:
         text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
     )
     return Family(Idefics3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
+
+
+def smolvlm() -> Family:
+    from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 7}  # fmt: skip
+    torch.manual_seed(0)
+    config = SmolVLMConfig(
+        text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
+    )
+    return Family(SmolVLMForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
 
 
 class PlainScorer(torch.nn.Module):
@@ -196,7 +273,19 @@ def internvl() -> Family:
 
 
 FAMILIES: dict[str, Callable[[], Family]] = {
-    make.__name__: make for make in (qwen2_vl, qwen2_5_vl, qwen3_vl, llava, gemma3, idefics3, internvl)
+    make.__name__: make
+    for make in (
+        qwen2_vl,
+        qwen2_5_vl,
+        qwen3_vl,
+        llava,
+        llava_next,
+        llava_onevision,
+        gemma3,
+        idefics3,
+        smolvlm,
+        internvl,
+    )
 }
 
 

@@ -40,6 +40,7 @@ from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.layout.documents import Document
 from training.utils.layout.pictures import RowImages
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.opening.image_reader import why_unread
 from training.utils.opening.row_images import images_of
 from training.utils.opening.sample_pictures import keep_pictures
 from training.utils.rewards.arguments import ScoringArguments
@@ -202,7 +203,10 @@ class Built:
 
 
 def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
-    found = build_phase(phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader)
+    unread = why_unread(folder.name)
+    found = build_phase(
+        phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader, unread=unread
+    )
     rows = _checked_rows(getattr(found, flags.asked.split), flags)
     images = images_of(rows, found.pixels_of, prompt_document if phase == 3 else sentence_document)
     return Built(rows, images, found.pixels_of)

@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.engine.startup import started_process_group
     from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
-    from training.utils.opening.image_reader import reader_of_folder
+    from training.utils.opening.image_reader import reader_of_folder, why_unread
     from training.utils.opening.row_images import images_of
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import ScorerSettings, load_scorer
@@ -114,7 +114,9 @@ def main(argv: Sequence[str]) -> None:
             score = load_scorer(settings, data, tokenizer, ranks, images)
             write_scores(pairs, score(pairs.rows), flags.output, ranks.is_main)
             return
-        phase = build_phase(2, data, tokenizer, run.seed, ranks.is_main, log, reader)
+        phase = build_phase(
+            2, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(flags.model_name_or_path)
+        )
         rows = getattr(phase, flags.split)
         if len(rows) == 0:
             raise ThreestepError(

@@ -34,7 +34,7 @@ from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens
-from training.utils.opening.image_reader import reader_of_model
+from training.utils.opening.image_reader import reader_of_model, why_unread
 from training.utils.opening.row_images import images_of
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
@@ -120,8 +120,9 @@ def load_inputs(
     run, data, ppo = flags.run, flags.data, flags.ppo
     if flags.environment.is_on:  # environments begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
-    reader = reader_of_model(flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code, tokenizer)
-    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader)
+    actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
+    reader = reader_of_model(*actor, tokenizer)
+    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(*actor))
     images = images_of(chain(phase.train, phase.eval), phase.pixels_of, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)

@@ -18,7 +18,7 @@ import torch
 from training.utils.generation.base import RolloutRequest
 from training.utils.layout.images import left_padded_axes, positions_taken
 from training.utils.layout.pictures import PromptImages
-from training.utils.models.vision import pixel_values_for
+from training.utils.models.vision import pixel_inputs
 
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
 
@@ -55,9 +55,7 @@ def _of_images(
 ) -> dict[str, torch.Tensor]:
     device, width = mask_BP.device, mask_BP.shape[1]
     pixels = images.pixels_of([image.key for own in images.spans for image in own])
-    given = {"pixel_values": pixel_values_for(config, pixels.values)}
-    if pixels.grids_I3 is not None:
-        given["image_grid_thw"] = pixels.grids_I3
+    given = pixel_inputs(config, pixels)
     if _SEES_ITSELF in accepted:
         types_BP = torch.zeros(mask_BP.shape, dtype=torch.int64)
         for row, (length, own) in enumerate(zip(mask_BP.sum(1).tolist(), images.spans, strict=True)):

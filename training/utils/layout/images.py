@@ -51,16 +51,36 @@ class ImagePixels:
     """What a vision tower takes of the images of a micro-batch, in the order of `TokenRows.images`.
 
     values: float, the family's `pixel_values`: [patches of all images, numbers of a patch] for Qwen's, [I, 3, height,
-        width] for families of one size.
-    grids_I3: int64, frames, height and width of each image in patches (`image_grid_thw`); None for families of one
-        size.
+        width] for families of one size, [tiles of all images, 3, height, width] for LLaVA-NeXT.
+    grids_I3: int64, frames, height and width of each image in patches (`image_grid_thw`), for Qwen's; else None.
+    cuts_I3: int64, how many tiles each image is cut into, and its own height and width in pixels (`image_sizes`), for
+        families that put the features of its tiles together again (LLaVA-NeXT); else None.
     known: which images are kept as features (`kept_features`): `values` and `grids_I3` are then of the others alone;
         None: they are of all.
     """
 
     values: torch.Tensor
     grids_I3: torch.Tensor | None = None
+    cuts_I3: torch.Tensor | None = None
     known: KnownPictures | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """How many of `values` are of each image."""
+        if self.cuts_I3 is not None:
+            return self.cuts_I3[:, 0].tolist()
+        return [1] * len(self.values) if self.grids_I3 is None else self.grids_I3.prod(1).tolist()
+
+
+def joined_pixels(parts: Sequence[ImagePixels]) -> ImagePixels:
+    """Return the pixels of images, in their order. ValueError without any."""
+    grids = [part.grids_I3 for part in parts if part.grids_I3 is not None]
+    cuts = [part.cuts_I3 for part in parts if part.cuts_I3 is not None]
+    return ImagePixels(
+        torch.cat([part.values for part in parts]),
+        torch.cat(grids) if grids else None,
+        torch.cat(cuts) if cuts else None,
+    )
 
 
 def positions_taken(length: int, images: Sequence[ImageSpan]) -> int:

@@ -114,16 +114,10 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
 
 
 def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
-    """Return what a model of images and text takes beside the arguments for a text; ThreestepError for an attention of
-    all rows as one, which its positions would not fit into."""
+    """Return other arguments than for a text, beside those of the pixels; ThreestepError for an attention of all rows
+    as one, which its positions would not fit into."""
     if implementation in (FLEX, *FLASH):
         raise ThreestepError(
             f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"
         )
-    assert rows.pixels is not None, "an image without pixels would be read as a text"
-    inputs: dict[str, Any] = {"pixel_values": rows.pixels.values}
-    if rows.pixels.grids_I3 is not None:
-        inputs["image_grid_thw"] = rows.pixels.grids_I3
-    if rows.axes_3NT is not None:
-        inputs["position_ids"] = rows.axes_3NT
-    return inputs
+    return {} if rows.axes_3NT is None else {"position_ids": rows.axes_3NT}

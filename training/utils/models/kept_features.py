@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from training.utils.layout.images import ImagePixels
 from training.utils.layout.kept_features import KnownPictures, Picture
-from training.utils.models.vision import is_of_projector, is_of_vision, pixel_values_for
+from training.utils.models.vision import is_of_projector, is_of_vision, pixel_inputs
 
 _ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
 _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (transformers 5.19)
@@ -28,12 +28,13 @@ _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (tra
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """model: as transformers made it. projector: if it trains; None where what it makes is kept. joined: forward takes
-    the embeddings of all images as one tensor, not as a list of them."""
+    """model: as transformers made it. projector: if it trains; None where what it makes is kept. form: of the one
+    tensor in which forward takes the embeddings of all images, the dimensions between the first and the last (tokens of
+    a tile, SmolVLM); None where it takes a list of tensors."""
 
     model: Any
     projector: nn.Module | None
-    joined: bool
+    form: tuple[int, ...] | None
 
     def features(self, pixels: ImagePixels) -> torch.Tensor:
         """What is kept of one picture."""
@@ -62,7 +63,7 @@ class FeatureReader:
                 at += length
         joined = torch.cat(parts)
         embedded_EH = joined if self.projector is None else _one_tensor(self.projector(joined))
-        given: Any = embedded_EH if self.joined else [embedded_EH]
+        given: Any = [embedded_EH] if self.form is None else embedded_EH.view(-1, *self.form, embedded_EH.shape[-1])
         return {_ARGUMENT: {"image": BaseModelOutputWithPooling(pooler_output=given)}}
 
 
@@ -94,8 +95,8 @@ def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
     # The same memory: nothing is done with them in between, such as another order (Qwen2.5-VL).
     if trained and [first.untyped_storage().data_ptr()] != [part.untyped_storage().data_ptr() for part in returned]:
         return "its projector trains, and what it makes is changed before it is read (--freeze_projector true)"
-    joined = isinstance(made.pooler_output, torch.Tensor)
-    setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, joined))
+    form = tuple(made.pooler_output.shape[1:-1]) if isinstance(made.pooler_output, torch.Tensor) else None
+    setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, form))
     return None
 
 
@@ -109,17 +110,19 @@ def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterato
     """The pixels of each picture by itself."""
     at = begin = 0
     for _, spans in pictures:
-        grids_I3 = None if pixels.grids_I3 is None else pixels.grids_I3[at : at + spans]
-        length = spans if grids_I3 is None else int(grids_I3.prod(1).sum())
-        yield ImagePixels(pixels.values[begin : begin + length], grids_I3)
+        length = sum(pixels.counts[at : at + spans])
+        grids_I3, cuts_I3 = (
+            None if of_each is None else of_each[at : at + spans] for of_each in (pixels.grids_I3, pixels.cuts_I3)
+        )
+        yield ImagePixels(pixels.values[begin : begin + length], grids_I3, cuts_I3)
         at, begin = at + spans, begin + length
 
 
 def _made(model: Any, pixels: ImagePixels) -> Any:
     """What `model` makes of pictures; their embeddings, in its own form, are `pooler_output`."""
-    values = pixel_values_for(model.config, pixels.values).to(model.dtype)
-    grids = {} if pixels.grids_I3 is None else {"image_grid_thw": pixels.grids_I3}
-    return model.base_model.get_image_features(values, **grids, return_dict=True)
+    given = pixel_inputs(model.config, pixels)
+    values = given.pop("pixel_values").to(model.dtype)
+    return model.base_model.get_image_features(values, **given, return_dict=True)
 
 
 def _one_tensor(embedded: Any) -> torch.Tensor:

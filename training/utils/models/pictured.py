@@ -20,7 +20,7 @@ from training.utils.layout.documents import Document, TokenSequence
 from training.utils.layout.pictures import PixelsOf, RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.rounding import rms, rounded_once_more
-from training.utils.models.vision import pixel_values_for
+from training.utils.models.vision import pixel_inputs
 from training.utils.run.errors import ThreestepError, first_line
 
 _NOISE_FACTOR = 5.0
@@ -103,8 +103,7 @@ def _keys(document: Document) -> set[int]:
 def _with_another(rows: TokenRows, key: int) -> TokenRows:
     """The rows with the negative of one image, wherever it stands."""
     assert rows.pixels is not None
-    values, grids_I3 = rows.pixels.values, rows.pixels.grids_I3
-    parts = values.split([1] * len(rows.images) if grids_I3 is None else grids_I3.prod(1).tolist())
+    parts = rows.pixels.values.split(rows.pixels.counts)
     negated = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
     return replace(rows, pixels=replace(rows.pixels, values=torch.cat(negated)))
 
@@ -153,7 +152,5 @@ def own_inputs(
     for image in tokens.images:
         is_image_1T[0, image.begin : image.end] = 1
     pixels = pixels_of([image.key for image in tokens.images])
-    inputs = {"input_ids": ids_1T, "pixel_values": pixel_values_for(config, pixels.values)}
-    if pixels.grids_I3 is not None:
-        inputs["image_grid_thw"] = pixels.grids_I3
+    inputs = {"input_ids": ids_1T, **pixel_inputs(config, pixels)}
     return inputs | {name: is_image_1T for name in _TYPES if name in accepted}

@@ -23,7 +23,7 @@ from training.utils.models.attention import model_inputs, sliding_window, text_a
 from training.utils.models.kept_features import kept_inputs
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
-from training.utils.models.vision import pixel_values_for
+from training.utils.models.vision import pixel_inputs
 from training.utils.run.errors import ThreestepError
 
 
@@ -127,7 +127,7 @@ class ScalarModel(nn.Module):
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.images:
-        inputs |= _image_inputs(model, rows, inputs.pop("pixel_values"), inputs.pop("image_grid_thw", None))
+        inputs |= _image_inputs(model, rows)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         if rows.images:  # without ids, transformers finds the places of images by comparing embeddings
             raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
@@ -138,14 +138,11 @@ def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | N
     return inputs
 
 
-def _image_inputs(
-    model: PreTrainedModel, rows: TokenRows, values: torch.Tensor, grids_I3: torch.Tensor | None
-) -> dict[str, Any]:
-    assert rows.pixels is not None
+def _image_inputs(model: PreTrainedModel, rows: TokenRows) -> dict[str, Any]:
+    assert rows.pixels is not None, "an image without pixels would be read as a text"
     if rows.pixels.known is not None:
         return kept_inputs(model, rows.pixels, rows.pixels.known)
-    grids = {} if grids_I3 is None else {"image_grid_thw": grids_I3}
-    return {"pixel_values": pixel_values_for(model.config, values), **grids}
+    return pixel_inputs(model.config, rows.pixels)
 
 
 def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ Names of the parts (transformers 5.19):
 | --- | --- | --- | --- |
 | Qwen2-VL, 2.5-VL, 3-VL | `language_model` | `visual` | `visual.merger`, `visual.deepstack_merger_list` |
 | LLaVA, Gemma 3, InternVL | `language_model` | `vision_tower` | `multi_modal_projector` |
+| LLaVA-NeXT, LLaVA-OneVision | `language_model` | `vision_tower` | `multi_modal_projector`, `image_newline` |
 | Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |
 """
 
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from training.utils.layout.images import ImagePixels
+
 # Families whose forward takes the pictures of each row, [rows, I, 3, height, width].
 _PICTURES_BY_ROW = ("idefics2", "idefics3", "smolvlm")
-_PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner)([._]|$)")
+_PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|image_newline)([._]|$)")
 
 
 def is_vision_config(config: Any) -> bool:
@@ -50,9 +53,15 @@ def language_model_class(config: Any, with_images: bool) -> Any:
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
-def pixel_values_for(config: Any, values: torch.Tensor) -> torch.Tensor:
-    """Return `ImagePixels.values` in the dimensions that a family's forward takes. config: of the model."""
-    return values.unsqueeze(0) if config.model_type in _PICTURES_BY_ROW else values
+def pixel_inputs(config: Any, pixels: ImagePixels) -> dict[str, torch.Tensor]:
+    """Return the arguments of a family's forward for the pixels of images. config: of the model."""
+    by_row = config.model_type in _PICTURES_BY_ROW
+    given = {"pixel_values": pixels.values.unsqueeze(0) if by_row else pixels.values}
+    if pixels.grids_I3 is not None:
+        given["image_grid_thw"] = pixels.grids_I3
+    if pixels.cuts_I3 is not None:
+        given["image_sizes"] = pixels.cuts_I3[:, 1:]
+    return given
 
 
 def placeholder_id(config: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from training.utils.data.images.reader import ImageReader, open_image_reader
+from training.utils.data.images.reader import ImageReader, open_image_reader, unread_because
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
 from training.utils.models.processors import processor_files
@@ -28,6 +28,16 @@ def reader_of_model(name_or_path: str, trust_remote_code: bool, tokenizer: Any) 
     """The reader for the model that a run starts from, or an adapter's; None for one that reads text alone."""
     path = model_of(name_or_path)
     return open_image_reader(path, load_config(path, trust_remote_code), tokenizer)
+
+
+def why_unread(name_or_path: str, trust_remote_code: bool = False) -> str:
+    """Why the images of rows are not read for a model that has no reader: ends "a row holds images, and ..."."""
+    path = model_of(name_or_path)
+    try:
+        config = load_config(path, trust_remote_code)
+    except ThreestepError:  # a tokenizer alone
+        return unread_because(None, path)
+    return unread_because(config if is_vision_config(config) else None, path)
 
 
 def processor_of(name_or_path: str, model: Any) -> list[Path]:

@@ -40,7 +40,7 @@ from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.flags import OneModelFlags
-from training.utils.opening.image_reader import processor_of, reader_of_model
+from training.utils.opening.image_reader import processor_of, reader_of_model, why_unread
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.row_images import check_beside_images, images_of, with_kept_features
@@ -72,7 +72,7 @@ def run_one_model(
         plan = with_head_chunk(styled, flags.start, flags.engine.dtype, ranks, predicts_tokens=not scores)
         folder = start_run(run, plan.flags_in_use, ranks)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, _reader(flags, tokenizer))
+        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
         images = _checked_images(flags, rows, phase, check_rows)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
@@ -132,11 +132,11 @@ def run_one_model(
         log(f"{said}; the model is in {folder.model}", ranks.is_main)
 
 
-def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> ImageReader | None:
-    """What reads images of rows for the start model; None where the model or the step reads text alone."""
-    if not flags.step.reads_images:
-        return None
-    return reader_of_model(flags.start.name_or_path, flags.start.trust_remote_code, tokenizer)
+def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
+    """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
+    the sentence on a row with some."""
+    start = (flags.start.name_or_path, flags.start.trust_remote_code)
+    return reader_of_model(*start, tokenizer) if flags.step.reads_images else None, why_unread(*start)
 
 
 def _checked_images(

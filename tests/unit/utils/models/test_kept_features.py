@@ -20,7 +20,8 @@ from training.utils.models.token_model import PolicyModel
 
 # Families that cannot, while their projector trains, and when it does not.
 DEEP = "its language model reads features of several layers"
-REFUSED = {("qwen2_5_vl", False): "its projector trains, and what it makes is changed"}
+CHANGED = "its projector trains, and what it makes is changed"
+REFUSED = {(name, False): CHANGED for name in ("qwen2_5_vl", "llava_next", "llava_onevision")}
 REFUSED |= {("qwen3_vl", False): DEEP, ("qwen3_vl", True): DEEP}
 
 

@@ -101,7 +101,7 @@ def test_swapped_images_are_seen_and_do_not_reach_other_documents(family, rows_o
     keys = [image.key for image in rows.images]
     assert len(keys) == 6  # the shared prompts' once
     pixels = family.pixels(keys)
-    per_image = pixels.values.split([4 * image.tokens if family.counts_sides else 1 for image in rows.images])
+    per_image = pixels.values.split(pixels.counts)
     changed = torch.cat([-per_image[0], *per_image[1:]])
     after = policy(replace(rows, pixels=replace(pixels, values=changed))).logprobs_M
     of_first = rows.sequence_M < 3

@@ -19,8 +19,11 @@ PROJECTORS = {
     "qwen2_5_vl": {"model.visual.merger"},
     "qwen3_vl": {"model.visual.merger", "model.visual.deepstack_merger_list"},
     "llava": {"model.multi_modal_projector"},
+    "llava_next": {"model.multi_modal_projector", "model.image_newline"},
+    "llava_onevision": {"model.multi_modal_projector", "model.image_newline"},
     "gemma3": {"model.multi_modal_projector"},
     "idefics3": {"model.connector"},
+    "smolvlm": {"model.connector"},
     "internvl": {"model.multi_modal_projector"},
 }
 

@@ -42,6 +42,7 @@ from training.utils.data.rows.pictures import Pictures, PictureWriter
 from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
+from training.utils.data.sources.media import ONLY_TEXT
 from training.utils.run.errors import ThreestepError
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
@@ -68,10 +69,11 @@ def build_phase(
     is_main_rank: bool = True,
     log: Log | None = None,
     images: ImageReader | None = None,
+    unread: str = ONLY_TEXT,
 ) -> PhaseData:
     """The tokenized rows of phase 1, 2 or 3, from the cache or built now; `log` gets lines on the main rank only.
 
-    images: reads those of the rows; None where the model reads text alone.
+    images: reads those of the rows; None where the model reads text alone. unread: why it does, for the sentence.
     Raises ThreestepError for mistakes in the data or the flags.
     """
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
@@ -83,7 +85,7 @@ def build_phase(
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
     for source in sources:
-        source.raw.reads_images = images is not None
+        source.raw.reads_images, source.raw.unread_images = images is not None, unread
 
     def build(folder: str) -> dict[str, Any]:
         shared = divide_rows(phase, data.split, sources, seed)

@@ -120,7 +120,7 @@ class RowMaker:
             return
         if self._images is None:
             raise BadConversation(
-                f"{where}: get_images returned images, and only text is trained on; leave such rows out"
+                f"{where}: get_images returned images, and {self._source.raw.unread_images}; leave such rows out"
             )
         raise BadConversation(
             f"{where}: the row has images, whose places a chat template writes; use --prompt_style chat_template"

@@ -54,6 +54,11 @@ class RowPictures:
         """
         found = place_images(messages, values, where)
         self._check_texts(found.messages, where)
+        if self.reader.family.one_picture and len(found.images) > 1:
+            raise BadConversation(
+                f"{where}: expected at most one image, got {len(found.images)}: {self.reader.model_type} reads rows of "
+                "several in another way, which is not trained here; leave such rows out, or take another family"
+            )
         root = None if folder is None else Path(folder)
         images = []
         for number, value in enumerate(found.images, start=1):

@@ -145,7 +145,7 @@ class ChatText:
     def _conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowPicture, ...]]:
         """The messages, checked and with their images in place, and those images."""
         reads_images = self._images is not None
-        bare, weights = split_weights(checked_messages(messages, where, reads_images), where)
+        bare, weights = split_weights(checked_messages(messages, where, reads_images, self._raw.unread_images), where)
         if self._phase == 1:
             check_weights(bare, weights, self._loss_on, where)
         images: tuple[RowPicture, ...] = ()

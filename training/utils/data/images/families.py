@@ -5,6 +5,7 @@ the tokens in it that stand for the image.
 | --- | --- | --- | --- |
 | Qwen2-VL, Qwen2.5-VL, Qwen3-VL | `<|image_pad|>` between marks | one for each square of merged patches | by sides |
 | LLaVA 1.5 | `<image>` | one for each patch | as text |
+| LLaVA-NeXT, LLaVA-OneVision | `<image>` | `tiled` | as text |
 | Gemma 3 | `<start_of_image>` | it, 256 soft tokens and an end, between empty lines | as text, seen both ways |
 | Idefics 3, SmolVLM | `<image>` | for each tile its row and column and a fixed number | as text |
 | InternVL | `<IMG_CONTEXT>` | a fixed number for each tile, between `<img>` and `</img>` | as text |
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from training.utils.data.images.tiled import TileSizes, joined_tokens
 from training.utils.layout.images import ImagePixels
 from training.utils.run.errors import ThreestepError
 
@@ -55,6 +57,7 @@ class ImageFamily:
     processor: the family's processor in transformers, and the attributes by which it writes images.
     asked: further arguments of the image processor.
     sees_itself: see `ImageSpan`.
+    one_picture: rows of several pictures are read in another way than those of one.
     """
 
     written: str
@@ -65,6 +68,12 @@ class ImageFamily:
     attributes: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
     sees_itself: bool = False
+    one_picture: bool = False
+
+
+def known_families() -> str:
+    """The families of the table, for a sentence."""
+    return ", ".join(sorted(_FAMILIES))
 
 
 def knows(config: Any) -> bool:
@@ -80,10 +89,12 @@ def family_of(config: Any, tokenizer: Any) -> ImageFamily:
 def pixels_of_picture(features: Mapping[str, Any]) -> ImagePixels:
     """What an image processor made of one picture, without the dimensions of lists of pictures."""
     values = torch.as_tensor(features["pixel_values"]).float()
-    if values.dim() == 5:  # Idefics3: rows and their pictures' tiles
+    if values.dim() == 5:  # Idefics3: rows and their pictures' tiles; LLaVA-NeXT: pictures and their tiles
         values = values.flatten(0, 1)
-    grid = features.get("image_grid_thw")
-    return ImagePixels(values, None if grid is None else torch.as_tensor(grid, dtype=torch.int64))
+    grid, size = (features.get(name) for name in ("image_grid_thw", "image_sizes"))
+    grids_I3 = None if grid is None else torch.as_tensor(grid, dtype=torch.int64)
+    cuts_I3 = None if size is None else torch.tensor([[len(values), *(int(side) for side in size[0])]])
+    return ImagePixels(values, grids_I3, cuts_I3)
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,29 @@ def _llava(config: Any, tokens: _Tokens) -> ImageFamily:
         "vision_feature_select_strategy": strategy,
     }
     return ImageFamily(token, token, config.image_token_id, read, "LlavaProcessor", attributes)
+
+
+def _llava_tiled(config: Any, tokens: _Tokens) -> ImageFamily:
+    token, is_next = tokens.text(config.image_token_id), config.model_type == "llava_next"
+    tower, strategy = config.vision_config, config.vision_feature_select_strategy
+    side = tower.image_size // tower.patch_size
+    heads = int(tower.model_type == "clip_vision_model")  # CLIP's own token before the patches'
+    # LLaVA-OneVision makes the grid of tiles smaller where it holds more patches than so many tiles.
+    most_tiles = None if is_next else int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
+    sizes = TileSizes(config.image_grid_pinpoints, tower.image_size, side, most_tiles)
+
+    def read(features: Mapping[str, Any]) -> ImageText:
+        height, width = (int(side) for side in features["image_sizes"][0])
+        run = Run(joined_tokens(sizes, height, width) + heads - (strategy == "default"))
+        return ImageText(token * run.tokens, (run,))
+
+    attributes = {"image_token": token, "vision_feature_select_strategy": strategy}
+    if is_next:
+        attributes |= {"patch_size": tower.patch_size, "num_additional_image_tokens": heads}
+        return ImageFamily(token, token, config.image_token_id, read, "LlavaNextProcessor", attributes)
+    attributes |= {"num_image_tokens": side * side, "vision_aspect_ratio": config.vision_aspect_ratio}
+    name = "LlavaOnevisionProcessor"
+    return ImageFamily(token, token, config.image_token_id, read, name, attributes, one_picture=True)
 
 
 def _gemma3(config: Any, tokens: _Tokens) -> ImageFamily:
@@ -214,6 +248,8 @@ _FAMILIES: dict[str, Callable[[Any, _Tokens], ImageFamily]] = {
     "qwen2_5_vl": _qwen,
     "qwen3_vl": _qwen,
     "llava": _llava,
+    "llava_next": _llava_tiled,
+    "llava_onevision": _llava_tiled,
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "internvl": _internvl,

@@ -13,13 +13,18 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-import torch
-
 from training.utils.data.files.digests import hash_text
 from training.utils.data.images.decoding import decoded
-from training.utils.data.images.families import ImageFamily, ImageText, family_of, knows, pixels_of_picture
-from training.utils.data.sources.media import BadConversation
-from training.utils.layout.images import ImagePixels
+from training.utils.data.images.families import (
+    ImageFamily,
+    ImageText,
+    family_of,
+    known_families,
+    knows,
+    pixels_of_picture,
+)
+from training.utils.data.sources.media import ONLY_TEXT, BadConversation
+from training.utils.layout.images import ImagePixels, joined_pixels
 from training.utils.run.errors import ThreestepError, first_line
 
 _SIZES_KEPT = 4096  # whose texts are not measured anew
@@ -30,6 +35,7 @@ class ImageReader:
 
     def __init__(self, family: ImageFamily, processor: Any, model_type: str) -> None:
         self.family = family
+        self.model_type = model_type
         self._processor = processor
         self._own = _own_processor(family, processor, model_type)
         self._text_of_size = lru_cache(_SIZES_KEPT)(self._measured)
@@ -111,6 +117,24 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
     return ImageReader(family_of(config, tokenizer), processor, config.model_type)
 
 
+def unread_because(config: Any | None, name_or_path: str) -> str:
+    """Why the images of rows are not read for a model without a reader: ends "the row holds images, and ...".
+
+    config: of a model of images and text; None for one of text alone.
+    """
+    if config is None:
+        return ONLY_TEXT
+    if knows(config):
+        return (
+            f"'{name_or_path}' ({config.model_type}) has no settings of an image processor; copy "
+            "preprocessor_config.json from the model that it was made of to train on them"
+        )
+    return (
+        f"those of models of the family {config.model_type} are not read here, only those of {known_families()}; train "
+        "a model of one of these, or on texts alone"
+    )
+
+
 def _own_processor(family: ImageFamily, processor: Any, model_type: str) -> Any | None:
     """The family's processor of transformers, with what it needs to write images; None where it cannot be asked. Its
     constructor is left out: it wants torchvision for videos, which nothing here has."""
@@ -151,10 +175,9 @@ class PixelReader:
         at = 0
         while at < len(keys):
             pixels = self.reader.pixels(self.pictures[keys[at]])
-            spans = len(pixels.values if pixels.grids_I3 is None else pixels.grids_I3)
+            spans = len(pixels.counts)
             if set(keys[at : at + spans]) != {keys[at]}:
                 raise AssertionError(f"a picture of {spans} parts has spans of {list(keys[at : at + spans])}")
             read.append(pixels)
             at += spans
-        grids = [pixels.grids_I3 for pixels in read if pixels.grids_I3 is not None]
-        return ImagePixels(torch.cat([pixels.values for pixels in read]), torch.cat(grids) if grids else None)
+        return joined_pixels(read)

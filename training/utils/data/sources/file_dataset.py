@@ -121,11 +121,12 @@ class FileDataset(PromptRawDataset):
     def _record(self, sample: Mapping[str, Any]) -> Record:
         """A row's content, read once for all getters that are called on it in turn."""
         if self._last is None or self._last[0] is not sample:
-            check_media(sample, self._media_columns, _where(sample), self.reads_images)
+            check_media(sample, self._media_columns, _where(sample), self.reads_images, self.unread_images)
             record = self.format.read(sample, self.format.roles, _where(sample))
             if not self.reads_images:
-                check_text_parts([*(record.prompt_messages or ()), *(record.chosen_messages or ())], _where(sample))
-                check_text_parts(record.rejected_messages or (), _where(sample))
+                chosen = [*(record.prompt_messages or ()), *(record.chosen_messages or ())]
+                for messages in (chosen, record.rejected_messages or ()):
+                    check_text_parts(messages, _where(sample), self.unread_images)
             self._last = (sample, record)
         return self._last[1]
 

@@ -18,6 +18,7 @@ _NAMES = (*IMAGE_COLUMNS, "video", "videos", "audio", "audios")
 _WORD = re.compile(r"(^|_|\.)(image|img|picture|photo|pixel|video|audio)s?(_|\.|$)", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"<\|?(image|video|audio)(_pad)?\|?>")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
+ONLY_TEXT = "only text is trained on"  # why media of a row are not read, where nothing else is known
 
 
 class BadConversation(ThreestepError):
@@ -29,11 +30,13 @@ def media_columns(columns: Iterable[str]) -> list[str]:
     return [column for column in columns if column in _NAMES or _WORD.search(column)]
 
 
-def check_media(row: Mapping[str, Any], columns: Collection[str], where: str, images: bool = False) -> None:
+def check_media(
+    row: Mapping[str, Any], columns: Collection[str], where: str, images: bool = False, unread: str = ONLY_TEXT
+) -> None:
     """Raise BadConversation where one of these columns of a row holds media: a column of one of `_NAMES` that is not
     empty, and any of the others where a text of the row has a placeholder such as <image>.
 
-    images: the model reads those of `IMAGE_COLUMNS`.
+    images: the model reads those of `IMAGE_COLUMNS`. unread: why it does not, for the sentence.
     """
     for column in columns:
         value = row.get(column)
@@ -46,9 +49,16 @@ def check_media(row: Mapping[str, Any], columns: Collection[str], where: str, im
             )
         if column in _NAMES or _PLACEHOLDER.search(_as_text(row)):
             raise BadConversation(
-                f"{where}: column '{column}' holds {_kind(column)}, and only text is trained on; leave such rows out, "
-                "or remove the column where the texts stand by themselves"
+                f"{where}: column '{column}' holds {_kind(column)}, and {_why(_kind(column), images, unread)}; leave "
+                "such rows out, or remove the column where the texts stand by themselves"
             )
+
+
+def _why(kind: str, images: bool, unread: str) -> str:
+    """Why media of a kind are not read. images, unread: see `check_media`."""
+    if kind == "images":
+        return unread
+    return f"{kind} is not trained on" if images else ONLY_TEXT
 
 
 def is_empty(value: Any) -> bool:
@@ -69,21 +79,22 @@ def is_image_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
 
 
-def check_text_parts(messages: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Raise BadConversation for an image among the parts of a message."""
+def check_text_parts(messages: Iterable[Mapping[str, Any]], where: str, unread: str = ONLY_TEXT) -> None:
+    """Raise BadConversation for an image among the parts of a message. unread: see `check_media`."""
     for number, message in enumerate(messages, start=1):
-        joined_text(message, f"{where}, message {number}")
+        joined_text(message, f"{where}, message {number}", unread=unread)
 
 
-def joined_text(message: Mapping[str, Any], where: str, images: bool = False) -> Any:
+def joined_text(message: Mapping[str, Any], where: str, images: bool = False, unread: str = ONLY_TEXT) -> Any:
     """The text of a message's content: of a list of typed parts, their texts one after the other; None for none.
 
-    images: a list with an image among its parts stays as it is.
+    images: a list with an image among its parts stays as it is. unread: see `check_media`.
     Raises BadConversation for parts that are no text, and for images, audio and video beside the content.
     """
     for name in _NAMES:
         if message.get(name):
-            raise BadConversation(f"{where}: '{name}': expected text, got {_kind(name)}; only text is trained on")
+            why = _why(_kind(name), images, unread)
+            raise BadConversation(f"{where}: '{name}': expected text, got {_kind(name)}; {why}")
     content = message.get("content")
     if not isinstance(content, list):
         return content
@@ -94,9 +105,9 @@ def joined_text(message: Mapping[str, Any], where: str, images: bool = False) ->
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, dict) and kind not in _TEXT_PARTS:
+            why = _why(_kind(str(kind)), images, unread)
             raise BadConversation(
-                f"{where}: a content part of type {kind!r}: expected text, and only text is trained on; leave such "
-                "rows out"
+                f"{where}: a content part of type {kind!r}: expected text, and {why}; leave such rows out"
             )
         text = part.get("text", "") if isinstance(part, dict) else None
         if not isinstance(text, str):

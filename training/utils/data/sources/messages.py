@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.media import BadConversation, joined_text
+from training.utils.data.sources.media import ONLY_TEXT, BadConversation, joined_text
 from training.utils.run.errors import ThreestepError, nearest_names
 
 Message = dict[str, Any]
@@ -155,9 +155,9 @@ def from_json(value: Any, where: str, expected: str) -> Any:
 # Checked, for a chat template.
 
 
-def checked_messages(messages: Any, where: str, images: bool = False) -> list[Message]:
+def checked_messages(messages: Any, where: str, images: bool = False, unread: str = ONLY_TEXT) -> list[Message]:
     """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined, but
-    with `images` for those of a message that holds some).
+    with `images` for those of a message that holds some). unread: why images are not read, for the sentence.
 
     Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
     JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
@@ -165,10 +165,11 @@ def checked_messages(messages: Any, where: str, images: bool = False) -> list[Me
     messages = _plain(messages)
     if not isinstance(messages, list):
         raise BadConversation(f"{where}: expected a list of messages, got {kind_of(messages)}")
-    return [_checked(message, f"{where}, message {number}", images) for number, message in enumerate(messages, start=1)]
+    named = ((message, f"{where}, message {number}") for number, message in enumerate(messages, start=1))
+    return [_checked(message, place, images, unread) for message, place in named]
 
 
-def _checked(message: Any, where: str, images: bool) -> Message:
+def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
     if not isinstance(message, dict):
         raise BadConversation(f"{where}: expected an object with role and content, got {kind_of(message)}")
     role = message.get("role")
@@ -190,7 +191,7 @@ def _checked(message: Any, where: str, images: bool) -> Message:
             del checked["tool_calls"]
     # Some templates write tool calls only where content is None.
     checked.setdefault("content", None if "tool_calls" in checked else "")
-    content = checked["content"] = joined_text(checked, where, images)
+    content = checked["content"] = joined_text(checked, where, images, unread)
     if not isinstance(content, (str, list) if images else str) and content is not None:
         raise BadConversation(
             f"{where}: expected content that is text or a list of parts such as "

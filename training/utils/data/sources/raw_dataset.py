@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from training.utils.data.sources.media import ONLY_TEXT
 from training.utils.data.sources.recognition import Recognition
 from training.utils.run.errors import ThreestepError
 
@@ -35,6 +36,7 @@ class PromptRawDataset:
     dataset_dir: str | None = None
     dataset_dir_remedy: str = ""
     reads_images: bool = False  # set before rows are read: whether the model that they are for reads images
+    unread_images: str = ONLY_TEXT  # and why not, for the sentence on a row with some
 
     def __init__(self, output_path: str, seed: int, local_rank: int, dataset_name: str) -> None:
         self.output_path = output_path

@@ -79,20 +79,63 @@ def shown(row, tokenizer):
     return "".join([*pieces, tokenizer.decode(row.input_ids[at:])])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(family, readers, built):
+def own_processor(family, processor, tokenizer, image_id):
+    """The family's of transformers."""
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
     from transformers.models.llava.processing_llava import LlavaProcessor
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 
+    if family == "gemma3":
+        tokenizer.boi_token, tokenizer.eoi_token = "<start_of_image>", "<end_of_image>"
+        tokenizer.image_token, tokenizer.image_token_id = "<image_soft_token>", image_id
+        tokenizer.boi_token_id = tokenizer.convert_tokens_to_ids("<start_of_image>")
+        return Gemma3Processor(processor, tokenizer, image_seq_length=4)
+    if family == "llava":
+        return LlavaProcessor(processor, tokenizer, 14, "default", num_additional_image_tokens=1)
+    if family == "llava_next":
+        return LlavaNextProcessor(processor, tokenizer, 4, "default", num_additional_image_tokens=1)
+    if family == "idefics3":
+        return Idefics3Processor(processor, tokenizer, image_seq_len=4)
+    # The others are made with a processor of videos, which wants torchvision.
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+    from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    kind = SmolVLMProcessor if family == "smolvlm" else LlavaOnevisionProcessor
+
+    class Pictures(kind):
+        def __init__(self, image_processor, tokenizer):
+            ProcessorMixin.__init__(self, image_processor, tokenizer)
+
+        @classmethod
+        def get_attributes(cls):
+            return ["image_processor", "tokenizer"]
+
+    made, image = Pictures(processor, tokenizer), {"image_token": "<image>", "image_token_id": image_id}
+    if family == "smolvlm":
+        image |= {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"}
+        image |= {"image_seq_len": 4, "video_token": "<video>"}
+    else:
+        image |= {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "video_token": "<video>"}
+        image |= {"vision_aspect_ratio": "anyres_max_2"}
+    for name, value in image.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(family, readers, built):
     tokenizer, reader = readers[family]
-    data = built([{"messages": TURNS, "images": PATHS}], family)
+    first, paths = user([text("Look: "), PART, text(" and "), PART, text("?")]), PATHS
+    if reader.family.one_picture:
+        first, paths = user([text("Look: "), text(" and "), PART, text("?")]), PATHS[1:]
+    told = "Look: <image> and <image>?" if len(paths) == 2 else "Look:  and <image>?"
+    data = built([{"messages": [user(told), *TURNS[1:]], "images": paths}], family)
     (row,) = data.train
-    messages = [user([text("Look: "), PART, text(" and "), PART, text("?")])] + [
-        {**turn, "content": [text(turn["content"])]} for turn in TURNS[1:]
-    ]
+    messages = [first] + [{**turn, "content": [text(turn["content"])]} for turn in TURNS[1:]]
     written = tokenizer.apply_chat_template(messages, tokenize=False)
-    pil = [decoded(data, "here") for data in (RED, BLUE)]
+    pil = [decoded(data, "here") for data in (RED, BLUE)[-len(paths) :]]
     processor = reader._processor
     if family == "qwen2_vl":  # whose own wants torchvision
         for sides in [image.sides for image in row.images]:
@@ -105,20 +148,17 @@ def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(famil
         first, second = (f"<img>{'<IMG_CONTEXT>' * (4 * tiles)}</img>" for tiles in own["num_patches"].tolist())
         ids = tokenizer(before + first + between + second + after)["input_ids"]
     else:
-        tokenizer = tokenizer_of(family)  # which some processors change
-        if family == "gemma3":
-            tokenizer.boi_token, tokenizer.eoi_token = "<start_of_image>", "<end_of_image>"
-            tokenizer.image_token, tokenizer.image_token_id = "<image_soft_token>", reader.family.placeholder_id
-            tokenizer.boi_token_id = tokenizer.convert_tokens_to_ids("<start_of_image>")
-            made = Gemma3Processor(processor, tokenizer, image_seq_length=4)
-        elif family == "llava":
-            made = LlavaProcessor(processor, tokenizer, 14, "default", num_additional_image_tokens=1)
-        else:
-            made = Idefics3Processor(processor, tokenizer, image_seq_len=4)
+        # Some processors change the tokenizer.
+        made = own_processor(family, processor, tokenizer_of(family), reader.family.placeholder_id)
         own = made(images=[pil], text=[written], return_tensors="pt")
         ids = own["input_ids"][0].tolist()
+        if "pixel_attention_mask" in own:
+            assert own["pixel_attention_mask"].all()  # so that it may be left out
     assert row.input_ids.tolist() == ids
     pixels = data.pixels_of([image.key for image in row.images])
+    if pixels.cuts_I3 is not None:
+        own["pixel_values"] = torch.cat([a[:b] for a, b in zip(own["pixel_values"], pixels.counts, strict=True)])
+        assert torch.equal(pixels.cuts_I3[:, 1:], own["image_sizes"])
     assert torch.equal(pixels.values, own["pixel_values"].reshape(pixels.values.shape).float())
     grids = own.get("image_grid_thw")
     assert (pixels.grids_I3 is None) == (grids is None) and (grids is None or torch.equal(pixels.grids_I3, grids))
@@ -127,6 +167,17 @@ def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(famil
     assert not row.loss_mask[places].any() and row.loss_mask.any()
     assert all(image.sees_itself == (family == "gemma3") for image in row.images)
     assert sentence_document(row).segments[0].tokens.images == row.images
+
+
+def test_a_family_that_reads_several_pictures_in_another_way_takes_one_a_row(built):
+    rows = [
+        {"messages": TURNS, "images": PATHS},
+        {"messages": [user("Look: <image>"), *TURNS[1:]], "images": PATHS[:1]},
+    ]
+    with pytest.raises(ThreestepError, match="row 0: expected at most one image, got 2: llava_onevision reads rows of"):
+        built(rows, "llava_onevision")
+    kept = built(rows, "llava_onevision", bad_conversations="drop")
+    assert kept.report.train.dropped == {"bad_conversation": 1} and len(kept.train) == 1
 
 
 def test_the_start_compares_with_the_familys_own_processor(readers):
