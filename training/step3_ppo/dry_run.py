@@ -19,6 +19,8 @@ from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
+    PlannedPictures,
+    picture_lines,
     plan_head,
     plan_training,
     planned_limits,
@@ -31,6 +33,7 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.models.quantized import rounded_elements
+from training.utils.opening.image_reader import picture_of_model
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -49,7 +52,13 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     frozen = roles.model("critic").as_it_is()
     scorer = model_on_meta(frozen, dtype, scores=True) if components.with_reward_model else None
 
+    seen = picture_of_model(roles.actor_model_name_or_path, roles.trust_remote_code)
     forward = _forward(ppo, components, longest)
+    longest_prompt = longest - ppo.max_answer_seq_len
+    if seen is not None:  # prompts alone hold pictures, and packed rows share them
+        prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)
+        pictures = PlannedPictures(*seen, forward.rows * longest_prompt, prompts * longest_prompt)
+        forward = replace(forward, pictures=pictures)
     whole_logits = _whole_logits(actor, forward, components)
     trained = {"actor": _trained("actor", actor, forward, roles, ranks, device, *whole_logits)}
     if critic is not None:
@@ -59,6 +68,9 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     held += frozen_lines
 
     rollout, asleep = _rollout(actor, flags, device)
+    if seen is not None and ppo.rollout_replay is None:
+        drawn = ppo.per_device_generation_batch_size * longest_prompt
+        rollout += picture_lines(actor, PlannedPictures(*seen, drawn, drawn))
     held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
