@@ -94,20 +94,20 @@ def test_every_padded_way_reads_images_and_no_other_does(name):
     assert reason == "it is not given positions, which prompts with images need"
 
 
-def counted_on(config: Any, request: RolloutRequest, accepted: Any) -> Any:
+def counted_on(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """Positions behind a prompt count its tokens."""
-    made = prompt_inputs(config, request, accepted)
+    made = prompt_inputs(model, request, accepted)
     return replace(made, last_B1=request.prompt_mask_BP.sum(1, keepdim=True) - 1)
 
 
-def one_way(config: Any, request: RolloutRequest, accepted: Any) -> Any:
+def one_way(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """No token of an image sees a later one."""
-    return prompt_inputs(config, request, set(accepted) - {"token_type_ids"})
+    return prompt_inputs(model, request, set(accepted) - {"token_type_ids"})
 
 
-def in_another_order(config: Any, request: RolloutRequest, accepted: Any) -> Any:
+def in_another_order(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """The images of one prompt are those of another."""
-    made = prompt_inputs(config, request, accepted)
+    made = prompt_inputs(model, request, accepted)
     if "pixel_values" not in made.of_images:
         return made
     return replace(made, of_images={**made.of_images, "pixel_values": made.of_images["pixel_values"].flip(0)})
@@ -135,7 +135,7 @@ def test_a_way_without_padding_takes_the_images_of_each_length():
 def test_prompts_of_text_are_given_what_they_were():
     family = FAMILIES["gemma3"]()
     request = replace(request_of(family), images=None)
-    made = prompt_inputs(family.model.config, request, {"token_type_ids"})
+    made = prompt_inputs(family.model, request, {"token_type_ids"})
     assert made.of_images == {} and made.position_ids[1].tolist()[-5:] == [0, 1, 2, 3, 4]
     assert made.last_B1.flatten().tolist() == [len(prompt) - 1 for prompt in prompts_of(family)]
     assert isinstance(MASKED, DecodeWay)
