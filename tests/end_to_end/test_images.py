@@ -23,12 +23,16 @@ SHARED = "--max_seq_len 96 --per_device_train_batch_size 4 --dtype fp32 --report
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A tiny model, a row with two pictures in two turns, many times, and pairs of its answers."""
+    return filled(tmp_path_factory.mktemp("images"))
+
+
+def filled(folder: Path, width: int = 32) -> Path:
+    """Put a tiny model, a row with two pictures in two turns, many times, and pairs of its answers into `folder`."""
     from PIL import Image
 
-    folder: Path = tmp_path_factory.mktemp("images")
-    shape = "--hidden_size=32 --num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
-    new_model.main([f"--out={folder / 'start'}", "--data_path", "embedded", "--vision", *shape.split()])
+    shape = "--num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
+    size = [f"--hidden_size={width}", *shape.split()]
+    new_model.main([f"--out={folder / 'start'}", "--data_path", "embedded", "--vision", *size])
     for name, size in (("red", (56, 28)), ("blue", (30, 60))):
         Image.new("RGB", size, name).save(folder / f"{name}.png")
     asked = [

@@ -81,7 +81,10 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.hybrid"),
-    "vllm": tuple(f"training.utils.generation.{name}" for name in ("vllm", "vllm_instance", "vllm_turns")),
+    "vllm": tuple(
+        f"training.utils.generation.{name}"
+        for name in ("vllm", "vllm_image_check", "vllm_images", "vllm_instance", "vllm_turns")
+    ),
 }
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {

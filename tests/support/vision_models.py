@@ -12,7 +12,7 @@ from training.utils.layout.documents import Document, TokenSequence
 from training.utils.layout.images import ImagePixels, ImageSpan
 
 IMAGE_ID = 90
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -88,27 +88,40 @@ class Family:
         return logprobs_TV[targets - 1, tokens.input_ids[targets]]
 
 
+def head_dim() -> int:
+    return int(TEXT["hidden_size"] // TEXT["num_attention_heads"])
+
+
 QWEN_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-QWEN_ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+QWEN_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
 UNEVEN = ((2, 3), (1, 1), (3, 1), (2, 2))
 
 
 def qwen2_vl() -> Family:
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "mlp_ratio": 2}
+    vision = {
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "hidden_size": TEXT["hidden_size"],
+        "patch_size": 14,
+        "mlp_ratio": 2,
+    }
     torch.manual_seed(0)
-    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
+    config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": dict(QWEN_ROPE)}, vision_config=vision, **QWEN_IDS)
     return Family(Qwen2VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
 
 def qwen2_5_vl() -> Family:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-              "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48,
+              "num_heads": 2, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
     torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": QWEN_ROPE}, vision_config=vision, **QWEN_IDS)
+    config = Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": dict(QWEN_ROPE)}, vision_config=vision, **QWEN_IDS
+    )
     return Family(Qwen2_5_VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
 
@@ -116,10 +129,11 @@ def qwen3_vl() -> Family:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     rope = {**QWEN_ROPE, "mrope_interleaved": True}
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-              "patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48,
+              "num_heads": 2, "patch_size": 14, "num_position_embeddings": 16,
+              "deepstack_visual_indexes": [0]}  # fmt: skip
     torch.manual_seed(0)
-    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+    text = {**TEXT, "head_dim": head_dim(), "rope_parameters": rope}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
     return Family(Qwen3VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
 
@@ -184,7 +198,7 @@ def gemma3(window: int = 64) -> Family:
     """window: of every second layer."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
-    layers = {"head_dim": 8, "sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
+    layers = {"head_dim": head_dim(), "sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"image_token_index": IMAGE_ID, "boi_token_index": 91, "eoi_token_index": 92}
     torch.manual_seed(0)

@@ -1,12 +1,14 @@
-"""Step 3 by its command line with vLLM: two ranks under ZeRO-3 with LoRA, and an engine that dies."""
+"""Step 3 by its command line with vLLM: two ranks under ZeRO-3 with LoRA, an engine that dies, and images."""
 
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.end_to_end import test_images
 from tests.end_to_end.conftest import SHARED, pairs_file, place, run_step, save_start  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -71,3 +73,25 @@ def test_an_engine_that_dies_leaves_a_whole_checkpoint(place, flags):  # noqa: F
     assert ran.code == 0, ran.words
     whole, resumed = (load_file(folder / "model" / "model.safetensors") for folder in (straight, broken))
     assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+def test_grpo_on_images_rolls_out_dumps_and_resumes(tmp_path):
+    """Two pictures a prompt, three samples each; the second run goes on from the first's checkpoint."""
+    folder = test_images.filled(tmp_path, width=64)
+    engine = "--rollout_engine vllm --vllm_cache_gib 0.05 --vllm_check_weights true"
+    ran = test_images.ppo(folder, "grpo", f"{engine} --rollout_dump {folder / 'dump'}")
+    assert ran.code == 0, ran.words
+    steps = [line for line in metrics_of(folder / "grpo") if "time/weights_to_vllm" in line]
+    assert len(steps) == 2 and all(line["rollout/logprob_mismatch"] < 1e-4 for line in steps), steps
+    assert steps[0]["actor/ratio"] != 1.0
+    samples = [json.loads(line) for line in (folder / "grpo" / "samples.jsonl").read_text().splitlines()]
+    assert samples and all(len(sample["images"]) == 2 for sample in samples)
+    shutil.copytree(folder / "grpo", folder / "resumed", ignore=shutil.ignore_patterns("model"))
+    again = f"{engine} --rollout_dump {folder / 'dump'} --resume {folder / 'resumed' / 'checkpoints' / 'step_000001'}"
+    for out, how in (("replayed", f"{engine} --rollout_replay {folder / 'dump'}"), ("resumed", again)):
+        ran = test_images.ppo(folder, out, how)
+        assert ran.code == 0, ran.words
+    whole, *others = (
+        load_file(folder / out / "model" / "model.safetensors") for out in ("grpo", "replayed", "resumed")
+    )
+    assert all(whole[name].equal(other[name]) for other in others for name in whole)

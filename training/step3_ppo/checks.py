@@ -248,7 +248,8 @@ def check_beside_images(flags: PpoFlags, components: Components, images: RowImag
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
         engine.supports_images or ppo.rollout_replay is not None,
-        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give hf",
+        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give hf or "
+        "vllm",
     )
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),

@@ -31,8 +31,11 @@ from training.utils.generation.stop_strings import stop_strings
 from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.vllm_arguments import VllmArguments
 from training.utils.generation.vllm_draft import VllmDraft
+from training.utils.generation.vllm_image_check import why_other_images
+from training.utils.generation.vllm_images import PlacedImage, placed_images
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
 from training.utils.generation.vllm_turns import VllmTurns, add_request
+from training.utils.models.own_forward import OwnForward
 from training.utils.run.errors import ThreestepError
 
 _HOW_TO_INSTALL = (
@@ -44,6 +47,7 @@ _HOW_TO_INSTALL = (
 class _Request(NamedTuple):
     prompt_ids: list[int]
     seed: int
+    images: tuple[PlacedImage, ...]
 
 
 class VllmRollout(RolloutEngine):
@@ -52,6 +56,7 @@ class VllmRollout(RolloutEngine):
     logprobs_are_trained_models = False
     frees_gpu_memory = True
     supports_vllm_speculate = True
+    supports_images = True
 
     def __init__(self, decode: Decode | None, flags: VllmArguments, longest_tokens: int) -> None:
         """longest_tokens: of a prompt with its response."""
@@ -91,6 +96,17 @@ class VllmRollout(RolloutEngine):
             self._has_weights = False
             self._vllm.sleep()
 
+    def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        if own.pictured is None:
+            return []
+        with lent as model:
+            self._vllm.hold(model)
+            reason, name = why_other_images(self._vllm, own.pictured, model.dtype), type(model).__name__
+            self._vllm.sleep()
+        if reason is not None:
+            raise ThreestepError(f"vLLM does not read images as {name} does: {reason}; use --rollout_engine hf")
+        return []
+
     def keep(self, model: PreTrainedModel) -> None:
         self._vllm.hold(model)
         self._has_weights = True
@@ -102,7 +118,7 @@ class VllmRollout(RolloutEngine):
         if not self._has_weights:  # a model that is not being trained
             self._vllm.hold(model)
         started = time.perf_counter()
-        requests = self._requests(request)
+        requests = self._requests(request, model.dtype)
         parts, own = _of_neighbours(requests, self._parallel)
         responses = self._drawn([wanted for part in parts for wanted in part], request.sampling)
         first = sum(len(part) for part in parts[:own])
@@ -118,12 +134,12 @@ class VllmRollout(RolloutEngine):
 
     def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
         """From the model passed to `keep`, reusing the cache of earlier prompts. One response at a time."""
-        sampling, [wanted] = request.sampling, self._requests(request)
+        sampling, [wanted] = request.sampling, self._requests(request, model.dtype)
         self._streams += 1
         name, engine = f"stream {self._streams}", self._vllm.llm.llm_engine
         with vllm_at_work():
             self._vllm.set_temperature(sampling.temperature)
-            turn = NextTurn(name, wanted.prompt_ids, wanted.seed, sampling.max_new_tokens)
+            turn = NextTurn(name, wanted.prompt_ids, wanted.seed, sampling.max_new_tokens, wanted.images)
             add_request(engine, name, turn, sampling, token_by_token=True, more_ends=more_ends)
         finished = False
         try:
@@ -136,11 +152,14 @@ class VllmRollout(RolloutEngine):
         finally:  # the reader may have stopped early
             engine.abort_request([name])
 
-    def _requests(self, request: RolloutRequest) -> list[_Request]:
-        """One per sequence; ThreestepError if one is too long."""
+    def _requests(self, request: RolloutRequest, dtype: torch.dtype) -> list[_Request]:
+        """One per sequence; ThreestepError if one is too long. dtype: of pixels."""
         ids_BP, mask_BP = request.repeated()
-        rows, most = zip(ids_BP.cpu(), mask_BP.cpu(), request.seeds, strict=True), request.sampling.max_new_tokens
-        requests = [_Request(ids[mask].tolist(), seed) for ids, mask, seed in rows]
+        most, count = request.sampling.max_new_tokens, request.samples_per_prompt
+        images = [()] * len(request.prompt_ids_BP) if request.images is None else placed_images(request.images, dtype)
+        images_B = [own for own in images for _ in range(count)]
+        rows = zip(ids_BP.cpu(), mask_BP.cpu(), request.seeds, images_B, strict=True)
+        requests = [_Request(ids[mask].tolist(), seed, own) for ids, mask, seed, own in rows]
         longest = max(len(request.prompt_ids) for request in requests)
         if longest + most > self.longest_tokens:
             raise ThreestepError(
@@ -153,7 +172,7 @@ class VllmRollout(RolloutEngine):
     def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[DrawnTurn]:
         turns = VllmTurns(self._vllm, sampling, stop_strings(sampling, self._decode))
         for place, request in enumerate(requests):
-            turns.add(NextTurn(place, request.prompt_ids, request.seed, sampling.max_new_tokens))
+            turns.add(NextTurn(place, request.prompt_ids, request.seed, sampling.max_new_tokens, request.images))
         drawn = dict[Any, DrawnTurn]()
         while turns.is_drawing:
             drawn.update((response.key, response) for response in turns.advance())

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.generation.vllm_draft import VllmDraft, expand_batch_to_tokens
+from training.utils.generation.vllm_images import read_weights, start_settings
 from training.utils.generation.vllm_weights import send_draft, send_weights
 from training.utils.run.errors import ThreestepError
 
@@ -69,7 +70,7 @@ class VllmInstance:
         """Send `tensors`, of `model`, and the head to draft with; see send_weights."""
         started, self.updates = time.perf_counter(), None
         check = self._flags.vllm_tensor_parallel_size == 1 and (self._flags.vllm_check_weights or not self._is_checked)
-        send_weights(self.llm, tensors, model.dtype, keep, check)
+        send_weights(self.llm, read_weights(self.llm, tensors), model.dtype, keep, check)
         if self.draft is not None:
             from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
@@ -102,6 +103,11 @@ class VllmInstance:
             figures |= self.draft.figures(metrics)
         return figures
 
+    def forget_prompts(self) -> None:
+        """Empty the caches of what was computed of prompts and of images, which vLLM keeps through new weights."""
+        self.llm.reset_prefix_cache()
+        self.llm.llm_engine.reset_encoder_cache()
+
     def set_temperature(self, temperature: float) -> None:
         """The temperature goes into the model, before the log-probabilities that vLLM returns: its own are either
         before temperature and cuts ("raw_logprobs") or after both."""
@@ -131,6 +137,7 @@ class VllmInstance:
         config.architectures = [type(model).__name__]
         config.save_pretrained(self._folder.name)
         settings = _settings(self._flags, self._longest_tokens, model.dtype, ranks)
+        settings |= start_settings(model, self._longest_tokens)
         if self.draft is not None:
             settings["speculative_config"] = self.draft.described(Path(self._folder.name))
             settings["disable_log_stats"] = False  # they count what is accepted
@@ -208,6 +215,8 @@ def vllm_at_work() -> Iterator[None]:
     ):
         try:
             yield
+        except ThreestepError:
+            raise
         except Exception as problem:
             raise ThreestepError(
                 f"vLLM failed while drawing responses: {one_line(problem)}; a training run's last checkpoint is "

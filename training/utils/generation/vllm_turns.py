@@ -13,7 +13,9 @@ from typing import Any
 from training.utils.generation.base import Sampling
 from training.utils.generation.stop_strings import StopStrings
 from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
+from training.utils.generation.vllm_images import engine_prompt
 from training.utils.generation.vllm_instance import VllmInstance, vllm_at_work
+from training.utils.run.errors import ThreestepError
 
 
 @dataclass
@@ -35,7 +37,7 @@ class VllmTurns(Turns):
         self._count = 0
         self._of_name: dict[str, VllmResponse] = {}
         with vllm_at_work():
-            vllm.llm.reset_prefix_cache()
+            vllm.forget_prompts()
             vllm.set_temperature(sampling.temperature)
 
     @property
@@ -61,6 +63,7 @@ class VllmTurns(Turns):
                 if response.ended and not output.finished:
                     stopped.append(output.request_id)
                 if response.ended or output.finished:
+                    check_prompt(output, response.turn)
                     del self._of_name[output.request_id]
                     over.append(DrawnTurn(response.turn.key, response.ids, response.logprobs, response.ended))
             if stopped:
@@ -85,7 +88,17 @@ def add_request(
     # vLLM rejects end tokens that no model can draw.
     ends = [token for token in sorted(sampling.end_token_ids.union(more_ends)) if 0 <= token < vocabulary]
     params = _sampling_params(turn, sampling, ends, token_by_token)
-    engine.add_request(name, {"prompt_token_ids": list(turn.ids)}, params)
+    model_type = engine.model_config.hf_config.model_type
+    engine.add_request(name, engine_prompt(model_type, turn.ids, turn.images), params)
+
+
+def check_prompt(output: Any, turn: NextTurn) -> None:
+    """ThreestepError if vLLM read other tokens than those of the turn. output: vllm.RequestOutput."""
+    if list(output.prompt_token_ids) != list(turn.ids):
+        raise ThreestepError(
+            f"vLLM read {len(output.prompt_token_ids)} tokens in the place of a prompt's {len(turn.ids)}: it writes "
+            "images otherwise than the model is trained on them; use --rollout_engine hf"
+        )
 
 
 def _sampling_params(turn: NextTurn, sampling: Sampling, end_token_ids: list[int], token_by_token: bool) -> Any:
