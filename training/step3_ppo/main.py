@@ -58,7 +58,6 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.step3_ppo.checks import check_beside_images, check_lengths
     from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
-    from training.step3_ppo.kept_pictures import with_kept_pictures
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.roles import RolesNeeded, load_roles
     from training.step3_ppo.trainer import PpoTrainer
@@ -95,8 +94,6 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         inputs.images,
     )
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
-    images = with_kept_pictures(inputs.images, flags.roles.kept_image_features_mb, roles, log)
-    inputs = replace(inputs, images=images)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
