@@ -15,8 +15,12 @@ from training.step3_ppo.kept_pictures import with_kept_pictures
 from training.utils.layout.documents import shared_prompt, unshared
 from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import packed_rows
+from training.utils.loading.models import prepared
+from training.utils.loading.shared_trunk import scalar_model_on_trunk
+from training.utils.models.lora import adapters_off
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.scalar_class import scalar_model_class
+from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.errors import ThreestepError
 
@@ -111,3 +115,48 @@ def test_an_actor_whose_tower_trains_is_refused():
     ):
         opened(images, actor, reference, scorer)
     assert opened(images, actor, reference, scorer, megabytes=0) == (images, [])
+
+
+@pytest.mark.parametrize("projector", [False, True])
+def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
+    """Of actor and critic on one trunk, the reference being the actor without adapters; also where the projector trains
+    as well."""
+    family = awake(llava())
+    documents = [shared_prompt(sequence(family, 2, f"image {key}", 3), answers(family, 4)) for key in (0, 1)]
+    images = RowImages(family.pixels, tuple(alone for document in documents for alone in unshared(document)))
+    read_own_forward(family.model, images=images)
+    settings = ModelSettings("", lora_dim=2)
+    critic: Any = scalar_model_on_trunk(family.model, settings, pad_token_id=0, images=images).eval()
+    actor: Any = prepared(family.model, settings).eval()
+    for number, model in enumerate((actor, critic)):  # adapters start with 0
+        torch.manual_seed(number)
+        for weight in model.parameters():
+            if weight.requires_grad:
+                torch.nn.init.normal_(weight, std=0.2)
+    actor.model.multi_modal_projector.requires_grad_(projector)
+    roles = roles_of(actor, actor, critic)
+    roles.reference.frozen, roles.critic, roles.critic_model = None, ScalarModel(critic), critic
+    roles.reward_model = roles.scorer = None
+    said: list[str] = []
+    kept: Any = with_kept_pictures(images, 1, roles, lambda text, is_main: said.append(text))
+    assert said[-1].endswith("are kept for: actor, critic")
+    ran: list[int] = []
+    actor.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
+    critic.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
+    prompt = shared_prompt(sequence(family, 1, "image 2", 2), answers(family, 2, 5))
+    rows = packed_rows([[*documents, prompt]], 0)
+    expected, found = (numbers_of(actor, critic, of.with_pixels(rows)) for of in (images, kept))
+    assert len(ran) == 3 + 1  # for policy, reference and critic; and once where it is kept
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(expected[0], expected[1])  # adapters change what is read
+
+
+def numbers_of(actor: Any, critic: Any, rows: Any) -> list[torch.Tensor]:
+    """What policy, reference and critic read, and gradients of all that trains."""
+    logprobs_M, values_M = PolicyModel(actor)(rows).logprobs_M, ScalarModel(critic)(rows, at="targets")
+    with torch.no_grad(), adapters_off(actor):
+        reference_M = PolicyModel(actor)(rows).logprobs_M
+    weights = [weight for model in (actor, critic) for weight in model.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(logprobs_M.sum() + values_M.square().sum(), weights)
+    return [logprobs_M.detach(), reference_M, values_M.detach(), *gradients]

@@ -96,6 +96,8 @@ def test_a_model_whose_tower_may_change_or_draws_keeps_nothing():
     family = frozen(family, False)
     family.model.config.vision_config.attention_dropout = 0.1
     assert open_feature_reader(family.model, pixels) == "its vision tower has dropout"
+    next(family.tower.parameters()).ds_id = 1  # as ZeRO-3 marks what is in shards
+    assert "in shards" in open_feature_reader(family.model, pixels)
 
 
 def test_features_made_of_a_picture_do_not_depend_on_the_others_of_its_micro_batch():
