@@ -52,13 +52,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     frozen = roles.model("critic").as_it_is()
     scorer = model_on_meta(frozen, dtype, scores=True) if components.with_reward_model else None
 
-    seen = picture_of_model(roles.actor_model_name_or_path, roles.trust_remote_code)
-    forward = _forward(ppo, components, longest)
-    longest_prompt = longest - ppo.max_answer_seq_len
-    if seen is not None:  # prompts alone hold pictures, and packed rows share them
-        prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)
-        pictures = PlannedPictures(*seen, forward.rows * longest_prompt, prompts * longest_prompt)
-        forward = replace(forward, pictures=pictures)
+    forward = _forward(flags, components)
     whole_logits = _whole_logits(actor, forward, components)
     trained = {"actor": _trained("actor", actor, forward, roles, ranks, device, *whole_logits)}
     if critic is not None:
@@ -67,10 +61,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
     held += frozen_lines
 
-    rollout, asleep = _rollout(actor, flags, device)
-    if seen is not None and ppo.rollout_replay is None:
-        drawn = ppo.per_device_generation_batch_size * longest_prompt
-        rollout += picture_lines(actor, PlannedPictures(*seen, drawn, drawn))
+    rollout, asleep = _rollout(actor, flags, device, forward.pictures)
     held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
@@ -111,13 +102,20 @@ def _whole_logits(actor: Any, forward: LargestForward, components: Components) -
     return [MemoryLine("actor: logits of two models for the exact KL", 2 * 4 * forward.targets * vocabulary)]
 
 
-def _forward(ppo: PpoArguments, components: Components, longest: int) -> LargestForward:
-    """A sequence is a prompt and a response; only responses are predicted."""
+def _forward(flags: PpoFlags, components: Components) -> LargestForward:
+    """A sequence is a prompt and a response; only responses are predicted, and prompts alone hold pictures."""
+    ppo, longest = flags.ppo, flags.longest_tokens
     sequences = ppo.per_device_training_batch_size
     rows = rows_at_most(sequences, longest, not ppo.padded, ppo.max_tokens_per_micro_batch)
     with_entropy = components.algorithm.flags.entropy_coef > 0
     targets = rows * ppo.max_answer_seq_len
-    return LargestForward(rows, longest, targets, masked=not ppo.padded, with_entropy=with_entropy)
+    seen = picture_of_model(flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
+    pictures = None
+    if seen is not None:  # packed rows share a prompt's
+        prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)
+        longest_prompt = flags.data.rows.max_prompt_seq_len
+        pictures = PlannedPictures(*seen, rows * longest_prompt, prompts * longest_prompt)
+    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, pictures)
 
 
 def _trained(
@@ -179,8 +177,11 @@ def _plain_parameters(model: Any) -> list[Any]:
     return [part for name, part in model.named_parameters() if ".lora_" not in name]
 
 
-def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[MemoryLine], list[MemoryLine]]:
-    """What drawing responses adds, and what the engine keeps besides between rollouts."""
+def _rollout(
+    actor: Any, flags: PpoFlags, device: PlannedDevice, pictures: PlannedPictures | None
+) -> tuple[list[MemoryLine], list[MemoryLine]]:
+    """What drawing responses adds, and what the engine keeps besides between rollouts. pictures: of a forward that
+    learns."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
     weights = ELEMENT_BYTES[roles.dtype] * elements
@@ -201,6 +202,10 @@ def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[M
         MemoryLine("rollout: the layer of the cache that is copied", cached(largest_layer=True)),
         MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
+    if pictures is not None:
+        drawn = ppo.per_device_generation_batch_size * flags.data.rows.max_prompt_seq_len
+        seen = picture_lines(actor, replace(pictures, most=drawn, at_once=drawn))
+        lines += [replace(line, name=f"rollout: {line.name}") for line in seen]
     if is_sharded:
         lines.append(MemoryLine("rollout: the actor's weights, whole", weights))
     return lines, []
