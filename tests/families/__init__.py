@@ -1,1 +1,1 @@
-"""A sweep over every family of causal language models that transformers has: `python -m tests.families`."""
+"""A sweep over every family of models of transformers, of language and of images: `python -m tests.families`."""

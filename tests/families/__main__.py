@@ -1,11 +1,13 @@
 """`python -m tests.families`: judges every family of causal language models of the installed transformers.
 
-    python -m tests.families [--only NAME ...] [--skip QUESTION ...] [--processes N] [--json FILE] [--out FILE]
-    python -m tests.families --from FILE ... --out FILE
+    python -m tests.families [--vision] [--only NAME ...] [--skip QUESTION ...] [--processes N] [--json FILE]
+        [--out FILE]
+    python -m tests.families [--vision] --from FILE ... --out FILE
 
 Each family is judged in a process of its own, forked from this one, which has imported everything once; a hang or a
 crash of one is its result. --json: the answers as they come. --out: the page of all families, docs/models.md;
---from: of answers that were kept, without asking again.
+--from: of answers that were kept, without asking again. --vision: families of models of images and text instead, which
+have a part of the page.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ os.environ.update(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vision", action="store_true", help="families of models of images and text instead")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families, by their model_type; default: all")
     parser.add_argument("--skip", nargs="+", default=(), metavar="QUESTION", help="such as rollout, sft, zero0.bf16")
     parser.add_argument("--processes", type=int, default=1, help="families judged at a time")
@@ -39,17 +42,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page of all families, docs/models.md")
     parser.add_argument("--from", nargs="+", type=Path, dest="kept", metavar="FILE", help="later files count")
     flags = parser.parse_args()
-    names = flags.only or families()
+    names = flags.only or (vision_families() if flags.vision else families())
     if flags.kept:
         known = {one["family"]: one for file in flags.kept for one in json.loads(file.read_text())}
         results = [known[name] for name in names]
     else:
         import_all_once()
-        results = sweep(names, flags.processes, flags.limit_seconds, flags.json, flags.skip)
+        results = sweep(names, flags.processes, flags.limit_seconds, flags.json, flags.skip, flags.vision)
     if flags.out is not None:
-        from tests.families.page import page
-
-        flags.out.write_text(page(results, "python -m tests.families --out docs/models.md"), encoding="utf-8")
+        write_page(flags.out, results, flags.vision)
     bad = [result for result in results if result["verdict"].startswith(("WRONG", "TRACEBACK"))]
     built = sum(not result["built"] for result in results)
     print(f"{len(names)} families, {built} judged, {len(bad)} of them wrong or ended in a traceback")
@@ -74,10 +75,30 @@ def families() -> list[str]:
     return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
 
 
+def write_page(file: Path, results: list[dict[str, Any]], vision: bool) -> None:
+    """Write the part of the page that the results are of; what the file has of the other stays."""
+    from tests.families.page import page, vision_part, whole_page
+
+    old = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if vision:
+        new = whole_page(old, None, vision_part(results, "python -m tests.families --vision --out docs/models.md"))
+    else:
+        new = whole_page(old, page(results, "python -m tests.families --out docs/models.md"), None)
+    file.write_text(new, encoding="utf-8")
+
+
+def vision_families() -> list[str]:
+    """Return every model_type that the installed transformers loads as a model of images and text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
 def sweep(
-    names: list[str], processes: int, limit_seconds: float, kept: Path | None, skipped: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Return the results in the order of `names`."""
+    names: list[str], processes: int, limit_seconds: float, kept: Path | None, skipped: Sequence[str] = (),
+    vision: bool = False,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the results in the order of `names`. vision: as models of images and text."""
     place = Path(tempfile.mkdtemp(prefix="families_"))
     waiting, running = list(reversed(names)), {}
     results: dict[str, dict[str, Any]] = {}
@@ -85,7 +106,7 @@ def sweep(
         while waiting or running:
             while waiting and len(running) < processes:
                 name = waiting.pop()
-                running[_started(name, place / name, skipped)] = (name, time.monotonic())
+                running[_started(name, place / name, skipped, vision)] = (name, time.monotonic())
             for process, (name, started) in list(running.items()):
                 ended, status = os.waitpid(process, os.WNOHANG)
                 late = time.monotonic() - started > limit_seconds
@@ -108,9 +129,12 @@ def sweep(
     return [results[name] for name in names]
 
 
-def _started(name: str, place: Path, skipped: Sequence[str]) -> int:
+def _started(name: str, place: Path, skipped: Sequence[str], vision: bool) -> int:
     """Judge a family in a new process; return its id."""
-    from tests.families.judge import judged
+    if vision:
+        from tests.families.vision import judged
+    else:
+        from tests.families.judge import judged
 
     place.mkdir(parents=True)
     process = os.fork()

@@ -217,6 +217,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Of models of images and text: what is cut to the size of a head, and tables that a default leaves out.
+_SECTIONS = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+_BY_SIDES = {"text_config": {"rope_parameters": _SECTIONS}}
+_HALF_BY_SIDES = {"text_config": {"rope_parameters": {**_SECTIONS, "partial_rotary_factor": 1.0}}}
+OVERRIDES_OF_VISION: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "qwen2_5_omni_thinker"), _BY_SIDES),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "glmga"), _HALF_BY_SIDES),
+    "step3p7": {"text_config": {"sliding_window": WINDOW}},
+    "vision-encoder-decoder": {
+        "encoder": {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                    "intermediate_size": 64, "image_size": 32, "patch_size": 8},
+        "decoder": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY},
+    },
+    "chameleon": {"vocabulary_map": {"<image>": 90, "IMGIMGBSZ": 91}},
+    "emu3": {"vocabulary_map": {"<image>": 90, "<|visual token 000000|>": 91}},
+}  # fmt: skip
+
+
+def tiny_vision_config(family: str) -> Any:
+    """Return the smallest configuration of a family of models of images and text."""
+    return tiny_config(family, **copy.deepcopy(OVERRIDES_OF_VISION.get(family, {})))
+
+
 def tiny_config(family: str, **changes: Any) -> Any:
     """Return the smallest configuration of a family or variant. changes: further fields."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -248,6 +271,8 @@ def shrunk(default: Any) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, PretrainedConfig):
             fields[name] = shrunk(value)
+            if value.model_type:
+                fields[name]["model_type"] = value.model_type
         elif name in _SPECIAL:
             fields[name] = _SPECIAL[name]
         elif name.endswith(("_token_id", "_token_index", "_index")) and _counts(value) and value >= VOCABULARY - 40:

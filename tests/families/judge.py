@@ -54,7 +54,7 @@ def judged(family: str, place: Path, skipped: Sequence[str] = ()) -> dict[str, A
         result |= {"model": type(model).__name__, "weights": sum(weight.numel() for weight in model.parameters())}
         subject = known(family, folder)
     except Exception as problem:  # noqa: BLE001 - why plain transformers cannot build a family is the answer
-        return result | {"built": _why_not_built(problem)}
+        return result | {"built": why_not_built(problem)}
     result |= {
         "dtype": str(subject.dtype).removeprefix("torch."),
         "runs": subject.runs,
@@ -79,7 +79,7 @@ def judged(family: str, place: Path, skipped: Sequence[str] = ()) -> dict[str, A
     }
 
 
-def _why_not_built(problem: Exception) -> str:
+def why_not_built(problem: Exception) -> str:
     package = re.search(r"requires the (\S+) library", str(problem))
     return f"needs the package {package[1]}" if package else placed(problem)
 

@@ -1,4 +1,5 @@
-"""docs/models.md: what the sweep found of every family, a row each."""
+"""docs/models.md: what the sweep found of every family, a row each: of language models, then of those of images and
+text."""
 
 from __future__ import annotations
 
@@ -41,6 +42,71 @@ padded, at every stage are compared for a dozen families by `tests/invariants` (
 """  # noqa: E501
 
 
+VISION_HEADING = "## Models of images and text"
+_VISION_COLUMNS = ("family", "class", "rows of texts", "rollouts of texts", "rows with images")
+_VISION_HEAD = """{heading}
+
+Every family that transformers loads by `AutoModelForImageTextToText`, at its smallest, with random weights, loaded as a run loads it.
+`{command}` runs the comparison again and writes this part.
+
+{summary}
+
+| column | meaning |
+| --- | --- |
+| rows of texts | as above, of rows without images |
+| rollouts of texts | as above |
+| rows with images | of the [families that are known](images.md): prompts of one image and of two that responses share, images in two turns and a text give the log-probabilities of the model's own forward of each sequence, padded, packed and shared; the negative of a picture moves the sequences that have it, and no others. *refused*: a row with an image ends the run before a model loads, by a sentence that names the family and those that are known |
+
+Gradients, all stages of ZeRO, one rank and two, reward models and step 3 with images are compared with plain PyTorch by
+`tests/invariants/test_images_exact.py`.
+
+"""  # noqa: E501
+
+
+def vision_part(results: list[Result], command: str) -> str:
+    """The part of the page on models of images and text."""
+    head = _VISION_HEAD.format(heading=VISION_HEADING, command=command, summary=_vision_summary(results))
+    lines = [head.rstrip(), "", _line(_VISION_COLUMNS), _line(["---"] * len(_VISION_COLUMNS))]
+    lines += [_line(_vision_cells(result)) for result in results if not result["built"]]
+    not_built = [result for result in results if result["built"]]
+    if not_built:
+        lines += [
+            "",
+            "Not judged on texts, because plain transformers does not build them here; images are refused:",
+            "",
+        ]
+        lines += [_line(("family", "because")), _line(("---", "---"))]
+        lines += [_line((result["family"], _short(result["built"]))) for result in not_built]
+    return "\n".join(lines) + "\n"
+
+
+def _vision_summary(results: list[Result]) -> str:
+    seen = Counter(result["images"].split(":")[0].split(",")[0] for result in results if "images" in result)
+    told = ", ".join(f"{count} {kind}" for kind, count in seen.most_common())
+    return f"{_summary(results)} Rows with images: {told}."
+
+
+def _vision_cells(result: Result) -> list[str]:
+    answers = {answer["question"]: answer for answer in result["answers"]}
+    rows, images = result["verdict"], result["images"]
+    refused = _kind(result) == "refused"
+    images = "refused" if images.startswith("refused: those of models of the family") else _short(images)
+    return [
+        result["family"],
+        result["model"],
+        _short(rows if refused else _within(rows, answers)),
+        "" if refused else _of_rollouts(answers),
+        images,
+    ]
+
+
+def whole_page(old: str, texts: str | None, vision: str | None) -> str:
+    """The page `old` with new parts, where there are some."""
+    kept, _, kept_vision = old.partition(VISION_HEADING)
+    last = vision if vision is not None else VISION_HEADING + kept_vision if kept_vision else ""
+    return "\n\n".join(filter(None, [(kept if texts is None else texts).rstrip("\n"), last.rstrip("\n")])) + "\n"
+
+
 def page(results: list[Result], command: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     lines = [_HEAD.format(command=command, versions=versions, summary=_summary(results)).rstrip(), ""]
@@ -73,9 +139,7 @@ def _cells(result: Result) -> list[str]:
     rows = result["verdict"]
     if _kind(result) in ("refused", "wrong"):
         return [result["family"], result["model"], _short(rows), *[""] * (len(_COLUMNS) - 3)]
-    within = [name for name, word in (("window.shared", "shares"), ("window.packed", "packs")) if _right(answers, name)]
-    if within:
-        rows = f"{'shares' if within[0] == 'window.shared' else 'packs'} within its sliding window"
+    rows = _within(rows, answers)
     if answers.get("ratio", {}).get("verdict") == REFUSED:
         rows += "; `--dropout 0` is refused, as it draws at random in train mode all the same"
     return [
@@ -88,6 +152,14 @@ def _cells(result: Result) -> list[str]:
         _of_zero(answers),
         _of_routers(answers),
     ]
+
+
+def _within(rows: str, answers: dict[str, Any]) -> str:
+    """The verdict, or what holds within the family's sliding window."""
+    within = [name for name in ("window.shared", "window.packed") if _right(answers, name)]
+    if not within:
+        return rows
+    return f"{'shares' if within[0] == 'window.shared' else 'packs'} within its sliding window"
 
 
 def _of_rollouts(answers: dict[str, Any]) -> str:

@@ -52,16 +52,16 @@ class Subject:
         return self if self.dtype is torch.float32 else _known(self.family, self.folder, torch.float32)
 
 
-def known(family: str, folder: Path) -> Subject:
+def known(family: str, folder: Path, auto_class: Any = AutoModelForCausalLM) -> Subject:
     """Return what is known of the model in `folder`: in float64 where the family computes all of it in float64, else in
     float32."""
-    subject = _known(family, folder, torch.float64)
+    subject = _known(family, folder, torch.float64, auto_class)
     in_parts = subject.tolerance > _EXACT or 1e-12 < subject.looks_ahead < _EXACT
-    return _known(family, folder, torch.float32) if subject.runs or in_parts else subject
+    return _known(family, folder, torch.float32, auto_class) if subject.runs or in_parts else subject
 
 
-def _known(family: str, folder: Path, dtype: torch.dtype) -> Subject:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+def _known(family: str, folder: Path, dtype: torch.dtype, auto_class: Any = AutoModelForCausalLM) -> Subject:
+    model = auto_class.from_pretrained(folder, dtype=dtype).eval()
     blank = Subject(family, folder, dtype, model, "", 0.0, 1e-3)
     ids_T = drawn_ids(23, seed=7)
     try:

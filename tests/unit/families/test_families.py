@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
-from tests.families.configs import OVERRIDES, VARIANTS, VOCABULARY, WINDOW, tiny_config
-from tests.families.page import page
+from tests.families.configs import OVERRIDES, OVERRIDES_OF_VISION, VARIANTS, VOCABULARY, WINDOW, tiny_config
+from tests.families.page import page, whole_page
 from tests.support.forked_programs import run_python
 from training.utils.run.errors import ThreestepError
 
@@ -61,6 +61,58 @@ def test_a_family_is_as_plain_transformers_has_it(family, results):
     assert {"rows", "rollout", "lora", "ratio", "zero3"} <= questions
 
 
+# Of models of images and text: how rows of texts are, and rows with images.
+ASKED_OF_VISION = {
+    "smolvlm": ("shares", "shares"),
+    "llava_next": ("shares", "shares"),
+    "mistral3": ("shares", "refused: those of models of the family mistral3 are not read here"),
+    "paligemma": ("refused, because PaliGemmaForConditionalGeneration is not causal", "refused: those of models of"),
+    "blip": ("refused, because BlipForConditionalGeneration cannot be read", "refused: those of models of"),
+    "pi0": ("refused, because ", "refused: those of models of the family pi0"),
+}
+
+
+@pytest.fixture(scope="module")
+def of_vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """One sweep over the families above; in the long form over all."""
+    kept = tmp_path_factory.mktemp("vision") / "answers.json"
+    only = [] if request.config.getoption("--long") else ["--only", *ASKED_OF_VISION]
+    done = run_python(["-m", "tests.families", "--vision", "--json", str(kept), *only], timeout_seconds=560)
+    assert kept.is_file(), done.stderr[-2000:]
+    return {result["family"]: result for result in json.loads(kept.read_text())}
+
+
+@pytest.mark.parametrize("family", ASKED_OF_VISION)
+def test_a_family_of_images_is_as_plain_transformers_has_it_or_refused_by_name(family, of_vision):
+    result, (texts, images) = of_vision[family], ASKED_OF_VISION[family]
+    assert result["verdict"].startswith(texts) and result["images"].startswith(images)
+    bad = [answer for answer in result["answers"] if answer["verdict"] not in (RIGHT, REFUSED)]
+    assert not bad, bad
+    if images == "shares":
+        asked = {answer["question"] for answer in result["answers"] if answer["question"].startswith("images.")}
+        assert {"images.shared", "images.packed.others", "images.padded.others"} <= asked
+
+
+@pytest.mark.long
+def test_no_family_of_images_is_wrong(of_vision):
+    wrong = [
+        (name, answer["question"], answer["said"])
+        for name, result in of_vision.items()
+        for answer in result["answers"]
+        if answer["verdict"] not in (RIGHT, REFUSED)
+    ]
+    assert len(of_vision) > 80 and not wrong
+
+
+def test_a_part_of_the_page_stays_where_the_other_is_written_anew():
+    heading = "## Models of images and text"
+    assert whole_page("", "# Models\n", None) == "# Models\n"
+    both = whole_page("# Models\n", None, f"{heading}\n\nvision\n")
+    assert both == f"# Models\n\n{heading}\n\nvision\n"
+    assert whole_page(both, "# New\n", None) == f"# New\n\n{heading}\n\nvision\n"
+    assert whole_page(both, None, f"{heading}\n\nnew\n") == f"# Models\n\n{heading}\n\nnew\n"
+
+
 def test_a_crash_and_a_hang_are_results(tmp_path, monkeypatch, capsys):
     from tests.families import __main__ as program
     from tests.families import judge
@@ -104,9 +156,10 @@ def test_a_configuration_is_small_and_keeps_the_family():
 
 
 def test_every_override_is_of_a_family():
-    from tests.families.__main__ import families
+    from tests.families.__main__ import families, vision_families
 
     assert set(OVERRIDES) | set(VARIANTS) <= set(families())
+    assert set(OVERRIDES_OF_VISION) <= set(vision_families())
 
 
 def answer(question: str, verdict: str = RIGHT, said: str = "") -> dict[str, Any]:

@@ -60,7 +60,8 @@ def set_pad_token(config: Any, pad_token_id: int | None) -> None:
 
 
 def check_reads_text(config: Any, name_or_path: str, takes_images: bool = False) -> None:
-    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model.
+    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model, and
+    for one that writes no text.
 
     takes_images: what reads it trains such models too
     """
@@ -68,6 +69,11 @@ def check_reads_text(config: Any, name_or_path: str, takes_images: bool = False)
         raise ThreestepError(
             f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
             f"({config.model_type}), which is neither trained nor read here yet; give a language model"
+        )
+    if is_vision_config(config) and not hasattr(config.get_text_config(), "vocab_size"):
+        raise ThreestepError(
+            f"'{name_or_path}': expected a model that writes text, got one of the family {config.model_type}, whose "
+            "config.json has no vocabulary; give a language model"
         )
 
 
