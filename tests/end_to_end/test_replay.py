@@ -101,7 +101,8 @@ def test_conversations_of_uneven_ranks_replayed_and_resumed(place, template):
     samples = [(folder / "samples.jsonl").read_text() for folder in (drawn, place / "talked_again")]
     assert samples[0].startswith(samples[1][:200])
     turns = [json.loads(line)["turns"] for line in samples[1].splitlines()]
-    assert 1 in turns and max(turns) > 3
+    # Before each turn that template puts an empty thought, of 16 tokens: 80 hold fewer turns.
+    assert 1 in turns and max(turns) > (2 if forks else 3)
     lines = [json.loads(line) for line in (drawn / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "conversation/turns" in line]
     assert all(line["environment/heard"] >= 1 for line in lines)

@@ -354,6 +354,9 @@ def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
         assert one.forks == other.forks != () and torch.equal(one.is_target, other.is_target)
     shown = conversation_columns(again, lambda ids: " ".join(map(str, ids.tolist())), {1})
     assert [text.count(FORK_LINE) for text in shown["response"]] == [len(each.forks) for each in again.sequences()]
+    for parts, each in zip(shown["parts"], again.sequences(), strict=True):
+        assert [who for who, text in parts if FORK_LINE in text] == ["environment"] * len(each.forks)
+        assert all(text.startswith(FORK_LINE) for _, text in parts if FORK_LINE in text)
 
 
 def test_what_conversations_need():

@@ -40,7 +40,8 @@ def scalar_model_on_trunk(
 
     from training.utils.models.own_forward import read_own_forward
 
-    config = copy.deepcopy(model.config)
+    copied: dict[int, Any] = {}  # parts of the configuration that modules hold too are the same in the copy
+    config = copy.deepcopy(model.config, copied)
     config.num_labels = 1
     set_pad_token(config, pad_token_id)
     scalar_class: Any = CLASSES.get(type(config), None) or own_scalar_class(config)
@@ -54,7 +55,7 @@ def scalar_model_on_trunk(
             "family or leave --share_trunk out"
         )
     same: dict[int, Any] = {id(parameter): parameter for parameter in trunk.parameters()}
-    setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**same, id(model.config): config}))
+    setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**copied, **same}))
     scalar.score.to_empty(device=model.device).to(model.dtype)
     torch.nn.init.zeros_(scalar.score.weight)
     read_own_forward(scalar, longest_tokens, images)

@@ -395,9 +395,9 @@ def test_what_counts_of_a_fork(model):
     """The limit counts what was drawn and said, not what a fork repeats; and each sequence keeps within the longest."""
     sampling = replace(SAMPLING, max_new_tokens=12)
 
-    def heavier(factor: int) -> tuple[Rollout, list]:
+    def heavier(factor: int, is_refused: bool = False) -> tuple[Rollout, list]:
         def history(said, opened, tools, ids) -> SimpleNamespace:
-            return SimpleNamespace(ids=[4] * factor + list(ids), is_refused=False)
+            return SimpleNamespace(ids=None if is_refused else [4] * factor + list(ids), is_refused=is_refused)
 
         speech = replace(SPEECH, history=history)
         ids_BP, mask_BP = prompts((3, 11, 1, 7))
@@ -409,7 +409,9 @@ def test_what_counts_of_a_fork(model):
 
     light, _ = heavier(1)
     assert sum(record.cut == "tokens" for record in light.conversations) > 2
-    for rollout, _ in (heavier(1), heavier(20)):
+    heavy, _ = heavier(45)
+    assert max(record.turns for record in heavy.conversations) == 2  # the third would begin behind 90 tokens of 62
+    for rollout in (light, heavier(20)[0], heavy):
         for row, sequence in enumerate(rollout.sequences()):
             record, parts = rollout.conversations[row], sequence.parts
             assert record.forks == record.turns - 1 == len(parts) - 1
@@ -422,3 +424,7 @@ def test_what_counts_of_a_fork(model):
         for parts in [sequence.parts]
     ]
     assert max(spent) == sampling.max_new_tokens
+    refused, _ = heavier(1, is_refused=True)
+    for record in refused.conversations:
+        assert not record.forks and record.figures.get("refused_histories", 0) >= record.turns - 1
+    assert any(record.figures.get("refused_histories") for record in refused.conversations)

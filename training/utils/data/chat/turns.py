@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -84,10 +84,13 @@ class TurnTokens:
         self._prefix = lru_cache(maxsize=_KEPT)(self._prefix_of)
 
     def opening(self, messages: Sequence[Message], tools: Any = None) -> Ids:
-        """Return the ids of a prompt: the messages with which a conversation begins, and the generation prompt."""
+        """Return the ids of a prompt: the messages with which a conversation begins, and the generation prompt. Special
+        tokens in what tools answered before become ordinary ones, as in `reply`."""
         where = "an environment's opening"
+        words = self._control_words(self._chat.finder(tools, {}))
         with _explained():
-            pieces = self._chat.prompt(_conversation(messages, tools, where))
+            whole = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
+            pieces = [replace(each, text=part) for each in whole for part in each.text.split(_SEAM) if part]
             (found,) = self._chat.encode([pieces], [where])
         if isinstance(found, BadConversation):
             raise ThreestepError(str(found))
@@ -140,7 +143,7 @@ class TurnTokens:
         try:
             written = [
                 _turn_message(each, calls) if not isinstance(each, dict)
-                else each if place < opened
+                else _opened(each, words) if place < opened
                 else _with_seams(self._shortened(each)[0], words)
                 for place, each in enumerate(said)
             ]  # fmt: skip
@@ -252,6 +255,11 @@ def _writes_calls(finder: TurnFinder, tools: Any) -> bool:
     except BadConversation:
         return False
     return True
+
+
+def _opened(message: Message, words: Sequence[str]) -> Message:
+    """A message of an opening: whoever gives a row is trusted with special tokens, and a tool is not."""
+    return _with_seams(message, words) if message.get("role") == "tool" else message
 
 
 def _with_seams(message: Message, words: Sequence[str]) -> Message:
