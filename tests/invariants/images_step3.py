@@ -12,7 +12,7 @@ from tests.invariants.ppo_program import CLIP_NORM, CLIP_RANGE_VALUE, DECAY, GAM
 
 ITERATIONS, EPOCHS = 2, 2
 PROMPTS, SAMPLES = 4, 3  # of a rollout, over all ranks
-MAX_NEW_TOKENS = 5
+MAX_NEW_TOKENS, LONGEST_PROMPT = 5, 24
 ENDS = tuple(range(2, 30))  # a third of the vocabulary, so that lengths differ
 KL_COEF, CLIP_RANGE, CLIP_REWARD, ACTOR_RATE, CRITIC_RATE = 0.2, 0.1, 5.0, 3e-3, 1e-2
 
@@ -177,7 +177,8 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     def texts_of(rollout: Any) -> list[str]:
         return [" ".join(map(str, rollout.response_of(row).tolist())) for row in range(len(rollout.ended_B))]
 
-    is_ppo, longest = case.kind == "ppo", max(len(row.flipped_prompt_ids) for row in rows) + MAX_NEW_TOKENS
+    is_ppo = case.kind == "ppo"
+    longest = max(LONGEST_PROMPT, *(len(row.flipped_prompt_ids) for row in rows)) + MAX_NEW_TOKENS
     experience = ExperienceSettings(
         temperature=1.0,
         score_scale=None,
