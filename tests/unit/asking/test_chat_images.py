@@ -39,11 +39,14 @@ GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A tiny Qwen2-VL, and two pictures."""
-    folder: Path = tmp_path_factory.mktemp("chat")
-    shape = "--hidden_size=32 --num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
-    size = "--initializer_range=0.3"  # so that a picture changes the most likely token
-    new_model.main([f"--out={folder / 'model'}", "--data_path", "embedded", "--vision", size, *shape.split()])
+    return seen(tmp_path_factory.mktemp("chat"))
+
+
+def seen(folder: Path, width: int = 32) -> Path:
+    """Put a tiny Qwen2-VL and two pictures into `folder`."""
+    shape = "--num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
+    size = [f"--hidden_size={width}", "--initializer_range=0.3"]  # so that a picture changes the most likely token
+    new_model.main([f"--out={folder / 'model'}", "--data_path", "embedded", "--vision", *size, *shape.split()])
     for name, sides, colour in (("red", (56, 28), (200, 30, 30)), ("blue", (30, 60), (30, 30, 200))):
         (folder / f"{name}.png").write_bytes(picture(*sides, colour))
     write_reward_models(folder)
