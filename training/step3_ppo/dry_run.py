@@ -20,6 +20,7 @@ from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
     PlannedPictures,
+    kept_features_line,
     picture_lines,
     plan_head,
     plan_training,
@@ -59,7 +60,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         trained["critic"] = _trained("critic", critic, replace(forward, with_entropy=False), roles, ranks, device)
     held = [line for planned in trained.values() for line in planned.engine.held]
     frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
-    held += frozen_lines
+    held += [*frozen_lines, kept_features_line(forward.pictures, roles.kept_image_features_mb)]
 
     rollout, asleep = _rollout(actor, flags, device, forward.pictures)
     held += asleep

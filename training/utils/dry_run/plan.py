@@ -43,6 +43,11 @@ class PlannedPictures:
         return int(of_one * self.most / self.tokens)
 
 
+def kept_features_line(pictures: PlannedPictures | None, most_mb: int) -> MemoryLine:
+    """What `--kept_image_features_mb` holds at most."""
+    return MemoryLine("pictures: features that are kept", 0, 0 if pictures is None else most_mb * 2**20)
+
+
 @dataclass(frozen=True)
 class LargestForward:
     """The most that one forward of a rank may hold: `rows` rows of `tokens` tokens each, with `targets` tokens to

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import LargestForward, PlannedPictures, plan_head, plan_training, rows_at_most
+from training.utils.dry_run.plan import (
+    LargestForward,
+    PlannedPictures,
+    kept_features_line,
+    plan_head,
+    plan_training,
+    rows_at_most,
+)
 from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.startup import DTYPES
 from training.utils.loading.configurations import check_positions
@@ -34,7 +41,8 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
         f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
-    sentences, held, moments = [*planned.sentences], [*planned.engine.held], [*planned.moments]
+    kept = kept_features_line(pictures, flags.model.kept_image_features_mb)
+    sentences, held, moments = [*planned.sentences], [*planned.engine.held, kept], [*planned.moments]
     if head is not None:
         sentence, memory = head
         sentences.append(sentence)

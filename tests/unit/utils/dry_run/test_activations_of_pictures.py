@@ -11,7 +11,7 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
 from training.utils.dry_run.activations import saved_by_picture
-from training.utils.dry_run.plan import PlannedPictures, picture_lines
+from training.utils.dry_run.plan import PlannedPictures, kept_features_line, picture_lines
 from training.utils.models.freezing import freeze_vision
 from training.utils.models.vision import is_of_vision, pixel_inputs
 
@@ -79,6 +79,13 @@ def test_pictures_fill_a_forward_by_their_tokens():
     after = picture_lines(model, pictures, beside=2 * block)[-1].device_bytes  # the block is gone before the height
     assert after == 10 * saved_by_picture(model, pixels).held(False) < block
     assert picture_lines(model, pictures)[-1].device_bytes == block
+
+
+def test_features_that_are_kept_are_on_the_host():
+    pictures = PlannedPictures(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    line = kept_features_line(pictures, 3)
+    assert (line.device_bytes, line.host_bytes) == (0, 3 * 2**20)
+    assert kept_features_line(None, 3).host_bytes == 0
 
 
 def test_a_model_of_text_takes_nothing_for_them():
