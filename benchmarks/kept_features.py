@@ -1,15 +1,18 @@
 """What reading pictures costs in every forward, and with the features of the frozen tower kept.
 
-    python -m benchmarks.kept_features --data_dir GSM8K [--shape 5m] [--qwen] [--rounds 5] [--folder runs/benchmarks]
+    python -m benchmarks.kept_features --data_dir GSM8K [--shape 5m] [--qwen] [--step3] [--rounds 5]
+        [--folder runs/benchmarks]
 
 The model and pictures of `pictured`, float32, one thread: four pictures of 256 tokens, each with 64 tokens of text of
 which 32 are learnt; decoding, image processor, layout, forward and backward, in turns; processor seconds, medians. The
-tower is frozen; the projector trains.
+tower is frozen; the projector trains. With --step3 as of a rollout of step 3, whose pictures are new: prompts are read,
+then the old policy and a reference, then two updates.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ from training.utils.layout.documents import TokenSequence, join, plain
 from training.utils.layout.images import ImagePixels, ImageSpan
 from training.utils.layout.kept_features import KeptFeatures
 from training.utils.layout.pictures import PixelsOf, RowImages
-from training.utils.layout.rows import packed_rows
+from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.document_attention import use_document_attention
 from training.utils.models.kept_features import open_feature_reader
 from training.utils.models.token_model import PolicyModel
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--data_dir", required=True, help="GSM8K's files as published")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="5m")
     parser.add_argument("--qwen", action="store_true", help="a Qwen2-VL with a tower as deep as its language model")
+    parser.add_argument("--step3", action="store_true", help="what a rollout with new pictures reads and learns")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default="runs/benchmarks")
     given = parser.parse_args()
@@ -52,14 +56,24 @@ def main() -> None:
         weight.requires_grad_(False)
     reason = open_feature_reader(model, pixels_of([0]))
     assert reason is None, reason
+    reference = copy.deepcopy(model).requires_grad_(False)
+    reason = open_feature_reader(reference, pixels_of([0]), shares=model)
+    assert reason is None, reason
+    policies = [PolicyModel(part) for part in (model, reference)]
     kept = KeptFeatures(2**30)
-    forms = {"pixels": RowImages(pixels_of, ()), "kept": RowImages(pixels_of, (), kept)}
-    seconds: dict[str, list[float]] = {form: [] for form in forms}
+    rows = _rows(model.config.image_token_id, SIDES if given.qwen else None)
+    seconds: dict[str, list[float]] = {"pixels": [], "kept": []}
     for _ in range(given.rounds + 1):
-        for form, images in forms.items():
+        for form, taken in seconds.items():
+            if given.step3:
+                kept = KeptFeatures(2**30)
+            images = RowImages(pixels_of, (), kept if form == "kept" else None)
             start = time.process_time()
-            _learn(PolicyModel(model), images, model.config.image_token_id, SIDES if given.qwen else None)
-            seconds[form].append(time.process_time() - start)
+            if given.step3:
+                _rollout(*policies, images, rows)
+            else:
+                _learn(policies[0], images, rows)
+            taken.append(time.process_time() - start)
     medians = {form: statistics.median(found[1:]) for form, found in seconds.items()}  # the first round warms up
     weights = sum(weight.numel() for weight in of_tower)
     print(f"{given.shape}: {model.num_parameters():,} weights, of which {weights:,} of the tower")
@@ -113,15 +127,28 @@ def _qwen(workload: Workload, shape: str) -> tuple[Any, PixelsOf]:
     return Qwen2VLForConditionalGeneration(config).eval(), pixels_of
 
 
-def _learn(policy: PolicyModel, images: RowImages, image_id: int, sides: tuple[int, int] | None) -> None:
+def _rows(image_id: int, sides: tuple[int, int] | None) -> TokenRows:
     documents = []
     for key in range(PICTURES):
         text = torch.randint(5, 5000, (TEXT,), generator=torch.Generator().manual_seed(key))
         ids = join(torch.full((IMAGE,), image_id), text).input_ids
         is_target = torch.arange(len(ids)) >= len(ids) - LEARNT
         documents.append(plain(TokenSequence(ids, is_target, (ImageSpan(0, IMAGE, sides, key),))))
+    return packed_rows([documents], 0)
+
+
+def _learn(policy: PolicyModel, images: RowImages, rows: TokenRows) -> None:
     policy.zero_grad()
-    policy(images.with_pixels(packed_rows([documents], 0))).logprobs_M.mean().backward()
+    policy(images.with_pixels(rows)).logprobs_M.mean().backward()
+
+
+def _rollout(policy: PolicyModel, reference: PolicyModel, images: RowImages, rows: TokenRows) -> None:
+    with torch.no_grad():
+        policy(images.with_pixels(rows.without_targets()))  # the prompts; what is drawn has no pictures
+        read = images.with_pixels(rows)
+        policy(read), reference(read)
+    for _ in range(2):
+        _learn(policy, images, rows)
 
 
 if __name__ == "__main__":

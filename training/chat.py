@@ -144,7 +144,7 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
     from training.asking.acting import load_acting
     from training.asking.model import engine_maker, load_asked_model, start_alone
-    from training.asking.scorer import load_answer_scorer
+    from training.asking.scorer import load_answer_scorer, why_pictures_unscored
     from training.asking.talk import Talk, columns_of
     from training.utils.generation.engines import engine_class
 
@@ -162,7 +162,10 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
         acting.check(models)
     scorer = None
     if chat.reward_model is not None:
-        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank)
+        pictured = [(asked.tokenizer, asked.pictures.reader) for asked in models if asked.pictures is not None]
+        unread = why_pictures_unscored(chat.reward_model, pictured)
+        seen = [asked.images for asked in models if asked.images is not None and unread is None]
+        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank, next(iter(seen), None), unread)
 
     def begun() -> Talk:
         talk = Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)

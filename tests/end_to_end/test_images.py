@@ -132,7 +132,7 @@ def color(prompts, responses, *, images, **columns):
 """
 
 
-def ppo(place: Path, out: str, flags: str) -> Ran:
+def ppo(place: Path, out: str, flags: str, ranks: int = 1) -> Ran:
     (place / "reward.py").write_text(REWARD)
     shape = "--data_split 0,0,1 --max_prompt_seq_len 80 --max_answer_seq_len 6 --per_device_generation_batch_size 2"
     rest = (
@@ -142,7 +142,7 @@ def ppo(place: Path, out: str, flags: str) -> Ran:
     words: list[Any] = [*f"{shape} {rest} {how}".split(), "--data_output_path", place / "cache"]
     words += ["--reward", f"{place / 'reward.py'}:color", *flags.split()]
     start = ["--actor_model_name_or_path", place / "start", "--data_path", f"jsonl:{place / 'prompts.jsonl'}"]
-    return run_step(3, [*start, *words, "--output_dir", place / out])
+    return run_step(3, [*start, *words, "--output_dir", place / out], ranks=ranks)
 
 
 def test_grpo_draws_from_images_and_pays_by_them(place):

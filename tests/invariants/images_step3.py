@@ -12,7 +12,7 @@ from tests.invariants.ppo_program import CLIP_NORM, CLIP_RANGE_VALUE, DECAY, GAM
 
 ITERATIONS, EPOCHS = 2, 2
 PROMPTS, SAMPLES = 4, 3  # of a rollout, over all ranks
-MAX_NEW_TOKENS = 5
+MAX_NEW_TOKENS, LONGEST_PROMPT = 5, 24
 ENDS = tuple(range(2, 30))  # a third of the vocabulary, so that lengths differ
 KL_COEF, CLIP_RANGE, CLIP_REWARD, ACTOR_RATE, CRITIC_RATE = 0.2, 0.1, 5.0, 3e-3, 1e-2
 
@@ -50,6 +50,7 @@ def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> di
     from tests.invariants.engine_program import keep_weights
 
     trainer = make_trainer(case, family, models, out, ranks)
+    towers = counted_towers(trainer, family)
     told, lacking = [], 0
     for iteration in range(1, ITERATIONS + 1):
         prompts, seeds = trainer.next_prompts(iteration, batch=0)
@@ -68,7 +69,23 @@ def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> di
     keep_weights(trainer.roles.actor, trainer.roles.actor_model, out)
     if trainer.roles.critic is not None:
         keep_weights(trainer.roles.critic, trainer.roles.critic_model, out / "critic")
-    return {"iterations": told, "lacking": lacking}
+    return {"iterations": told, "lacking": lacking, "towers": len(towers)}
+
+
+def counted_towers(trainer: Any, family: Any) -> list[int]:
+    """Grows by one whenever the tower of a model runs, for a case that keeps features of pictures."""
+    from dataclasses import replace
+
+    kept, ran = trainer.settings.experience.images.kept, []
+    if kept is None:
+        return ran
+    ran += [0] * len(kept)  # those that the check has made
+    roles = trainer.roles
+    for model in (roles.actor_model, roles.reference.model, roles.critic_model, roles.scorer):
+        if model is not None:
+            tower = replace(family, model=model).tower
+            tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
+    return ran
 
 
 def counted_lacking(trainer: Any, rollout: Any) -> int:
@@ -85,6 +102,7 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
     from training.step3_ppo.assembly import balanced_roles
+    from training.step3_ppo.kept_pictures import with_kept_pictures
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.prompt_source import PromptSource
     from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
@@ -120,6 +138,11 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     needed = RolesNeeded(critic=case.kind == "ppo", reward_model=case.kind == "ppo")
     total = ITERATIONS * EPOCHS
     roles = load_roles(flags, Tokenizers(tokenizer, tokenizer), ranks, total, needed=needed, images=images)
+    said: list[str] = []
+    images = with_kept_pictures(images, case.kept_mb, roles, lambda text, is_main: said.append(text))
+    if case.kept_mb:
+        [readers] = said
+        assert readers.endswith("actor, reference" + ", critic, reward model" * (case.kind == "ppo")), readers
     settings = settings_of(case, rows, images, ranks)
     engine, own = TransformersRollout(), own_forward_of(roles.actor_model)
     assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
@@ -154,7 +177,8 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     def texts_of(rollout: Any) -> list[str]:
         return [" ".join(map(str, rollout.response_of(row).tolist())) for row in range(len(rollout.ended_B))]
 
-    is_ppo, longest = case.kind == "ppo", max(len(row.flipped_prompt_ids) for row in rows) + MAX_NEW_TOKENS
+    is_ppo = case.kind == "ppo"
+    longest = max(LONGEST_PROMPT, *(len(row.flipped_prompt_ids) for row in rows)) + MAX_NEW_TOKENS
     experience = ExperienceSettings(
         temperature=1.0,
         score_scale=None,

@@ -296,6 +296,14 @@ def test_step3_equals_plain_pytorch(run, size, name):
         assert_moved_alike(loaded(out / name / "critic"), found.critic, PlainScorer(start).float().double(), case)
 
 
+@pytest.mark.parametrize("size, name", [case for case in OF_STEP3 if CASES[case.values[0]][case.values[1]].kept_mb])
+def test_a_frozen_tower_runs_once_for_a_picture_in_step_3(run, size, name):
+    """For rollout, policy, reference, critic and reward model, in both epochs of all iterations."""
+    _, reports = run(size)
+    towers = [report[name]["towers"] for report in reports]
+    assert max(towers) <= 4 and sum(towers) >= 4, towers
+
+
 def assert_moved_alike(got: dict[str, torch.Tensor], want: torch.nn.Module, start: torch.nn.Module, case: Case) -> None:
     """Weights that train moved as they should, and no others."""
     wanted, before = dict(want.named_parameters()), dict(start.named_parameters())

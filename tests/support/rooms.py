@@ -41,7 +41,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "engine": ("models", "layout", "run"),
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
-    "dry_run": ("engine", "loading", "models", "mtp", "run"),
+    "dry_run": ("engine", "loading", "models", "mtp", "layout", "run"),
     "generation": ("mtp", "engine", "models", "layout", "run"),
     "environments": ("generation", "data.chat", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),

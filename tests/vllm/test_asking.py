@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.asking.test_chat_images import answered, own_answer, seen
 from tests.vllm.conftest import SHAPES
 from training import chat, evaluate
 from training.asking.model import engine_maker, load_asked_model
@@ -141,3 +142,32 @@ def test_an_evaluation(folders, tmp_path):
         assert found.pop("rollout_engine") == name
         read.append((found, (tmp_path / name / "win_rate.jsonl").read_text()))
     assert read[0] == read[1]
+
+
+def test_answers_to_pictures_are_transformers_own(tmp_path):
+    """In a chat also a turn later, with another picture than before, and of an evaluation's rows."""
+    place = seen(tmp_path, width=64)
+    start = engine_maker(SamplingArguments(rollout_engine="vllm"), VllmArguments(vllm_cache_gib=0.05), LONGEST_TOKENS)
+    asked = load_asked_model(str(place / "model"), None, DataArguments(), torch.device("cpu"), start)
+    talk = Talk([asked], SamplingArguments(temperature=0.0, max_new_tokens=5), 1)
+    for name in ("red", "blue"):
+        talk.attach(str(place / f"{name}.png"))
+        first = answered(talk, "What?")
+        assert first == own_answer(place, [name], ["What?"])
+        assert answered(talk, "And?") == own_answer(place, [name], ["What?", first, "And?"])
+        talk.command("/reset")
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "<image>What?"}],
+            "answer": own_answer(place, [name], ["What?"]),
+            "images": [f"{name}.png"],
+        }
+        for name in ("red", "blue")
+    ]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = f"reward --model_name_or_path {place}/model --data_path jsonl:{place}/rows.jsonl --output_dir {place}/out"
+    flags += f" --data_output_path {place}/cache --split train --eval_fraction 0 --data_split 0,0,1 --temperature 0"
+    flags += " --max_new_tokens 5 --reference_column answer --reward exact_match"
+    evaluate.main([*flags.split(), *VLLM])
+    found = json.loads((place / "out" / "reward.json").read_text())
+    assert found["reward"]["value"] == 1.0, found

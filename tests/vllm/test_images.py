@@ -31,7 +31,9 @@ GREEDY = replace(SAMPLING, temperature=0.0)
 WIDE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 WIDE_SECTIONS = [4, 6, 6]
 TOLERANCE = 2e-5  # of log-probabilities in float32
-# What vLLM's CPU build computes otherwise: images that see themselves, and pictures whose tiles are made smaller.
+# As published ones: vLLM does not read `vision_aspect_ratio`. Nothing is made smaller, as in LLaVA-NeXT.
+NINE = "llava_onevision of nine tiles at most"
+# What vLLM's CPU build computes otherwise: images that see themselves, and another `vision_aspect_ratio`.
 OTHERWISE = {"gemma3": "Gemma3For", "llava_onevision": "LlavaOnevisionFor"}
 
 
@@ -48,12 +50,15 @@ def single(name: str) -> Single:
         for key, value in WIDE.items():
             patch.setitem(vision_models.TEXT, key, value)
         patch.setitem(vision_models.QWEN_ROPE, "mrope_section", WIDE_SECTIONS)
-        made = awake(FAMILIES[name]())
+        made = awake(FAMILIES[name.split()[0]]())
+        if name == NINE:
+            made.model.config.vision_aspect_ratio = "anyres_max_9"
+            made = replace(made, sides=FAMILIES["llava_next"]().sides)
     made.model.float()
     return Single(**vars(made))
 
 
-@pytest.fixture(scope="module", params=[name for name in FAMILIES if name not in OTHERWISE])
+@pytest.fixture(scope="module", params=[*(name for name in FAMILIES if name not in OTHERWISE), NINE])
 def pair(request) -> Iterator[tuple[VllmRollout, Single]]:
     """An engine that has started, and a model of its family."""
     yield started(), single(request.param)

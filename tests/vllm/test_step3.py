@@ -91,6 +91,12 @@ def test_grpo_on_images_rolls_out_dumps_and_resumes(tmp_path):
     for out, how in (("replayed", f"{engine} --rollout_replay {folder / 'dump'}"), ("resumed", again)):
         ran = test_images.ppo(folder, out, how)
         assert ran.code == 0, ran.words
+    # Two ranks under ZeRO-3 with adapters, of which vLLM holds the merged weights.
+    sharded = "--dtype bf16 --actor_zero_stage 3 --actor_lora_dim 4 --per_device_training_batch_size 3"
+    ran = test_images.ppo(folder, "sharded", f"{engine} {sharded}", ranks=2)
+    assert ran.code == 0, ran.words
+    steps = [line for line in metrics_of(folder / "sharded") if "time/weights_to_vllm" in line]
+    assert len(steps) == 2 and all(0 < line["rollout/logprob_mismatch"] < 0.1 for line in steps), steps
     whole, *others = (
         load_file(folder / out / "model" / "model.safetensors") for out in ("grpo", "replayed", "resumed")
     )

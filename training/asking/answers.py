@@ -105,6 +105,7 @@ def _model_scores(
 ) -> list[float]:
     if same_tokenizer(asked.tokenizer, scorer.tokenizer):
         prompts = [row.flipped_prompt_ids[::-1].tolist() for row in rows]
-        return scorer.score_ids(prompts, [list(answer.token_ids) for answer in answers])
+        responses = [list(answer.token_ids) for answer in answers]
+        return scorer.score_ids(prompts, responses, [row.images for row in rows], asked.images)
     pairs = [scorer.ids_of_text(row.prompt_text, answer.text) for row, answer in zip(rows, answers, strict=True)]
     return scorer.score_ids([prompt for prompt, _ in pairs], [response for _, response in pairs])

@@ -42,6 +42,7 @@ from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens
+from training.utils.models.vision import placeholder_id
 from training.utils.opening.image_reader import reader_of_model
 from training.utils.run.console import note
 from training.utils.run.errors import Mistakes, ThreestepError
@@ -163,8 +164,16 @@ class AskedModel:
         more = self.end_token_ids[1:]
         tags = self.tags
         paths = None if tags is None else PathSampling(tags, flags.paths_of_a_block, flags.max_path_tokens)
+        # As in step 3: in an answer, the token that stands for images would be one without pixels.
+        words = () if self.images is None else ((placeholder_id(self.model.config),),)
         return settings_of(
-            Sampling, flags, end_token_id=self.end_token_id, pad_token_id=pad_id, more_end_token_ids=more, paths=paths
+            Sampling,
+            flags,
+            end_token_id=self.end_token_id,
+            pad_token_id=pad_id,
+            more_end_token_ids=more,
+            paths=paths,
+            bad_words=words,
         )
 
     def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:

@@ -11,6 +11,7 @@ import numpy as np
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
+from training.utils.data.images.reader import ImageReader
 from training.utils.data.rows.phases import ResponsesRow
 from training.utils.data.rows.tokenize import Ids, TextTokenizer
 from training.utils.data.sources.messages import (
@@ -21,9 +22,12 @@ from training.utils.data.sources.messages import (
     prompt_text,
 )
 from training.utils.engine.startup import Ranks
+from training.utils.layout.images import ImageSpan
 from training.utils.layout.parallel import ParallelTags
+from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import load_config, positions_of
-from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.opening.image_reader import reader_of_folder
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.run.console import note
 from training.utils.run.errors import ThreestepError
@@ -37,6 +41,7 @@ class Scorer:
     """name: the reward model's path.
     texts: tokenizes as this model reads texts.
     tags: with `--parallel_thinking`: paths of responses do not see each other.
+    unread: why it scores no answers about pictures; None where it does.
     """
 
     name: str
@@ -44,9 +49,19 @@ class Scorer:
     texts: TextTokenizer | ChatTokenizer
     score_rows: ScoreRows
     tags: ParallelTags | None = None
+    unread: str | None = None
 
-    def score_ids(self, prompts: Sequence[Ids], responses: Sequence[Ids]) -> list[float]:
-        """The scores of responses in this model's tokens, end token included. A collective."""
+    def score_ids(
+        self,
+        prompts: Sequence[Ids],
+        responses: Sequence[Ids],
+        spans: Sequence[tuple[ImageSpan, ...]] = (),
+        images: RowImages | None = None,
+    ) -> list[float]:
+        """The scores of responses in this model's tokens, end token included. A collective.
+
+        spans: of the images of each prompt, whose pixels are of `images`; without `images` there are none.
+        """
         tags = None if self.tags is None else astuple(self.tags)
         rows = [
             ResponsesRow(
@@ -54,7 +69,10 @@ class Scorer:
             )
             for place, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         ]
-        return self.score_rows(rows).score_R.tolist()
+        if images is None:
+            return self.score_rows(rows).score_R.tolist()
+        rows = [replace(row, images=own) for row, own in zip(rows, spans, strict=True)]
+        return self.score_rows(rows, images).score_R.tolist()
 
     def ids_of_text(self, prompt: str | Sequence[Message], response: str) -> tuple[Ids, Ids]:
         """Tokenize a prompt (text as the data room writes it, or messages) and a response for this model."""
@@ -84,8 +102,37 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
     return [token for piece in ids[: len(prompt)] for token in piece], ids[-1]
 
 
-def load_answer_scorer(name_or_path: str, dtype: str | None, data: DataArguments, ranks: Ranks) -> Scorer:
-    """Load a reward model that reads conversations in data's style; float32 by default."""
+def why_pictures_unscored(name_or_path: str, sides: Sequence[tuple[Any, ImageReader]]) -> str | None:
+    """Return why a reward model does not score answers about pictures; None where it does.
+
+    sides: tokenizer of each model that answers, and what reads its pictures.
+    """
+    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
+    reader = reader_of_folder(name_or_path, tokenizer)
+    if reader is None:
+        return f"the reward model '{name_or_path}' reads text alone, or its folder has no image processor"
+    if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
+        return f"the reward model '{name_or_path}' has another tokenizer than the model that answers about pictures"
+    if any(reader.parts() != own.parts() for _, own in sides):
+        return (
+            f"the reward model '{name_or_path}' has other settings of its image processor (preprocessor_config.json) "
+            "than the model that answers about pictures"
+        )
+    return None
+
+
+def load_answer_scorer(
+    name_or_path: str,
+    dtype: str | None,
+    data: DataArguments,
+    ranks: Ranks,
+    images: RowImages | None = None,
+    unread: str | None = None,
+) -> Scorer:
+    """Load a reward model that reads conversations in data's style; float32 by default.
+
+    images: that answers may be about, if it scores such answers. unread: of `why_pictures_unscored`.
+    """
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     positions = positions_of(load_config(name_or_path))
     data = replace(data, rows=replace(data.rows, max_seq_len=positions or _LONGEST_TOKENS))
@@ -95,4 +142,5 @@ def load_answer_scorer(name_or_path: str, dtype: str | None, data: DataArguments
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
     tags = parallel_tags(data.chat, tokenizer)
-    return Scorer(name_or_path, tokenizer, texts, load_scorer(settings, data, tokenizer, ranks), tags)
+    score_rows = load_scorer(settings, data, tokenizer, ranks, images)
+    return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread)

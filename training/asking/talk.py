@@ -76,10 +76,8 @@ class Talk:
             raise ThreestepError(
                 "--environment and --tools make conversations of text; chat about pictures without them"
             )
-        if self.scorer is not None:
-            raise ThreestepError(
-                f"the reward model '{self.scorer.name}' reads text alone; chat about pictures without --reward_model"
-            )
+        if self.scorer is not None and self.scorer.unread is not None:
+            raise ThreestepError(f"{self.scorer.unread}; chat about pictures without --reward_model")
         picture = open_picture(path)
         self.waiting.append(picture)
         return f"{picture.words}; it goes with your next message"
@@ -131,11 +129,13 @@ class Talk:
             return None
         messages = self.messages(place, with_last_answer=False)
         if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
-            prompt_ids = prompt_of(asked, messages).flipped_prompt_ids[::-1].tolist()
-            response_ids = list(answer.token_ids)
+            prompt = prompt_of(asked, messages)
+            pictured = (prompt.images,), asked.images if prompt.images else None
+            prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
+            [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids], *pictured)
         else:
             prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
-        [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids])
+            [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids])
         return turn.scores[place]
 
     def begin(self) -> None:

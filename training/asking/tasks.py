@@ -25,7 +25,7 @@ from training.asking.model import (
 )
 from training.asking.pairs_page import page
 from training.asking.perplexity import row_losses
-from training.asking.scorer import load_answer_scorer
+from training.asking.scorer import load_answer_scorer, why_pictures_unscored
 from training.asking.sharing import ALONE, Sharers, sharers
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
@@ -122,16 +122,14 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     paths = [asked.model_name_or_path, *([asked.baseline] if asked.baseline else [])]
     folders = [_folder(flags, path) for path in paths]
     built = [_built(flags, 3, folder) for folder in folders]
-    if reads_model(rewards) and any(side.images is not None for side in built):
-        raise ThreestepError(
-            "--reward contains the reward model, which scores texts alone here, and rows of the data have images; give "
-            "a rule (--reward exact_match) or a function"
-        )
+    seen = next((side.images for side in built if side.images is not None), None)
+    if reads_model(rewards) and seen is not None:
+        _check_scores_pictures(flags, folders)
     prompts = shared_prompts([side.rows for side in built])
     models = [load(flags, folder, start_engine, side.images) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if asked.reward_model is not None and reads_model(rewards) and together.is_main:
-        scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone())
+        scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
     answers: list[list[Answer]] = []
     scores: list[Scores] = []
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
@@ -148,6 +146,18 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     samples = side_by_side(sides, [list(row.picture_digests) for row in prompts[0]])
     keep_pictures(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].pixels, prompts[0])
     return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
+
+
+def _check_scores_pictures(flags: Evaluated, folders: Sequence[AskedFolder]) -> None:
+    """ThreestepError if the reward model does not score answers about the pictures that the models see."""
+    assert flags.asked.reward_model is not None, "checked with the flags"
+    sides = [(folder.tokenizer, folder.reader) for folder in folders if folder.reader is not None]
+    unread = why_pictures_unscored(flags.asked.reward_model, sides)
+    if unread is not None:
+        raise ThreestepError(
+            f"--reward contains the reward model, and rows of the data have images: {unread}; give another, a rule "
+            "(--reward exact_match) or a function"
+        )
 
 
 def side_by_side(sides: Sequence[Sequence[Sample]], pictures: Sequence[list[str]]) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     from training.inspect.account import Look, account_of
     from training.inspect.characters import Characters
     from training.utils.data.chat.chat import adopt_style
-    from training.utils.opening.image_reader import reader_of_folder
+    from training.utils.opening.image_reader import reader_of_folder, why_unread
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
     asked = Look(phases, inspect.rows, inspect.look_at, inspect.seed)
@@ -84,6 +84,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         tokenizer = _load(inspect, data)
         style = adopt_style(tokenizer, data.chat)
         reader = reader_of_folder(inspect.model_name_or_path, tokenizer)
+        asked = replace(asked, unread=why_unread(inspect.model_name_or_path))
         return account_of(replace(data, chat=style.chat), asked, tokenizer, style.sentence, True, reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):

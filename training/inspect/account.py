@@ -30,6 +30,7 @@ from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow
 from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
+from training.utils.data.sources.media import ONLY_TEXT
 from training.utils.data.sources.recognition import Recognition
 from training.utils.run.errors import ThreestepError
 
@@ -176,12 +177,14 @@ class Account:
 
 @dataclass(frozen=True)
 class Look:
-    """How closely to look. phases: which; rows: shown of each; most_rows: looked at in each; seed: of the run."""
+    """How closely to look. phases: which; rows: shown of each; most_rows: looked at in each; seed: of the run;
+    unread: why images of rows are not read, where they are not."""
 
     phases: Sequence[int]
     rows: int
     most_rows: int
     seed: int
+    unread: str = ONLY_TEXT
 
 
 def account_of(
@@ -189,7 +192,7 @@ def account_of(
 ) -> Account:
     """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters.
     reader: of images; None where the model reads text alone."""
-    opened = [_open_source(each, look.seed, reader is not None) for each in _one_by_one(data)]
+    opened = [_open_source(each, look, reader is not None) for each in _one_by_one(data)]
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
     if all(account.refused is None for account, _ in opened):
@@ -209,13 +212,13 @@ def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
         yield replace(data, source=replace(data.source, data_path=[], sft_only_data_path=[name]))
 
 
-def _open_source(data: DataArguments, seed: int, reads_images: bool) -> tuple[SourceAccount, DataSource | None]:
+def _open_source(data: DataArguments, look: Look, reads_images: bool) -> tuple[SourceAccount, DataSource | None]:
     (name,) = [*data.source.data_path, *data.source.sft_only_data_path]
     account = SourceAccount(name, "unknown")
     try:
-        (source,) = open_sources(1, data.source, data.split.data_split, data.cache.cache_dir, seed)
+        (source,) = open_sources(1, data.source, data.split.data_split, data.cache.cache_dir, look.seed)
         raw = source.raw
-        raw.reads_images = reads_images
+        raw.reads_images, raw.unread_images = reads_images, look.unread
         by_format = type(raw).__name__ == "FileDataset"
         account = replace(account, kind="its columns" if by_format else f"the class {type(raw).__name__}")
         rows, held_out = raw.get_train_data(), raw.get_eval_data()

@@ -16,6 +16,7 @@ from training.step3_ppo.checks import Components
 from training.step3_ppo.evaluation import Evaluator
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.inputs import Inputs
+from training.step3_ppo.kept_pictures import with_kept_pictures
 from training.step3_ppo.replay import make_engine
 from training.step3_ppo.roles import Roles, Tokenizers
 from training.step3_ppo.roles_arguments import RolesArguments
@@ -107,7 +108,7 @@ def make_parts(
         experience=replace(
             experience,
             length=replace(experience.length, max_prompt_tokens=longest_prompt),
-            images=inputs.images,
+            images=with_kept_pictures(inputs.images, flags.roles.kept_image_features_mb, roles, log),
         ),
         learning=learning_settings(components.algorithm, ppo),
         evaluates_first=ppo.val_before_train or ppo.val_only,

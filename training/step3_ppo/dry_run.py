@@ -19,6 +19,9 @@ from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
+    PlannedPictures,
+    kept_features_line,
+    picture_lines,
     plan_head,
     plan_training,
     planned_limits,
@@ -31,6 +34,7 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.models.quantized import rounded_elements
+from training.utils.opening.image_reader import picture_of_model
 from training.utils.run.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
@@ -49,16 +53,16 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     frozen = roles.model("critic").as_it_is()
     scorer = model_on_meta(frozen, dtype, scores=True) if components.with_reward_model else None
 
-    forward = _forward(ppo, components, longest)
+    forward = _forward(flags, components)
     whole_logits = _whole_logits(actor, forward, components)
     trained = {"actor": _trained("actor", actor, forward, roles, ranks, device, *whole_logits)}
     if critic is not None:
         trained["critic"] = _trained("critic", critic, replace(forward, with_entropy=False), roles, ranks, device)
     held = [line for planned in trained.values() for line in planned.engine.held]
     frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
-    held += frozen_lines
+    held += [*frozen_lines, kept_features_line(forward.pictures, roles.kept_image_features_mb)]
 
-    rollout, asleep = _rollout(actor, flags, device)
+    rollout, asleep = _rollout(actor, flags, device, forward.pictures)
     held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
@@ -99,13 +103,20 @@ def _whole_logits(actor: Any, forward: LargestForward, components: Components) -
     return [MemoryLine("actor: logits of two models for the exact KL", 2 * 4 * forward.targets * vocabulary)]
 
 
-def _forward(ppo: PpoArguments, components: Components, longest: int) -> LargestForward:
-    """A sequence is a prompt and a response; only responses are predicted."""
+def _forward(flags: PpoFlags, components: Components) -> LargestForward:
+    """A sequence is a prompt and a response; only responses are predicted, and prompts alone hold pictures."""
+    ppo, longest = flags.ppo, flags.longest_tokens
     sequences = ppo.per_device_training_batch_size
     rows = rows_at_most(sequences, longest, not ppo.padded, ppo.max_tokens_per_micro_batch)
     with_entropy = components.algorithm.flags.entropy_coef > 0
     targets = rows * ppo.max_answer_seq_len
-    return LargestForward(rows, longest, targets, masked=not ppo.padded, with_entropy=with_entropy)
+    seen = picture_of_model(flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
+    pictures = None
+    if seen is not None:  # packed rows share a prompt's
+        prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)
+        longest_prompt = flags.data.rows.max_prompt_seq_len
+        pictures = PlannedPictures(*seen, rows * longest_prompt, prompts * longest_prompt)
+    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, pictures)
 
 
 def _trained(
@@ -167,8 +178,11 @@ def _plain_parameters(model: Any) -> list[Any]:
     return [part for name, part in model.named_parameters() if ".lora_" not in name]
 
 
-def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[MemoryLine], list[MemoryLine]]:
-    """What drawing responses adds, and what the engine keeps besides between rollouts."""
+def _rollout(
+    actor: Any, flags: PpoFlags, device: PlannedDevice, pictures: PlannedPictures | None
+) -> tuple[list[MemoryLine], list[MemoryLine]]:
+    """What drawing responses adds, and what the engine keeps besides between rollouts. pictures: of a forward that
+    learns."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
     weights = ELEMENT_BYTES[roles.dtype] * elements
@@ -189,6 +203,10 @@ def _rollout(actor: Any, flags: PpoFlags, device: PlannedDevice) -> tuple[list[M
         MemoryLine("rollout: the layer of the cache that is copied", cached(largest_layer=True)),
         MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
+    if pictures is not None:
+        drawn = ppo.per_device_generation_batch_size * flags.data.rows.max_prompt_seq_len
+        seen = picture_lines(actor, replace(pictures, most=drawn, at_once=drawn))
+        lines += [replace(line, name=f"rollout: {line.name}") for line in seen]
     if is_sharded:
         lines.append(MemoryLine("rollout: the actor's weights, whole", weights))
     return lines, []

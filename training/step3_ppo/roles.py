@@ -35,11 +35,12 @@ from training.utils.run.errors import ThreestepError
 
 @dataclass(frozen=True)
 class Reference:
-    """The policy at the start: a frozen copy, or the actor with its LoRA adapters off."""
+    """The policy at the start: a frozen copy, `model`, or the actor with its LoRA adapters off."""
 
     frozen: FrozenModel | None
     actor: TrainingEngine
     actor_model: PreTrainedModel
+    model: PreTrainedModel | None = None
 
     def __call__(self, rows: TokenRows, temperature: float, with_logits: bool = False) -> TokenLogprobs:
         if self.frozen is not None:
@@ -176,7 +177,7 @@ def load_roles(
         scorer = scalar_model(critic_settings.as_it_is())
         reward_model = FrozenModel(ScalarModel(scorer), flags.frozen_engine("critic"), ranks)
     adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
-    frozen_actor = None
+    frozen_actor = plain = None
     if needed.reference and not adapter_is_all:
         plain = language_model(actor_settings.as_it_is())
         frozen_actor = FrozenModel(PolicyModel(plain, flags.head_chunk_mb), flags.frozen_engine("actor"), ranks)
@@ -202,7 +203,7 @@ def load_roles(
         actor_model=actor_model,
         critic=critic,
         critic_model=critic_model,
-        reference=Reference(frozen_actor, actor, actor_model) if needed.reference else None,
+        reference=Reference(frozen_actor, actor, actor_model, plain) if needed.reference else None,
         reward_model=reward_model,
         scorer=scorer,
         whole_actor=WholeModel(actor, actor_model),

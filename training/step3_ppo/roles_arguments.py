@@ -27,7 +27,12 @@ from training.utils.engine.arguments import (
     check_zero3_limits,
 )
 from training.utils.engine.schedules import SCHEDULES
-from training.utils.models.arguments import FREEZE_PROJECTOR_HELP, FREEZE_TOWER_HELP, HEAD_CHUNK_HELP
+from training.utils.models.arguments import (
+    FREEZE_PROJECTOR_HELP,
+    FREEZE_TOWER_HELP,
+    HEAD_CHUNK_HELP,
+    KEPT_FEATURES_HELP,
+)
 from training.utils.models.quantization import (
     DOUBLE_HELP,
     EIGHT_BIT_HELP,
@@ -150,6 +155,7 @@ class RolesArguments:
     only_optimize_lora: bool = flag(True, "With LoRA: freeze all other weights.", topic="lora")
     freeze_vision_tower: bool = flag(ModelSettings.freeze_vision_tower, FREEZE_TOWER_HELP)
     freeze_projector: bool = flag(ModelSettings.freeze_projector, FREEZE_PROJECTOR_HELP)
+    kept_image_features_mb: int = flag(0, KEPT_FEATURES_HELP, least=0, unit="mib", topic="memory")
     load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
     load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
     bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")

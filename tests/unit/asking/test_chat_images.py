@@ -4,23 +4,34 @@ what reads no pictures says so."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 
 from tests.support.image_readers import picture
 from tests.unit.asking.conftest import CPU
-from training import evaluate, new_model
+from training import chat, evaluate, new_model
 from training.asking import chat_images, web
 from training.asking.chat_images import open_picture
 from training.asking.model import AskedModel, load_asked_model
 from training.asking.talk import Talk
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
+from training.utils.models.scalar_class import scalar_model_class
+from training.utils.run.arguments import parse_arguments
 from training.utils.run.errors import ThreestepError
 
 GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)
@@ -28,14 +39,32 @@ GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A tiny Qwen2-VL, and two pictures."""
-    folder: Path = tmp_path_factory.mktemp("chat")
-    shape = "--hidden_size=32 --num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
-    size = "--initializer_range=0.3"  # so that a picture changes the most likely token
-    new_model.main([f"--out={folder / 'model'}", "--data_path", "embedded", "--vision", size, *shape.split()])
+    return seen(tmp_path_factory.mktemp("chat"))
+
+
+def seen(folder: Path, width: int = 32) -> Path:
+    """Put a tiny Qwen2-VL and two pictures into `folder`."""
+    shape = "--num_hidden_layers=1 --num_attention_heads=2 --vocab_size=300 --max_image_tokens=4"
+    size = [f"--hidden_size={width}", "--initializer_range=0.3"]  # so that a picture changes the most likely token
+    new_model.main([f"--out={folder / 'model'}", "--data_path", "embedded", "--vision", *size, *shape.split()])
     for name, sides, colour in (("red", (56, 28), (200, 30, 30)), ("blue", (30, 60), (30, 30, 200))):
         (folder / f"{name}.png").write_bytes(picture(*sides, colour))
+    write_reward_models(folder)
     return folder
+
+
+def write_reward_models(folder: Path) -> None:
+    """reward: with the model's processor. coarse: with one of other settings. blind: without a processor."""
+    config = AutoConfig.from_pretrained(folder / "model", num_labels=1)
+    torch.manual_seed(3)
+    reward = scalar_model_class(config).from_config(config)
+    for name in ("reward", "coarse", "blind"):
+        shutil.copytree(folder / "model", folder / name)
+        reward.save_pretrained(folder / name)
+    settings = folder / "coarse" / "preprocessor_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "image_mean": [0.4, 0.5, 0.5]}))
+    for path in (folder / "blind").glob("*processor_config.json"):
+        path.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +75,22 @@ def sees(place) -> AskedModel:
 def own_answer(place: Path, pictures: list[str], texts: list[str]) -> str:
     """Transformers' greedy answer to turns of the user, of which the first has the pictures; texts[1::2] are the
     model's."""
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+    tokenizer, drawn = AutoTokenizer.from_pretrained(place / "model"), own_drawn(place, pictures, texts)
+    return tokenizer.decode(drawn[:-1] if drawn[-1] == tokenizer.eos_token_id else drawn)
 
+
+def own_drawn(place: Path, pictures: list[str], texts: list[str]) -> list[int]:
+    """See `own_answer`: its tokens."""
+    model, inputs = AutoModelForImageTextToText.from_pretrained(place / "model"), own_inputs(place, pictures, texts)
+    ids = inputs["input_ids"]
+    drawn = model.generate(**inputs, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=5)
+    return drawn[0, ids.shape[1] :].tolist()
+
+
+def own_inputs(place: Path, pictures: list[str], texts: list[str]) -> dict[str, Any]:
+    """See `own_answer`: of the conversation up to the next answer."""
     folder = place / "model"
-    model, tokenizer = AutoModelForImageTextToText.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")
     made = processor(images=[Image.open(place / f"{name}.png") for name in pictures], return_tensors="pt")
     images = "".join(
@@ -58,12 +99,25 @@ def own_answer(place: Path, pictures: list[str], texts: list[str]) -> str:
     turns = [f"<|im_start|>{'user' if n % 2 == 0 else 'assistant'}\n{text}<|im_end|>\n" for n, text in enumerate(texts)]
     text = turns[0].replace("user\n", f"user\n{images}", 1) + "".join(turns[1:]) + "<|im_start|>assistant\n"
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
-    is_image = (ids == model.config.image_token_id).int()
-    drawn = model.generate(
-        ids, mm_token_type_ids=is_image, attention_mask=torch.ones_like(ids), **made, do_sample=False, max_new_tokens=5
-    )[0, ids.shape[1] :].tolist()
-    ends = [tokenizer.eos_token_id]
-    return tokenizer.decode(drawn[:-1] if drawn[-1] in ends else drawn)
+    is_image = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+    return {"input_ids": ids, "mm_token_type_ids": is_image, **made}
+
+
+def chatting(place: Path, reward: str) -> Talk:
+    words = [str(place / "model"), "--reward_model", str(place / reward), "--temperature", "0", "--max_new_tokens", "5"]
+    return chat.loaded(chat.ChatFlags(*parse_arguments(chat.GROUPS, chat.with_flag(words), "")))()
+
+
+def own_score(place: Path, pictures: list[str], texts: list[str]) -> float:
+    """Of the answer of `own_answer`: transformers' body of the reward model, and the head beside it."""
+    from safetensors.torch import load_file
+
+    inputs, ids = own_inputs(place, pictures, texts), torch.tensor([own_drawn(place, pictures, texts)])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], ids], 1)
+    inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(ids).int()], 1)
+    with torch.no_grad():
+        state_H = AutoModel.from_pretrained(place / "reward").eval()(**inputs).last_hidden_state[0, -1]
+    return float(state_H @ load_file(place / "reward" / "model.safetensors")["score.weight"][0])
 
 
 def answered(talk: Talk, said: str) -> str:
@@ -123,6 +177,7 @@ def test_evaluate_answers_rows_with_images_and_shows_them(place, tmp_path):
             "completion": [{"role": "assistant", "content": "red"}],
             "answer": own_answer(place, [name], [f"What? {n}"]),
             "images": [f"{name}.png"],
+            "sha256": [hashlib.sha256((place / f"{name}.png").read_bytes()).hexdigest()],
         }
         for n in range(2)
         for name in ("red", "blue")
@@ -139,10 +194,49 @@ def test_evaluate_answers_rows_with_images_and_shows_them(place, tmp_path):
     assert (tmp_path / "out" / "reward.html").read_text().count("<img src=") == 4
     evaluate.main(["perplexity", *shared.split(), "--data_split", "1,0,0"])
     assert json.loads((tmp_path / "out" / "perplexity.json").read_text())["rows"] == 4
+    words = ["reward", *shared.split(), *drawn.split(), "--reward", "model", "--reward_model"]
+    evaluate.main([*words, f"{place}/reward"])
+    lines = [json.loads(line) for line in (tmp_path / "out" / "reward.jsonl").read_text().splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        own = [row for row in rows if row["sha256"] == line["images"]]
+        [row] = [row for row in own if row["prompt"][0]["content"].removeprefix("<image>") in line["prompt"]]
+        asked = row["prompt"][0]["content"].removeprefix("<image>")
+        found = own_score(place, [row["images"][0].removesuffix(".png")], [asked])
+        assert line["scores"] == [pytest.approx(found, abs=1e-5)]
     with pytest.raises(
-        ThreestepError, match="the reward model, which scores texts alone here, and rows .* have images"
+        ThreestepError, match="the reward model, and rows .* have images: .*blind' reads text alone, or"
     ):
-        evaluate.main(["reward", *shared.split(), *drawn.split(), "--reward_model", f"{place}/model"])
+        evaluate.main([*words, f"{place}/blind"])
+
+
+def test_a_reward_model_of_images_scores_answers_about_pictures(place):
+    talk = chatting(place, "reward")
+    for name in ("red", "blue"):
+        talk.command("/reset")
+        talk.attach(str(place / f"{name}.png"))
+        texts = []
+        for said in ("What?", "And?"):
+            texts.append(said)
+            found, answer = own_score(place, [name], texts), answered(talk, said)
+            assert talk.score(0) == pytest.approx(found, abs=1e-5)
+            texts.append(answer)
+    assert talk.models[0].sampling(GREEDY).bad_words == ((talk.models[0].model.config.image_token_id,),)
+    talk.command("/reset")
+    answered(talk, "A text")
+    assert talk.score(0) is not None
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [("blind", "reads text alone, or its folder"), ("coarse", "has other settings of its image proc")],
+)
+def test_a_reward_model_that_sees_no_or_other_pixels_says_so(place, reward, why):
+    talk = chatting(place, reward)
+    answered(talk, "What?")
+    assert talk.score(0) is not None  # of texts
+    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; chat about pictures without --reward_model"):
+        talk.attach(str(place / "red.png"))
 
 
 def test_files_that_are_no_pictures_are_told(sees, place, tmp_path, monkeypatch):

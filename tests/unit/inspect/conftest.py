@@ -32,8 +32,8 @@ def look(tmp_path: Path, write_rows: Callable[..., str]) -> Callable[..., Accoun
     def make(rows: Any, phases: Any = (1, 2, 3), tokenizer: Any = None, shown: int = 20, **given: Any) -> Account:
         most_rows = given.pop("most_rows", 1000)
         given.setdefault("data_path", [write_rows(rows)] if rows else None)
+        asked = Look(phases, shown, most_rows, seed=1, **{key: given.pop(key) for key in ("unread",) if key in given})
         data = data_flags(**{"data_output_path": str(tmp_path / "cache"), **given})
-        asked = Look(phases, shown, most_rows, seed=1)
         return account_of(data, asked, tokenizer or Characters(), "the style", has_ids=tokenizer is not None)
 
     return make

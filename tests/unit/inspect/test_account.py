@@ -168,3 +168,11 @@ def test_rows_that_would_stop_training_are_counted_and_the_others_are_still_show
     assert phase.stopping_rows[0].reason.startswith("message 1: a content part of type 'image_url'")
     nothing, stopped, _ = look([{"messages": picture}]).phases
     assert nothing.share_rows == 0 and look([{"messages": picture}]).refused == stopped.refused
+
+
+def test_images_that_are_not_read_are_refused_for_the_reason_of_the_model(look):
+    rows = [{"prompt": "What?", "chosen": " Red.", "images": ["a.png"]}]
+    account = look(
+        rows, (1,), data_split="1,0,0", eval_fraction=0.0, unread="those of models of the family x are not read here"
+    )
+    assert "holds images, and those of models of the family x are not read here; leave such rows" in str(account)

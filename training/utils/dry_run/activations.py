@@ -11,10 +11,11 @@ N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value hea
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +24,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention import SDPA
 from training.utils.models.target_head import CHUNK_MB
+from training.utils.models.vision import is_of_vision, pixel_inputs
+
+if TYPE_CHECKING:
+    from training.utils.layout.images import ImagePixels
 
 _COUNTED = "counted_attention"
 _WITHOUT_A_SQUARE_MASK = ("bloom",)  # ALiBi, made from a mask of two dimensions
@@ -94,6 +99,61 @@ def saved_activations(
         boundary=counting.boundary,
         widest=counting.widest,
     )
+
+
+def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False) -> SavedActivations:
+    """Count what tower and projector save of these pictures. `model` is on the meta device; a copy of its tower that is
+    cut to a few blocks, with weights of zeros, reads them on the CPU, where the shapes of pictures are known.
+
+    trains: as if all of its weights were trained; otherwise as in `model`.
+    """
+    tower = copy.deepcopy(model)
+    read: Any = getattr(model.config, "vision_feature_layer", -1)  # of LLaVA: blocks whose states are read
+    depth = _cut_tower(tower, max(2, *map(abs, read if isinstance(read, list) else [read])))
+    of_vision = is_of_vision(tower)
+    weights = list[torch.Tensor]()
+    for name, part in [*tower.named_parameters(), *tower.named_buffers()]:
+        if of_vision(name):
+            owner, _, leaf = name.rpartition(".")
+            module, real = tower.get_submodule(owner), torch.zeros(part.shape, dtype=part.dtype)
+            if isinstance(part, nn.Parameter):
+                module._parameters[leaf] = nn.Parameter(real, requires_grad=trains or part.requires_grad)
+            else:
+                module._buffers[leaf] = real
+            weights.append(real)
+    counting = _Counting({part.untyped_storage()._cdata for part in weights})
+    blocks = [part for name, part in tower.named_modules() if of_vision(name) and _is_block(part)]
+
+    def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        counting.within = id(block)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        counting.boundary = max(counting.boundary, hidden.numel() * hidden.element_size())
+
+    def leave(block: nn.Module, args: Any, output: Any) -> None:
+        counting.within = 0
+
+    for block in blocks:
+        block.register_forward_pre_hook(enter, with_kwargs=True)
+        block.register_forward_hook(leave)
+    base, given = tower.base_model, pixel_inputs(tower.config, pixels)
+    with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
+        base.get_image_features(given.pop("pixel_values").to(tower.dtype), **given, return_dict=True)
+    largest = max((counting.bytes[id(block)] for block in blocks), default=0)
+    return SavedActivations((largest,) * depth, counting.bytes[0], counting.boundary, counting.widest)
+
+
+def _is_block(module: nn.Module) -> bool:
+    return isinstance(module, GradientCheckpointingLayer)
+
+
+def _cut_tower(model: PreTrainedModel, blocks: int) -> int:
+    """Leave so many blocks of the tower; return how many there were."""
+    of_vision, depth = is_of_vision(model), 0
+    for name, part in list(model.named_modules()):
+        if isinstance(part, nn.ModuleList) and of_vision(name) and len(part) and all(map(_is_block, part)):
+            depth += len(part)
+            del part[blocks:]
+    return depth
 
 
 def head_bytes(

@@ -72,7 +72,7 @@ class Decoding:
         self.input_ids = request.prompt_ids_BP
         self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, self._most), value=1)
         assert way.padded or request.images is None, "only padded prompts are given positions"
-        self._prompts = prompt_inputs(model.config, request, self._accepted)
+        self._prompts = prompt_inputs(model, request, self._accepted)
         self.position_ids = self._prompts.last_B1
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
         self._masks: StepMasks | None = None
@@ -140,7 +140,7 @@ class Decoding:
         input_ids: torch.Tensor,
         mask: Any,
         position_ids: torch.Tensor,
-        of_images: Mapping[str, torch.Tensor] | None = None,
+        of_images: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         """Return the logits [A, V] of the last position. mask: as the family's forward takes it. of_images: further
         arguments of prompts with images."""
@@ -151,7 +151,8 @@ class Decoding:
         if self.cache is not None:
             inputs[name] = self.cache
         if self.way not in (FIXED, MASKED, WAYS[0]):  # families of any signature
-            inputs = {key: value for key, value in inputs.items() if key in self._accepted}
+            known = {*self._accepted, *(of_images or {})}
+            inputs = {key: value for key, value in inputs.items() if key in known}
         output = self.model(**inputs)
         if self.way.cache == OWN:
             self.cache = getattr(output, name)

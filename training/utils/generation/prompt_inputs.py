@@ -18,7 +18,7 @@ import torch
 from training.utils.generation.base import RolloutRequest
 from training.utils.layout.images import left_padded_axes, positions_taken
 from training.utils.layout.pictures import PromptImages
-from training.utils.models.vision import pixel_inputs
+from training.utils.models.kept_features import image_inputs
 
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
 
@@ -32,11 +32,11 @@ class PromptInputs:
 
     position_ids: torch.Tensor
     last_B1: torch.Tensor
-    of_images: dict[str, torch.Tensor] = field(default_factory=dict)
+    of_images: dict[str, Any] = field(default_factory=dict)
 
 
-def prompt_inputs(config: Any, request: RolloutRequest, accepted: Container[str]) -> PromptInputs:
-    """config: of the model. accepted: names of its forward's arguments."""
+def prompt_inputs(model: Any, request: RolloutRequest, accepted: Container[str]) -> PromptInputs:
+    """accepted: names of the arguments of the model's forward."""
     mask_BP, images = request.prompt_mask_BP, request.images
     position_ids_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
     if images is None or not any(images.spans):
@@ -47,20 +47,17 @@ def prompt_inputs(config: Any, request: RolloutRequest, accepted: Container[str]
     position_ids = position_ids_BP
     if any(image.sides for own in images.spans for image in own):
         position_ids = left_padded_axes(mask_BP, images.spans)
-    return PromptInputs(position_ids, last_B1, _of_images(config, mask_BP, images, accepted))
+    return PromptInputs(position_ids, last_B1, _of_images(model, mask_BP, images, accepted))
 
 
-def _of_images(
-    config: Any, mask_BP: torch.Tensor, images: PromptImages, accepted: Container[str]
-) -> dict[str, torch.Tensor]:
+def _of_images(model: Any, mask_BP: torch.Tensor, images: PromptImages, accepted: Container[str]) -> dict[str, Any]:
     device, width = mask_BP.device, mask_BP.shape[1]
-    pixels = images.pixels_of([image.key for own in images.spans for image in own])
-    given = pixel_inputs(config, pixels)
+    given = image_inputs(model, images.pixels, device)
     if _SEES_ITSELF in accepted:
         types_BP = torch.zeros(mask_BP.shape, dtype=torch.int64)
         for row, (length, own) in enumerate(zip(mask_BP.sum(1).tolist(), images.spans, strict=True)):
             for image in own:
                 first = width - length + image.begin
                 types_BP[row, first : first + image.tokens] = image.sees_itself
-        given[_SEES_ITSELF] = types_BP
-    return {name: value.to(device) for name, value in given.items()}
+        given[_SEES_ITSELF] = types_BP.to(device)
+    return given

@@ -6,9 +6,11 @@ Knows no model: what is kept of a picture is a tensor that is joined to those of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from threading import Lock
+from typing import Any
 
 import torch
 
@@ -17,31 +19,46 @@ import torch
 Picture = tuple[int, int]
 
 
-def pictures_of(keys: Sequence[int]) -> tuple[Picture, ...]:
-    """Return the pictures of spans with these keys, in their order."""
-    return tuple((key, len(list(spans))) for key, spans in groupby(keys))
+def pictures_of(keys: Sequence[Sequence[int]]) -> tuple[Picture, ...]:
+    """Return the pictures of spans with these keys, of each document, in their order."""
+    return tuple((key, len(list(spans))) for own in keys for key, spans in groupby(own))
 
 
 class KeptFeatures:
-    """Of pictures, up to `most_bytes`. Those that are read first stay: an epoch reads each picture about as often as
-    the others, and would drive all of them out before it reads one again."""
+    """Of pictures, up to `most_bytes`.
 
-    def __init__(self, most_bytes: int) -> None:
+    Those that are read first stay: an epoch reads each picture about as often as the others, and would drive all of
+    them out before it reads one again. evicts: those that were read longest ago go instead, for step 3, where a rollout
+    reads its pictures several times, and then none of them for an epoch.
+    """
+
+    def __init__(self, most_bytes: int, evicts: bool = False) -> None:
         self.most_bytes = most_bytes
+        self.evicts = evicts
         self.bytes = 0
         self._kept: dict[Picture, torch.Tensor] = {}
+        self._lock = Lock()  # rows are laid out ahead, in a thread of their own
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, picture: Picture) -> torch.Tensor | None:
-        return self._kept.get(picture)
+        with self._lock:
+            features = self._kept.get(picture)
+            if features is not None and self.evicts:  # the last of a dictionary is the newest
+                self._kept[picture] = self._kept.pop(picture)
+            return features
 
     def keep(self, picture: Picture, features: torch.Tensor) -> None:
         """Keep a copy on the host, if it fits."""
-        if picture not in self._kept and self.bytes + features.nbytes <= self.most_bytes:
-            self._kept[picture] = features.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            self.bytes += features.nbytes
+        with self._lock:
+            if picture in self._kept or features.nbytes > self.most_bytes:
+                return
+            while self.evicts and self.bytes + features.nbytes > self.most_bytes:
+                self.bytes -= self._kept.pop(next(iter(self._kept))).nbytes
+            if self.bytes + features.nbytes <= self.most_bytes:
+                self._kept[picture] = features.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                self.bytes += features.nbytes
 
 
 @dataclass(frozen=True)
@@ -51,13 +68,15 @@ class KnownPictures:
     pictures: in the order of `TokenRows.images`. lengths: of what is kept of each, along its first dimension; None for
         one whose pixels are given instead, once, where it stands first.
     features: of those that are kept, joined in their order; None if none is.
-    store: keeps what is made of the others.
+    store: keeps what is made of the others. all_pixels: decodes the pixels of all, for a model that reads no features
+        of this store.
     """
 
     pictures: tuple[Picture, ...]
     lengths: tuple[int | None, ...]
     features: torch.Tensor | None
     store: KeptFeatures
+    all_pixels: Callable[[], Any]
 
     @property
     def missing(self) -> tuple[Picture, ...]:
@@ -66,10 +85,10 @@ class KnownPictures:
         return tuple(dict.fromkeys(lacking))
 
 
-def known_pictures(keys: Sequence[int], store: KeptFeatures) -> KnownPictures:
-    """Return what is known of spans with these keys."""
+def known_pictures(keys: Sequence[Sequence[int]], store: KeptFeatures, all_pixels: Callable[[], Any]) -> KnownPictures:
+    """Return what is known of spans with these keys, of each document. all_pixels: of these."""
     pictures = pictures_of(keys)
     found = [store.find(picture) for picture in pictures]
     kept = [features for features in found if features is not None]
     lengths = tuple(None if features is None else len(features) for features in found)
-    return KnownPictures(pictures, lengths, torch.cat(kept) if kept else None, store)
+    return KnownPictures(pictures, lengths, torch.cat(kept) if kept else None, store, all_pixels)

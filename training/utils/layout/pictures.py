@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, partial
+from itertools import chain, groupby, islice
 
 import torch
 
@@ -26,11 +26,17 @@ PixelsOf = Callable[[Sequence[int]], ImagePixels]
 class PromptImages:
     """The images of a batch of prompts.
 
-    spans: of each prompt, counted from its first token. pixels_of: see `RowImages`.
+    spans: of each prompt, counted from its first token. pixels_of, kept: see `RowImages`.
     """
 
     spans: tuple[tuple[ImageSpan, ...], ...]
     pixels_of: PixelsOf
+    kept: KeptFeatures | None = None
+
+    @property
+    def pixels(self) -> ImagePixels:
+        """Of all their images, or of those whose features are not kept yet."""
+        return _pixels([[image.key for image in own] for own in self.spans], self.pixels_of, self.kept)
 
     def picked(self, prompts: Sequence[int]) -> PromptImages:
         """Return those of the prompts with these indices."""
@@ -68,19 +74,26 @@ class RowImages:
 
     def of_prompts(self, spans: Sequence[tuple[ImageSpan, ...]]) -> PromptImages | None:
         """Return the images of prompts; None where none of them has one. spans: of each prompt."""
-        return PromptImages(tuple(spans), self.pixels_of) if any(spans) else None
+        return PromptImages(tuple(spans), self.pixels_of, self.kept) if any(spans) else None
 
     def with_pixels(self, rows: TokenRows) -> TokenRows:
         """Return the rows with the pixels of their images, or of those whose features are not kept yet."""
         if not rows.images:
             return rows
-        keys = [image.key for image in rows.images]
-        if self.kept is None:
-            return replace(rows, pixels=self.pixels_of(keys))
-        known = known_pictures(keys, self.kept)
-        missing = [key for key, spans in known.missing for _ in range(spans)]
-        pixels = self.pixels_of(missing) if missing else ImagePixels(torch.empty(0))
-        return replace(rows, pixels=replace(pixels, known=known))
+        spans = iter(rows.images)
+        keys = [[image.key for image in islice(spans, count)] for count in rows.image_counts]
+        return replace(rows, pixels=_pixels(keys, self.pixels_of, self.kept))
+
+
+def _pixels(keys: Sequence[Sequence[int]], pixels_of: PixelsOf, kept: KeptFeatures | None) -> ImagePixels:
+    """keys: of the images of each document."""
+    decode = partial(pixels_of, list(chain.from_iterable(keys)))
+    if kept is None:
+        return decode()
+    known = known_pictures(keys, kept, decode)
+    missing = [key for key, spans in known.missing for _ in range(spans)]
+    pixels = pixels_of(missing) if missing else ImagePixels(torch.empty(0))
+    return replace(pixels, known=known)
 
 
 def lacks_images(step: Sequence[Sequence[MicroBatch]], rank: int, seen: Sequence[bool]) -> list[bool]:

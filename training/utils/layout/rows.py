@@ -53,6 +53,7 @@ class TokenRows:
     blocks_NT: int64, a number above 0 for each image whose tokens all see each other, 0 elsewhere; None without such
         images.
     images: of the rows, in the order of their tokens, row by row. An image of a shared prompt is there once.
+    image_counts: how many of these each document has.
     pixels: of these images; given to the rows by what decodes them.
     """
 
@@ -72,6 +73,7 @@ class TokenRows:
     axes_3NT: torch.Tensor | None = None
     blocks_NT: torch.Tensor | None = None
     images: tuple[ImageSpan, ...] = ()
+    image_counts: tuple[int, ...] = ()
     pixels: ImagePixels | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
@@ -230,6 +232,9 @@ def packed_rows(
         axes_3NT=_axes(rows, position_ids_NT) if any(image.sides for image in images) else None,
         blocks_NT=_blocks(rows, position_ids_NT) if any(image.sees_itself for image in images) else None,
         images=images,
+        image_counts=tuple(
+            sum(len(part.tokens.images) for part in document.segments) for row in rows for document in row
+        ),
     )
 
 

@@ -29,6 +29,10 @@ FREEZE_TOWER_HELP = "Models of images and text: do not train the vision tower, a
 FREEZE_PROJECTOR_HELP = (
     "Models of images and text: do not train the projector, which makes embeddings of the tower's states."
 )
+KEPT_FEATURES_HELP = (
+    "Models of images and text: MiB of host memory for what a frozen vision tower makes of pictures, so that it runs "
+    "once for a picture and not in every epoch; 0 keeps nothing."
+)
 
 
 @dataclass
@@ -89,14 +93,7 @@ class ModelArguments:
     )
     freeze_vision_tower: bool = flag(ModelSettings.freeze_vision_tower, FREEZE_TOWER_HELP)
     freeze_projector: bool = flag(ModelSettings.freeze_projector, FREEZE_PROJECTOR_HELP)
-    kept_image_features_mb: int = flag(
-        0,
-        "Models of images and text: MiB of host memory for what a frozen vision tower makes of pictures, so that it "
-        "runs once for a picture and not in every epoch; 0 keeps nothing.",
-        least=0,
-        unit="mib",
-        topic="memory",
-    )
+    kept_image_features_mb: int = flag(0, KEPT_FEATURES_HELP, least=0, unit="mib", topic="memory")
     load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
     load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
     bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")

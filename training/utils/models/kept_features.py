@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from training.utils.layout.images import ImagePixels
 from training.utils.layout.kept_features import KnownPictures, Picture
+from training.utils.layout.transfer import moved
 from training.utils.models.vision import is_of_projector, is_of_vision, pixel_inputs
 
 _ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
@@ -50,9 +52,13 @@ class FeatureReader:
 
     def inputs(self, pixels: ImagePixels, known: KnownPictures) -> dict[str, Any]:
         """Return the arguments of forward in place of pixels; keep what is made of pictures that are new."""
-        made = dict(zip(known.missing, map(self.features, _each_picture(pixels, known.missing)), strict=True))
-        for picture, features in made.items():
-            known.store.keep(picture, features)
+        made = {}
+        for picture, own in zip(known.missing, _each_picture(pixels, known.missing), strict=True):
+            features = known.store.find(picture)  # another model may have read it since the rows were laid out
+            if features is None:
+                features = self.features(own)
+                known.store.keep(picture, features)
+            made[picture] = features.to(own.values.device)
         parts, at = [], 0
         for picture, length in zip(known.pictures, known.lengths, strict=True):
             if length is None:
@@ -67,8 +73,11 @@ class FeatureReader:
         return {_ARGUMENT: {"image": BaseModelOutputWithPooling(pooler_output=given)}}
 
 
-def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
-    """Have `model` read pictures whose features are kept; or return why it cannot. example: pixels of a picture."""
+def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) -> str | None:
+    """Have `model` read pictures whose features are kept; or return why it cannot.
+
+    example: pixels of a picture. shares: a model that reads kept features, whose `model` is to read too.
+    """
     of_vision = is_of_vision(model)
     weights = {name: part for name, part in model.named_parameters() if of_vision(name)}
     if any(part.requires_grad for name, part in weights.items() if not is_of_projector(name)):
@@ -81,6 +90,13 @@ def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
         return f"its forward takes no features ({_ARGUMENT})"
     projectors = [part for name, part in model.named_modules() if of_vision(name) and _begins_projector(name)]
     trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
+    shared: FeatureReader | None = None if shares is None else getattr(shares, _ATTRIBUTE)
+    if shared is not None:
+        if shared.projector is None and trained:
+            return "its projector trains"
+        if not _same_weights(shares, model, with_projector=shared.projector is None):
+            return "its vision tower or projector has other weights"
+        trained = [] if shared.projector is None else projectors
     returned: list[torch.Tensor] = []
     hooks = [part.register_forward_hook(lambda module, given, made: returned.append(made)) for part in trained]
     try:
@@ -96,14 +112,29 @@ def open_feature_reader(model: Any, example: ImagePixels) -> str | None:
     if trained and [first.untyped_storage().data_ptr()] != [part.untyped_storage().data_ptr() for part in returned]:
         return "its projector trains, and what it makes is changed before it is read (--freeze_projector true)"
     form = tuple(made.pooler_output.shape[1:-1]) if isinstance(made.pooler_output, torch.Tensor) else None
-    setattr(model, _ATTRIBUTE, FeatureReader(model, trained[0] if trained else None, form))
+    reader = FeatureReader(model, trained[0] if trained else None, form)
+    if shared is not None and not torch.equal(reader.features(example), shared.features(example)):
+        return "its tower makes other features of a picture"
+    setattr(model, _ATTRIBUTE, reader)
     return None
 
 
-def kept_inputs(model: Any, pixels: ImagePixels, known: KnownPictures) -> dict[str, Any]:
-    """Of a model that `open_feature_reader` was called for, see `FeatureReader.inputs`."""
-    reader: FeatureReader = getattr(model, _ATTRIBUTE)
-    return reader.inputs(pixels, known)
+def forget_feature_reader(model: Any) -> None:
+    """Have `model` read pixels again."""
+    delattr(model, _ATTRIBUTE)
+
+
+def image_inputs(model: Any, pixels: ImagePixels, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of forward for the images of a micro-batch or of prompts: features where some are kept and
+    `model` reads them (`open_feature_reader`), else pixels."""
+    if pixels.known is None:
+        return pixel_inputs(model.config, moved(pixels, device))
+    reader: FeatureReader | None = getattr(model, _ATTRIBUTE, None)
+    if reader is None:
+        return pixel_inputs(model.config, moved(pixels.known.all_pixels(), device))
+    pixels = moved(pixels, device)
+    assert pixels.known is not None
+    return reader.inputs(pixels, pixels.known)
 
 
 def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterator[ImagePixels]:
@@ -123,6 +154,20 @@ def _made(model: Any, pixels: ImagePixels) -> Any:
     given = pixel_inputs(model.config, pixels)
     values = given.pop("pixel_values").to(model.dtype)
     return model.base_model.get_image_features(values, **given, return_dict=True)
+
+
+def _same_weights(one: Any, other: Any, with_projector: bool) -> bool:
+    """Whether both have a tower of the same weights, to the bit, and a projector, if that is asked for too."""
+    return all(
+        mine is not None and yours is not None and mine.dtype == yours.dtype and torch.equal(mine, yours)
+        for mine, yours in zip_longest(_tower(one, with_projector), _tower(other, with_projector))
+    )
+
+
+def _tower(model: Any, with_projector: bool) -> list[torch.Tensor]:
+    of_vision = is_of_vision(model)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [part for name, part in tensors if of_vision(name) and (with_projector or not is_of_projector(name))]
 
 
 def _one_tensor(embedded: Any) -> torch.Tensor:

@@ -91,7 +91,9 @@ def why_not_pictured(
     moved_M = (other_M - read_M)[~is_own_M]
     if len(moved_M) and not rms(moved_M) <= pictured.tolerance:
         return "an image changes what it computes of another document"
-    if torch.equal(other_M[is_own_M], read_M[is_own_M]):
+    # A new head of zeros (`--share_trunk`) scores everything 0; its trunk is the actor's, which is checked as well.
+    is_new = pictured.of_scores and not bool(pictured.numbers_M.any())
+    if not is_new and torch.equal(other_M[is_own_M], read_M[is_own_M]):
         return "another image changes nothing that it computes"
     return None
 

@@ -20,10 +20,9 @@ from transformers import PreTrainedModel
 from training.utils.layout.mtp_entries import MtpEntries
 from training.utils.layout.rows import TokenRows
 from training.utils.models.attention import model_inputs, sliding_window, text_attention
-from training.utils.models.kept_features import kept_inputs
+from training.utils.models.kept_features import image_inputs
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
-from training.utils.models.vision import pixel_inputs
 from training.utils.run.errors import ThreestepError
 
 
@@ -127,7 +126,8 @@ class ScalarModel(nn.Module):
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.images:
-        inputs |= _image_inputs(model, rows)
+        assert rows.pixels is not None, "an image without pixels would be read as a text"
+        inputs |= image_inputs(model, rows.pixels, rows.input_ids_NT.device)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         if rows.images:  # without ids, transformers finds the places of images by comparing embeddings
             raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
@@ -136,13 +136,6 @@ def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | N
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks
         inputs["inputs_embeds"] = embeddings + functional.pad(noise, (0, 0, 0, filling))
     return inputs
-
-
-def _image_inputs(model: PreTrainedModel, rows: TokenRows) -> dict[str, Any]:
-    assert rows.pixels is not None, "an image without pixels would be read as a text"
-    if rows.pixels.known is not None:
-        return kept_inputs(model, rows.pixels, rows.pixels.known)
-    return pixel_inputs(model.config, rows.pixels)
 
 
 def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from training.utils.data.images.reader import ImageReader, open_image_reader, unread_because
+from training.utils.layout.images import ImagePixels
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
+from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.processors import processor_files
 from training.utils.models.vision import is_vision_config
 from training.utils.run.errors import ThreestepError
+
+_SIDE = 448  # of the picture that stands for all where none is read yet
 
 
 def reader_of_folder(name_or_path: str, tokenizer: Any) -> ImageReader | None:
@@ -38,6 +43,25 @@ def why_unread(name_or_path: str, trust_remote_code: bool = False) -> str:
     except ThreestepError:  # a tokenizer alone
         return unread_because(None, path)
     return unread_because(config if is_vision_config(config) else None, path)
+
+
+def picture_of_model(name_or_path: str, trust_remote_code: bool) -> tuple[ImagePixels, int] | None:
+    """The pixels of a picture of 448 x 448, as the processor of a model's folder or hub name makes them, and how many
+    tokens it takes; None for a model of text, and without files of tokenizer and image processor."""
+    path = model_of(name_or_path)
+    if not is_vision_config(load_config(path, trust_remote_code)):
+        return None
+    try:
+        reader = reader_of_model(path, trust_remote_code, load_tokenizer(path, end_may_pad=True))
+    except ThreestepError:  # a configuration alone
+        return None
+    if reader is None:
+        return None
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (_SIDE, _SIDE)).save(file, "PNG")
+    return reader.pixels(file.getvalue()), reader.text_of(file.getvalue(), "a picture").tokens
 
 
 def processor_of(name_or_path: str, model: Any) -> list[Path]:

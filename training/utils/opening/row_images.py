@@ -15,7 +15,7 @@ from training.utils.layout.kept_features import KeptFeatures
 from training.utils.layout.pictures import PixelsOf, RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.transfer import moved
-from training.utils.models.kept_features import open_feature_reader
+from training.utils.models.kept_features import forget_feature_reader, open_feature_reader
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.rounding import rms
 from training.utils.run.errors import ThreestepError
@@ -55,32 +55,49 @@ def with_kept_features(
     model: Any,
     engine: TrainingEngine,
     read: Callable[[TokenRows], torch.Tensor],
+    evicts: bool = False,
 ) -> RowImages | None:
     """Return the images with up to `most_mb` MiB of features kept, once `model` has read some rows so and otherwise.
 
-    most_mb: `--kept_image_features_mb`. engine: of `model`. read: numbers of rows by it.
+    most_mb: `--kept_image_features_mb`. engine: of `model`. read: numbers of rows by it. evicts: see `KeptFeatures`.
     ThreestepError for a model that cannot.
     """
     if not most_mb or images is None:
         return images
     engine.eval()
-    device, kept = engine.ranks.device, replace(images, kept=KeptFeatures(most_mb * 2**20))
-    example = images.pixels_of([image.key for image in images.alone.segments[0].tokens.images])
-    reason = open_feature_reader(model, moved(example, device))
-    if reason is None:
-        rows = packed_rows([[document] for document in images.examples], 0)
-        own = own_forward_of(model)
-        assert own is not None and own.pictured is not None, "it was measured when it was loaded"
-        with torch.no_grad():
-            plain_M, made_M, again_M = (read(of.with_pixels(rows).to(device)) for of in (images, kept, kept))
-        difference = max(rms((other_M - plain_M).double()) for other_M in (made_M, again_M))
-        if not difference <= own.pictured.tolerance:
-            reason = f"with them it computes other numbers, by {difference:.2g}"
+    kept = replace(images, kept=KeptFeatures(most_mb * 2**20, evicts))
+    reason = why_not_kept(kept, model, read, engine.ranks.device)
     if reason is not None:
         raise ThreestepError(
             f"--kept_image_features_mb {most_mb} does not go with this {type(model).__name__}: {reason}; leave it out"
         )
     return kept
+
+
+def why_not_kept(
+    images: RowImages,
+    model: Any,
+    read: Callable[[TokenRows], torch.Tensor],
+    device: torch.device,
+    shares: Any = None,
+) -> str | None:
+    """Have `model` read the features of these images that are kept, where it reads some rows so and otherwise alike;
+    or return why it cannot. model: in eval mode. shares: a model that reads them already."""
+    pixels = replace(images, kept=None)
+    example = pixels.pixels_of([image.key for image in images.alone.segments[0].tokens.images])
+    reason = open_feature_reader(model, moved(example, device), shares)
+    if reason is not None:
+        return reason
+    rows = packed_rows([[document] for document in images.examples], 0)
+    own = own_forward_of(model)
+    assert own is not None and own.pictured is not None, "it was measured when it was loaded"
+    with torch.no_grad():
+        plain_M, made_M, again_M = (read(of.with_pixels(rows).to(device)) for of in (pixels, images, images))
+    difference = max(rms((other_M - plain_M).double()) for other_M in (made_M, again_M))
+    if difference <= own.pictured.tolerance:
+        return None
+    forget_feature_reader(model)
+    return f"with them it computes other numbers, by {difference:.2g}"
 
 
 def _unlike(documents: Sequence[Document]) -> list[Document]:

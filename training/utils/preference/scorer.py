@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,7 +27,12 @@ from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.scoring import score_responses, without_end
 from training.utils.run.console import log
 
-ScoreRows = Callable[[Sequence[ResponsesRow]], ScoredResponses]
+
+class ScoreRows(Protocol):
+    """Scores rows by a model that is loaded."""
+
+    def __call__(self, rows: Sequence[ResponsesRow], images: RowImages | None = None) -> ScoredResponses:
+        """images: of these rows, if they are not those that the model was loaded with. A collective."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def load_scorer(
     # there: where pad ends a response, the end token is not seen.
     end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
 
-    def score(rows: Sequence[ResponsesRow]) -> ScoredResponses:
+    def score(rows: Sequence[ResponsesRow], images: RowImages | None = images) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
         return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, images)
 

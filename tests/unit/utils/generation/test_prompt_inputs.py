@@ -19,8 +19,10 @@ from training.utils.generation.decoding import FIXED, MASKED, WAYS, DecodeWay, o
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.prompt_inputs import prompt_inputs
 from training.utils.layout.documents import TokenSequence, plain, together
+from training.utils.layout.kept_features import KeptFeatures
 from training.utils.layout.pictures import RowImages, laid_out
 from training.utils.models.attention_choice import settle_attention
+from training.utils.models.kept_features import open_feature_reader
 from training.utils.models.own_forward import OwnForward, read_own_forward
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
@@ -94,20 +96,20 @@ def test_every_padded_way_reads_images_and_no_other_does(name):
     assert reason == "it is not given positions, which prompts with images need"
 
 
-def counted_on(config: Any, request: RolloutRequest, accepted: Any) -> Any:
+def counted_on(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """Positions behind a prompt count its tokens."""
-    made = prompt_inputs(config, request, accepted)
+    made = prompt_inputs(model, request, accepted)
     return replace(made, last_B1=request.prompt_mask_BP.sum(1, keepdim=True) - 1)
 
 
-def one_way(config: Any, request: RolloutRequest, accepted: Any) -> Any:
+def one_way(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """No token of an image sees a later one."""
-    return prompt_inputs(config, request, set(accepted) - {"token_type_ids"})
+    return prompt_inputs(model, request, set(accepted) - {"token_type_ids"})
 
 
-def in_another_order(config: Any, request: RolloutRequest, accepted: Any) -> Any:
+def in_another_order(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """The images of one prompt are those of another."""
-    made = prompt_inputs(config, request, accepted)
+    made = prompt_inputs(model, request, accepted)
     if "pixel_values" not in made.of_images:
         return made
     return replace(made, of_images={**made.of_images, "pixel_values": made.of_images["pixel_values"].flip(0)})
@@ -135,7 +137,28 @@ def test_a_way_without_padding_takes_the_images_of_each_length():
 def test_prompts_of_text_are_given_what_they_were():
     family = FAMILIES["gemma3"]()
     request = replace(request_of(family), images=None)
-    made = prompt_inputs(family.model.config, request, {"token_type_ids"})
+    made = prompt_inputs(family.model, request, {"token_type_ids"})
     assert made.of_images == {} and made.position_ids[1].tolist()[-5:] == [0, 1, 2, 3, 4]
     assert made.last_B1.flatten().tolist() == [len(prompt) - 1 for prompt in prompts_of(family)]
     assert isinstance(MASKED, DecodeWay)
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3", "smolvlm"])
+def test_rollouts_read_features_that_are_kept(name):
+    """The same tokens, in every way that reads images, and the tower runs for new pictures alone."""
+    family, own = known(name)
+    family.tower.requires_grad_(False)
+    assert open_feature_reader(family.model, family.pixels([0])) is None
+    store = KeptFeatures(2**20)
+    tower_calls: list[Any] = []
+    family.tower.register_forward_hook(lambda *_: tower_calls.append(1))
+    request = request_of(family)
+    for way in WAYS[:2]:
+        engine = TransformersRollout()
+        engine._way = way
+        plainly = rolled_out(engine, family.model, request)
+        tower_calls.clear()
+        found = rolled_out(engine, family.model, replace(request, images=replace(request.images, kept=store)))
+        assert len(tower_calls) == (len(store) if way is WAYS[0] else 0) and len(store) > 1
+        assert torch.equal(found.response_ids_BR, plainly.response_ids_BR)
+        torch.testing.assert_close(found.sampled_logprobs_BR, plainly.sampled_logprobs_BR, rtol=0, atol=3e-6)

@@ -14,6 +14,7 @@ from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
+from training.utils.models.layout_check import check_padded
 from training.utils.models.lora import adapters_off
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.scalar_class import scalar_model_class
@@ -101,6 +102,14 @@ def test_it_reads_and_learns_as_two_separate_models_do(name):
     assert all(one.equal(other) for one, other in zip(*weights, strict=True))
     assert numbers[0][0].equal(numbers[0][3])  # the reference stays
     assert not numbers[0][1].equal(numbers[0][4]) and not numbers[0][2].equal(numbers[0][5])
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
+def test_a_new_critic_passes_the_check_of_images_though_it_scores_everything_0(name):
+    _, critic = shared(name)
+    check_padded(critic, ScalarModel(critic), torch.device("cpu"))
+    own = own_forward_of(critic)
+    assert own is not None and own.pictured is not None and not own.pictured.numbers_M.any()
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])

@@ -96,6 +96,8 @@ def test_a_model_whose_tower_may_change_or_draws_keeps_nothing():
     family = frozen(family, False)
     family.model.config.vision_config.attention_dropout = 0.1
     assert open_feature_reader(family.model, pixels) == "its vision tower has dropout"
+    next(family.tower.parameters()).ds_id = 1  # as ZeRO-3 marks what is in shards
+    assert "in shards" in open_feature_reader(family.model, pixels)
 
 
 def test_features_made_of_a_picture_do_not_depend_on_the_others_of_its_micro_batch():
@@ -110,3 +112,25 @@ def test_features_made_of_a_picture_do_not_depend_on_the_others_of_its_micro_bat
     read(family, other, second)
     for picture in ((2, 1), (0, 1), (1, 1)):
         assert torch.equal(one.kept.find(picture), other.kept.find(picture))
+
+
+def test_what_was_read_longest_ago_makes_room_where_it_should():
+    """In step 3. Each is 8 bytes; two fit, and one that is larger than all room changes nothing."""
+    kept = KeptFeatures(20, evicts=True)
+    for key in (0, 1):
+        kept.keep((key, 1), torch.full((2, 1), float(key)))
+    assert kept.find((0, 1)) is not None
+    kept.keep((2, 1), torch.full((2, 1), 2.0))
+    kept.keep((3, 1), torch.zeros(6, 1))
+    assert [key for key in range(4) if kept.find((key, 1)) is not None] == [0, 2]
+    assert (len(kept), kept.bytes) == (2, 16)
+
+
+def test_more_pictures_than_fit_give_the_numbers_of_pixels():
+    family = frozen(llava(), False)
+    assert open_feature_reader(family.model, family.pixels([0])) is None
+    pixels, kept = RowImages(family.pixels, ()), RowImages(family.pixels, (), KeptFeatures(1100, evicts=True))
+    first, second = rows_of(family)
+    for rows in (first, second, first):
+        torch.testing.assert_close(read(family, kept, rows)[0], read(family, pixels, rows)[0], rtol=1e-6, atol=1e-6)
+    assert (len(kept.kept), kept.kept.bytes) == (2, 1024)

@@ -1,0 +1,100 @@
+"""What pictures take of a forward, counted on a tower without weights, is what a real tower keeps of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from tests.support.vision_models import FAMILIES
+from training.utils.dry_run.activations import saved_by_picture
+from training.utils.dry_run.plan import PlannedPictures, kept_features_line, picture_lines
+from training.utils.models.freezing import freeze_vision
+from training.utils.models.vision import is_of_vision, pixel_inputs
+
+DEPTHS = ("depth", "num_hidden_layers")
+
+
+def on_meta(model: Any) -> Any:
+    with torch.device("meta"):
+        plain = type(model)._from_config(model.config, dtype=model.dtype)
+    for (_, part), (_, own) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
+        part.requires_grad_(own.requires_grad)
+    return plain.train()
+
+
+def kept_by_tower(model: Any, pixels: Any) -> int:
+    """Bytes that a real forward of tower and projector keeps, beside the weights."""
+    kept = {}
+    weights = {part.untyped_storage().data_ptr() for part in [*model.parameters(), *model.buffers()]}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    given = pixel_inputs(model.config, pixels)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.base_model.get_image_features(given.pop("pixel_values"), **given, return_dict=True)
+    return sum(size for size, _ in kept.values())
+
+
+def deep(name: str) -> Any:
+    """A family whose tower has four blocks."""
+    family = FAMILIES[name]()
+    config = family.model.config
+    for depth in DEPTHS:
+        if hasattr(config.vision_config, depth):
+            setattr(config.vision_config, depth, 4)
+    family.model = type(family.model)(config).double().train()
+    return family
+
+
+@pytest.mark.parametrize(("tower", "projector"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_is_what_a_real_tower_keeps(name, tower, projector):
+    family = deep(name)
+    settings: Any = SimpleNamespace(freeze_vision_tower=tower, freeze_projector=projector)
+    freeze_vision(family.model, settings)
+    pixels = family.pixels([0, 2])
+    counted = saved_by_picture(on_meta(family.model), pixels)
+    assert len(counted.layers) == 4
+    assert counted.held(False) == pytest.approx(kept_by_tower(family.model, pixels), rel=0.05)
+
+
+def test_pictures_fill_a_forward_by_their_tokens():
+    family = deep("qwen2_vl")
+    freeze_vision(family.model, SimpleNamespace(freeze_vision_tower=True, freeze_projector=False))
+    model, pixels = on_meta(family.model), family.pixels([0])  # 6 tokens of 4 patches
+    pictures = PlannedPictures(pixels, tokens=6, most=60, at_once=180)
+    block = 10 * saved_by_picture(model, pixels, trains=True).layers[0]
+    held = {line.name: line.device_bytes for line in picture_lines(model, pictures, beside=0)}
+    assert held["pictures: pixels"] == 180 * 4 * 3 * 2 * 14 * 14 * 8
+    assert held["pictures: embeddings"] == 60 * 32 * 8
+    assert held["pictures: activations of tower and projector"] == block
+    after = picture_lines(model, pictures, beside=2 * block)[-1].device_bytes  # the block is gone before the height
+    assert after == 10 * saved_by_picture(model, pixels).held(False) < block
+    assert picture_lines(model, pictures)[-1].device_bytes == block
+
+
+def test_features_that_are_kept_are_on_the_host():
+    pictures = PlannedPictures(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    line = kept_features_line(pictures, 3)
+    assert (line.device_bytes, line.host_bytes) == (0, 3 * 2**20)
+    assert kept_features_line(None, 3).host_bytes == 0
+
+
+def test_a_model_of_text_takes_nothing_for_them():
+    pictures = PlannedPictures(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    assert picture_lines(tiny_causal_lm("llama"), pictures, beside=0) == []
+
+
+def test_the_models_own_weights_stay_without_memory():
+    model = on_meta(FAMILIES["llava"]().model)
+    of_vision = is_of_vision(model)
+    saved_by_picture(model, FAMILIES["llava"]().pixels([0]))
+    assert all(part.is_meta for name, part in model.named_parameters() if of_vision(name))
