@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from training.asking.model import Acted, Answer, AskedModel, prompt_of
+from training.utils.data.chat.turns import BY_ENVIRONMENT
 from training.utils.data.sources.messages import Message
 from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.arguments import EnvironmentArguments
@@ -122,7 +123,7 @@ class _Shown:
     def reply(self, turn: str, messages: Sequence[Message]) -> None:
         """A turn is over and answered."""
         self.before = self._with(turn) + "".join(f"\n  {_speaker(own)}> {_indented(own)}" for own in messages)
-        self.messages += [_said(turn), *messages]
+        self.messages += [_said(turn), *({**own, BY_ENVIRONMENT: True} for own in messages)]
         self.answered += 1
 
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:

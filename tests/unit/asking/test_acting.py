@@ -84,7 +84,7 @@ def test_calls_and_their_results_are_shown_and_remembered(acting_model):
     said = [
         {"role": "user", "content": "Code of owl elk?"},
         {"role": "assistant", "content": '[look_up(key="owl elk")]'},
-        {"role": "tool", "content": "37"},
+        {"role": "tool", "content": "37", "by_environment": True},
         {"role": "assistant", "content": "37"},
     ]
     assert talk.messages(0) == said

@@ -26,6 +26,8 @@ from training.utils.run.errors import ThreestepError
 _KEPT = 4096  # encoded replies; environments often say the same
 # Parts a control token that a message quotes into two texts: a code point that is no character.
 _SEAM = "\ufdd0"
+# A key of messages that an environment said in an earlier conversation, whatever role it speaks in.
+BY_ENVIRONMENT = "by_environment"
 _TOOL, _CALL_ID = "look", "call00001"  # in conversations that probe a template
 _QUESTION: Message = {"role": "user", "content": "a"}
 _ANSWER: Message = {"role": "assistant", "content": "b"}
@@ -258,19 +260,24 @@ def _writes_calls(finder: TurnFinder, tools: Any) -> bool:
 
 
 def _opened(message: Message, words: Sequence[str]) -> Message:
-    """A message of an opening: whoever gives a row is trusted with special tokens, and a tool is not."""
-    return _with_seams(message, words) if message.get("role") == "tool" else message
+    """A message of an opening, as the template gets it: whoever gives a row is trusted with special tokens; a tool is
+    not, nor an environment."""
+    is_trusted = message.get("role") != "tool" and not message.get(BY_ENVIRONMENT)
+    message = {key: value for key, value in message.items() if key != BY_ENVIRONMENT}
+    return _with_seams(message, () if is_trusted else words)
 
 
 def _with_seams(message: Message, words: Sequence[str]) -> Message:
-    """The message, each control word in its text parted by a seam."""
-    text = message.get("content")
-    if not isinstance(text, str):
-        return message
-    text = text.replace(_SEAM, "\ufffd")
-    for word in words:
-        text = text.replace(word, f"{word[:1]}{_SEAM}{word[1:]}")
-    return {**message, "content": text}
+    """The message, each control word in its text and its name parted by a seam."""
+    parted = {}
+    for key in ("content", "name"):
+        text = message.get(key)
+        if isinstance(text, str):
+            text = text.replace(_SEAM, "\ufffd")
+            for word in words:
+                text = text.replace(word, f"{word[:1]}{_SEAM}{word[1:]}")
+            parted[key] = text
+    return {**message, **parted}
 
 
 def _rewritten(finder: TurnFinder, role: str, tools: Any) -> str | None:
