@@ -56,8 +56,9 @@ def check(case: Case, models: Path, out: Path, got: dict[str, Any]) -> None:
     start = start_of(models / case.model, case.kind)
     weights = merged(start, want.weights) if case.lora_dim else want.weights
     # Of one sequence a step, one token may be all that an expert gets: Adam blows the rounding of its gradient up.
+    # Of more it does so less: 2.7e-5 of the update on an AVX-512 CPU, below 2e-5 on AVX2.
     is_rough = case.lora_dim or case.per_step == 1
-    tolerance, along = (1e-4, 1e-5) if is_rough else (2e-5, 2e-6)
+    tolerance, along = (1e-4, 1e-5) if is_rough else (5e-5, 2e-6)
     assert_weights_equal(loaded(out / case.name), weights, start, tolerance, along)
 
 
