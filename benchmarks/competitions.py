@@ -200,7 +200,7 @@ def _by_guesses(drafting: tuple[Path, Path, str], prompts: int, arguments: argpa
 def _speculation_step(workload: Workload, arguments: argparse.Namespace) -> Competition:
     """A whole step of GRPO of that model, whose head learns in every one: 2 prompts x 4 responses of at most 64."""
     model, rows, note = make_drafting(workload, prompts=2)
-    flags = [*_grpo_flags(workload, arguments, prompts=2, model=model, rows=rows)]
+    flags = _grpo_flags(workload, arguments, prompts=2, model=model, rows=rows)
     return _steps_by_guesses(workload, [*flags, "--num_train_epochs", str(arguments.steps)], note)
 
 

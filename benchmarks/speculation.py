@@ -51,13 +51,10 @@ def make_embedded_drafting(workload: Workload, shape: str, prompts: int) -> tupl
         sizes += f"--max_position_embeddings 256 --num_hidden_layers {_EMBEDDED_LAYERS}"
         _run("new_model", f"--data_path embedded {sizes} --out {folder / 'base'}")
         flags = f"--model_name_or_path {folder / 'base'} --data_path embedded --data_split 1,0,0 --max_seq_len 128 "
-        flags += (
-            f"--max_train_rows 12000 --data_output_path {folder / 'cache'} --output_dir {folder / 'sft'} --dtype fp32 "
-        )
-        flags += "--zero_stage 0 --mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 5e-4 --num_train_epochs 4 "
-        flags += (
-            f"--per_device_train_batch_size 32 --max_train_steps {_EMBEDDED_STEPS} --max_eval_rows 64 --report false"
-        )
+        flags += f"--max_train_rows 12000 --data_output_path {folder / 'cache'} --output_dir {folder / 'sft'} "
+        flags += "--zero_stage 0 --dtype fp32 --mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 5e-4 "
+        flags += f"--per_device_train_batch_size 32 --max_train_steps {_EMBEDDED_STEPS} --num_train_epochs 4 "
+        flags += "--max_eval_rows 64 --report false"
         _run("step1_sft.main", flags)
         (folder / "done").touch()
     return model, rows, _measured(model, rows, prompts)[1]

@@ -212,27 +212,27 @@ def gemma3(window: int = 64) -> Family:
 
 
 def idefics3() -> Family:
-    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "image_size": 28, "patch_size": 7}  # fmt: skip
-    torch.manual_seed(0)
-    config = Idefics3Config(
-        text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
-    )
-    return Family(Idefics3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
+    return _of_tiles(Idefics3Config, Idefics3ForConditionalGeneration)
 
 
 def smolvlm() -> Family:
-    from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    return _of_tiles(SmolVLMConfig, SmolVLMForConditionalGeneration)
+
+
+def _of_tiles(config_class: Any, model_class: Any) -> Family:
+    from transformers import LlamaConfig
 
     vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
               "image_size": 28, "patch_size": 7}  # fmt: skip
     torch.manual_seed(0)
-    config = SmolVLMConfig(
+    config = config_class(
         text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
     )
-    return Family(SmolVLMForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
+    return Family(model_class(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
 
 
 class PlainScorer(torch.nn.Module):

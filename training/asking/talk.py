@@ -130,12 +130,12 @@ class Talk:
         messages = self.messages(place, with_last_answer=False)
         if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
             prompt = prompt_of(asked, messages)
-            pictured = (prompt.images,), asked.images if prompt.images else None
             prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
-            [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids], *pictured)
+            pictured = (prompt.images,), asked.images if prompt.images else None
         else:
             prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
-            [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids])
+            pictured = ((),), None
+        [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids], *pictured)
         return turn.scores[place]
 
     def begin(self) -> None:

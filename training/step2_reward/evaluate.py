@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.engine.arguments import DTYPE_NAMES, EngineArguments
@@ -24,6 +24,11 @@ from training.utils.run.flags import flag, settings_of
 from training.utils.run.old_flags import SCORING_OLD_FLAGS
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
+
+if TYPE_CHECKING:
+    from training.utils.data.images.reader import PixelReader
+    from training.utils.data.rows.phases import ResponsesRow
+    from training.utils.preference.evaluation import ScoredResponses
 
 SPLITS = ("eval", "train")
 
@@ -107,12 +112,14 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)
         log(adopt_style(tokenizer, data.chat).sentence, ranks.is_main)
         reader = reader_of_folder(flags.model_name_or_path, tokenizer)
-        document_of = partial(responses_document, are_targets=True)
+
+        def scored(rows: Sequence[ResponsesRow], pixels_of: PixelReader | None) -> ScoredResponses:
+            images = images_of(rows, pixels_of, partial(responses_document, are_targets=True))
+            return load_scorer(settings, data, tokenizer, ranks, images)(rows)
+
         if flags.score_file is not None:
             pairs = read_pairs(flags.score_file, data, tokenizer, reader)
-            images = images_of(pairs.rows, pairs.pixels_of, document_of)
-            score = load_scorer(settings, data, tokenizer, ranks, images)
-            write_scores(pairs, score(pairs.rows), flags.output, ranks.is_main)
+            write_scores(pairs, scored(pairs.rows, pairs.pixels_of), flags.output, ranks.is_main)
             return
         phase = build_phase(
             2, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(flags.model_name_or_path)
@@ -123,9 +130,7 @@ def main(argv: Sequence[str]) -> None:
                 f"--split {flags.split} has no rows: raise --eval_fraction (now {data.split.eval_fraction:g}), or "
                 "evaluate --split train"
             )
-        images = images_of(rows, phase.pixels_of, document_of)
-        score = load_scorer(settings, data, tokenizer, ranks, images)
-        evaluation = evaluate(score(rows))
+        evaluation = evaluate(scored(rows, phase.pixels_of))
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
         asked = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}

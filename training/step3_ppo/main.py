@@ -105,12 +105,11 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         checkpoints,
     ):
         bad_steps = BadSteps(flags.faults.max_bad_steps, folder.path, ranks.is_main, flags.roles.dtype)
-        updates = Updates(roles, loop, inputs.texts, bad_steps)
         trainer = PpoTrainer(
             roles,
             rollout_engine,
             inputs.train,
-            updates,
+            Updates(roles, loop, inputs.texts, bad_steps),
             evaluator_of(metrics=metrics, folder=folder),
             loop,
             metrics,

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -67,21 +68,11 @@ def saved_activations(
     found = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
     kinds = [_kind(layer) for layer in found]
     counting = _Counting({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
-
-    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        counting.within = id(layer)
-        hidden = args[0] if args else kwargs["hidden_states"]
-        counting.boundary = max(counting.boundary, hidden.numel() * hidden.element_size())
-
-    def leave(layer: nn.Module, args: Any, output: Any) -> None:
-        counting.within = 0
-
     with (
         _first_of_each_kind(base, found, kinds) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
-        hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in run]
-        hooks += [layer.register_forward_hook(leave) for layer in run]
+        hooks = _counted_apart(run, counting)
         ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
         mask = None
         if base.config.model_type not in _WITHOUT_A_SQUARE_MASK:
@@ -99,6 +90,21 @@ def saved_activations(
         boundary=counting.boundary,
         widest=counting.widest,
     )
+
+
+def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[RemovableHandle]:
+    """Have what each layer saves counted as its own, and the largest of what goes into one; return the hooks."""
+
+    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        counting.within = id(layer)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        counting.boundary = max(counting.boundary, hidden.numel() * hidden.element_size())
+
+    def leave(layer: nn.Module, args: Any, output: Any) -> None:
+        counting.within = 0
+
+    hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
+    return [*hooks, *(layer.register_forward_hook(leave) for layer in layers)]
 
 
 def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False) -> SavedActivations:
@@ -123,18 +129,7 @@ def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool =
             weights.append(real)
     counting = _Counting({part.untyped_storage()._cdata for part in weights})
     blocks = [part for name, part in tower.named_modules() if of_vision(name) and _is_block(part)]
-
-    def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        counting.within = id(block)
-        hidden = args[0] if args else kwargs["hidden_states"]
-        counting.boundary = max(counting.boundary, hidden.numel() * hidden.element_size())
-
-    def leave(block: nn.Module, args: Any, output: Any) -> None:
-        counting.within = 0
-
-    for block in blocks:
-        block.register_forward_pre_hook(enter, with_kwargs=True)
-        block.register_forward_hook(leave)
+    _counted_apart(blocks, counting)
     base, given = tower.base_model, pixel_inputs(tower.config, pixels)
     with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
         base.get_image_features(given.pop("pixel_values").to(tower.dtype), **given, return_dict=True)

@@ -55,8 +55,8 @@ class ImagePixels:
     grids_I3: int64, frames, height and width of each image in patches (`image_grid_thw`), for Qwen's; else None.
     cuts_I3: int64, how many tiles each image is cut into, and its own height and width in pixels (`image_sizes`), for
         families that put the features of its tiles together again (LLaVA-NeXT); else None.
-    known: which images are kept as features (`kept_features`): `values` and `grids_I3` are then of the others alone;
-        None: they are of all.
+    known: which images are kept as features (`kept_features`): the others above are then of the rest alone; None: they
+        are of all.
     """
 
     values: torch.Tensor

@@ -79,10 +79,9 @@ def run_one_model(
         chunk_mb = plan.settings["head_chunk_mb"]
         start = replace(flags.start, trains_adapter_on=not rereads_start, head_chunk_mb=chunk_mb)
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
-        ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
-        response_ends = [end_of_conversation_id(tokenizer, style.end_token), *ends]
+        ends, inside = _ends(rows, tokenizer, style)
         if not scores:
-            set_stop_tokens(model, tokenizer, response_ends, set(inside))
+            set_stop_tokens(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
             flags.engine.padded,
@@ -118,7 +117,7 @@ def run_one_model(
                 bad_steps,
                 routers,
                 mtp,
-                _samples(flags, folder, rows, tokenizer, response_ends),
+                _samples(flags, folder, rows, tokenizer, ends),
                 images,
             )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
@@ -150,6 +149,12 @@ def _checked_images(
     if images is not None:
         check_beside_images(flags.settings)
     return images
+
+
+def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> tuple[list[int], set[int]]:
+    """The tokens that end a response, and those of them that stand inside responses too."""
+    ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
+    return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
 
 
 def _samples(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.support.kept_bytes import kept_bytes
 from training.utils.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.models.document_attention import use_document_attention
@@ -32,19 +33,9 @@ def built(tmp_path, family: str, **loading) -> torch.nn.Module:
 
 def kept_by_a_forward(model: torch.nn.Module) -> int:
     """Bytes that a real forward of the body keeps, beside the weights."""
-    kept = {}
-    weights = {part.untyped_storage().data_ptr() for part in [*model.parameters(), *model.buffers()]}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.base_model(input_ids=ids, position_ids=torch.arange(TOKENS).expand(ROWS, TOKENS), use_cache=False)
-    return sum(size for size, _ in kept.values())
+    positions = torch.arange(TOKENS).expand(ROWS, TOKENS)
+    return kept_bytes(model, lambda: model.base_model(input_ids=ids, position_ids=positions, use_cache=False))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bloom"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.kept_bytes import kept_bytes
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
 from training.utils.dry_run.activations import saved_by_picture
@@ -28,19 +29,9 @@ def on_meta(model: Any) -> Any:
 
 def kept_by_tower(model: Any, pixels: Any) -> int:
     """Bytes that a real forward of tower and projector keeps, beside the weights."""
-    kept = {}
-    weights = {part.untyped_storage().data_ptr() for part in [*model.parameters(), *model.buffers()]}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
     given = pixel_inputs(model.config, pixels)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.base_model.get_image_features(given.pop("pixel_values"), **given, return_dict=True)
-    return sum(size for size, _ in kept.values())
+    values = given.pop("pixel_values")
+    return kept_bytes(model, lambda: model.base_model.get_image_features(values, **given, return_dict=True))
 
 
 def deep(name: str) -> Any:

@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
+from tests.support.two_roles import read_while_learning, trained
 from training.utils.layout.documents import join
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
-from training.utils.models.lora import adapters_off
 from training.utils.models.settings import ModelSettings
-from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.token_model import ScalarModel
 from training.utils.run.errors import ThreestepError
 
 ROWS = padded_rows([join(torch.tensor(p), torch.tensor(r)) for p, r in (([5, 9], [3, 4, 7]), ([8], [6, 3]))], 0)
@@ -47,10 +47,6 @@ def apart(family: str):
     return prepared(actor, ACTOR), prepared(critic, CRITIC)
 
 
-def trained(model) -> dict[str, torch.Tensor]:
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_reads_and_learns_as_two_separate_models_do(family):
     """A few steps of Adam on both losses, in float64: equal to the last bit, as the sums are the same ones."""
@@ -58,20 +54,7 @@ def test_it_reads_and_learns_as_two_separate_models_do(family):
     for make in (shared, apart):
         actor, critic = make(family)
         drawn(actor, 1), drawn(critic, 2)
-        policy, scalar = PolicyModel(actor), ScalarModel(critic)
-        optimizers = [torch.optim.AdamW(trained(model).values(), lr=0.01) for model in (actor, critic)]
-        read = []
-        for _ in range(3):
-            with torch.no_grad(), adapters_off(actor):
-                read.append(policy(ROWS).logprobs_M)
-            logprobs_M, values_M = policy(ROWS).logprobs_M, scalar(ROWS, at="targets")
-            read += [logprobs_M.detach(), values_M.detach()]
-            (-logprobs_M.sum()).backward()
-            (values_M - 1).square().sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        numbers.append(read)
+        numbers.append(read_while_learning(actor, critic, ROWS, steps=3))
         weights.append([*trained(actor).values(), *trained(critic).values()])
     assert all(one.equal(other) for one, other in zip(*numbers, strict=True))
     assert all(one.equal(other) for one, other in zip(*weights, strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.two_roles import read_while_learning, trained
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
 from training.utils.layout.documents import plain, shared_prompt, together
 from training.utils.layout.pictures import RowImages
@@ -15,11 +16,10 @@ from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.layout_check import check_padded
-from training.utils.models.lora import adapters_off
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.scalar_class import scalar_model_class
 from training.utils.models.settings import ModelSettings
-from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.token_model import ScalarModel
 from training.utils.models.vision import is_of_vision
 
 ACTOR = ModelSettings("", lora_dim=3, takes_images=True)
@@ -68,10 +68,6 @@ def apart(name: str) -> tuple[Any, Any]:
     return prepared(family.model, ACTOR), prepared(critic, CRITIC)
 
 
-def trained(model: Any) -> dict[str, torch.Tensor]:
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_reads_and_learns_as_two_separate_models_do(name):
     """A few steps of Adam on both losses, in float64: equal to the last bit, as the sums are the same ones."""
@@ -83,20 +79,7 @@ def test_it_reads_and_learns_as_two_separate_models_do(name):
     for make in (shared, apart):
         actor, critic = make(name)
         drawn(actor, 1), drawn(critic, 2)
-        policy, scalar = PolicyModel(actor), ScalarModel(critic)
-        optimizers = [torch.optim.AdamW(trained(model).values(), lr=0.01) for model in (actor, critic)]
-        read = []
-        for _ in range(2):
-            with torch.no_grad(), adapters_off(actor):
-                read.append(policy(rows).logprobs_M)
-            logprobs_M, values_M = policy(rows).logprobs_M, scalar(rows, at="targets")
-            read += [logprobs_M.detach(), values_M.detach()]
-            (-logprobs_M.sum()).backward()
-            (values_M - 1).square().sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        numbers.append(read)
+        numbers.append(read_while_learning(actor, critic, rows, steps=2))
         weights.append([*trained(actor).values(), *trained(critic).values()])
     assert all(one.equal(other) for one, other in zip(*numbers, strict=True))
     assert all(one.equal(other) for one, other in zip(*weights, strict=True))

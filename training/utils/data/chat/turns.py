@@ -89,7 +89,8 @@ class TurnTokens:
         """Return the ids of a prompt: the messages with which a conversation begins, and the generation prompt. Special
         tokens in what tools answered before become ordinary ones, as in `reply`."""
         where = "an environment's opening"
-        words = self._control_words(self._chat.finder(tools, {}))
+        untrusted = not all(map(_is_trusted, messages))
+        words = self._control_words(self._chat.finder(tools, {})) if untrusted else ()
         with _explained():
             whole = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
             pieces = [replace(each, text=part) for each in whole for part in each.text.split(_SEAM) if part]
@@ -260,11 +261,14 @@ def _writes_calls(finder: TurnFinder, tools: Any) -> bool:
 
 
 def _opened(message: Message, words: Sequence[str]) -> Message:
-    """A message of an opening, as the template gets it: whoever gives a row is trusted with special tokens; a tool is
-    not, nor an environment."""
-    is_trusted = message.get("role") != "tool" and not message.get(BY_ENVIRONMENT)
-    message = {key: value for key, value in message.items() if key != BY_ENVIRONMENT}
-    return _with_seams(message, () if is_trusted else words)
+    """A message of an opening, as the template gets it."""
+    bare = {key: value for key, value in message.items() if key != BY_ENVIRONMENT}
+    return _with_seams(bare, () if _is_trusted(message) else words)
+
+
+def _is_trusted(message: Message) -> bool:
+    """Whoever gives a row is trusted with special tokens; a tool is not, nor an environment."""
+    return message.get("role") != "tool" and not message.get(BY_ENVIRONMENT)
 
 
 def _with_seams(message: Message, words: Sequence[str]) -> Message:
