@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.support.cuda_stand_in.building import built_library, torch_installed_at, why_not
 from tests.support.cuda_stand_in.device import counted
 
 
@@ -123,3 +126,12 @@ def test_a_case_that_fails_says_so_and_leaves_nothing_behind(on_cuda):
     with pytest.raises(AssertionError, match="as it must"):
         on_cuda(failing)
     assert torch.version.cuda is not None or not torch.cuda.is_available()  # here nothing is patched
+
+
+def test_the_library_is_linked_to_this_environments_torch():
+    """One that an environment gone by now has left in the folder for temporary files would not load."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    libraries = Path(torch_installed_at()).parent / "lib"
+    assert str(libraries).encode() in built_library().read_bytes()  # its RUNPATH

@@ -1,9 +1,10 @@
-"""Compiles device.cpp, once for each version of it and of torch. Needs a C++ compiler and ninja."""
+"""Compiles device.cpp, once for each version of it and for each torch. Needs a C++ compiler and ninja."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -35,13 +36,30 @@ def why_not() -> str | None:
     return None
 
 
+def torch_installed_at() -> str:
+    """torch's file, which is found without importing it."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    return found.origin
+
+
+def folder_for(torch_file: str) -> Path:
+    """Where the library for that torch lies.
+
+    A library names the folder of the torch it was linked to. One of another environment that is gone by now, with the
+    same version of torch, would not load: "libc10.so: cannot open shared object file".
+    """
+    made_from = SOURCE.read_bytes() + f"{version('torch')} {sys.version} {torch_file}".encode()
+    key = hashlib.sha256(made_from).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"threestep_cuda_stand_in_{os.getuid()}" / key
+
+
 def built_library() -> Path:
     """The shared library, compiled where it was not yet (15 seconds of CPU), by one process of several that ask.
 
     Raises AssertionError with what the compiler wrote.
     """
-    key = hashlib.sha256(SOURCE.read_bytes() + f"{version('torch')} {sys.version}".encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"threestep_cuda_stand_in_{os.getuid()}" / key
+    folder = folder_for(torch_installed_at())
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "stand_in.so"
     with open(f"{folder}.lock", "w") as lock:  # torch waits for the end of whoever has made a file `lock` in it
