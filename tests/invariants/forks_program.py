@@ -132,7 +132,7 @@ def experienced(number: int, tokens: Any, logprobs_r: Any, values_r: Any) -> Any
     old_values_r = values_r.detach() - one_of(-0.5, -0.3, -0.1, 0.1, 0.3, 0.5)
     returns_r = values_r.detach() + one_of(-1.0, -0.02, 0.03, 1.0)
     columns = (torch.randn(count), old_r.float(), None, old_values_r.float(), returns_r.float(), None)
-    return TrainingSequence(number, tokens, number % 5 > 0, *columns)
+    return TrainingSequence(number, tokens, number % 5 < 4, *columns)
 
 
 def plain_losses(sequences: list[Any], logprobs: list[Any], values: list[Any]) -> dict[str, Any]:
@@ -140,8 +140,6 @@ def plain_losses(sequences: list[Any], logprobs: list[Any], values: list[Any]) -
     import torch
 
     counted = [each.counts for each in sequences]
-    if not any(counted):
-        raise AssertionError("a try without a token that counts")
     pick = [place for place, counts in enumerate(counted) if counts]
     columns = {name: torch.cat([getattr(sequences[place], name).double() for place in pick]) for name in (
         "advantages_r", "old_logprobs_r", "values_r", "returns_r")}  # fmt: skip

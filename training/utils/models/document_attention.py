@@ -192,8 +192,11 @@ def _of_few_tokens(
     query_NKqD = query_NATD.reshape(count, -1, queries, size)
     if queries == 1 and query_NKqD.dtype == torch.bfloat16 and query_NKqD.device.type == "cpu":
         query_NKqD = query_NKqD.expand(-1, -1, 2, -1)
-    if tokens > 1 and group > 1 and attention_mask is not None:
-        attention_mask = attention_mask.repeat(1, 1, group, 1)
+    if group > 1 and attention_mask is not None:
+        if attention_mask.shape[1] == heads:  # MiniMax-M3's index picks other keys for each head (transformers 5.19)
+            attention_mask = attention_mask.reshape(len(attention_mask), -1, queries, attention_mask.shape[-1])
+        elif tokens > 1:
+            attention_mask = attention_mask.repeat(1, 1, group, 1)
     output_NKqD = functional.scaled_dot_product_attention(
         query_NKqD, key_NKLD, value_NKLD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )

@@ -70,6 +70,23 @@ def test_it_gives_what_the_dense_mask_gives(family):
         torch.testing.assert_close(gradients_again[name], gradient, rtol=0, atol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_one_token_whose_heads_see_other_keys(key_heads):
+    """As by the index of MiniMax-M3."""
+    generator = torch.Generator().manual_seed(key_heads)
+    query, key, value = (
+        torch.randn(3, heads, count, 8, generator=generator, dtype=torch.float64)
+        for heads, count in ((4, 1), (key_heads, 5), (key_heads, 5))
+    )
+    mask = torch.rand(3, 4, 1, 5, generator=generator) < 0.5
+    mask[..., -1] = True
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 4 // key_heads, True
+    given = (module, query, key, value, mask)
+    want, got = sdpa_attention_forward(*given)[0], attention_by_document(*given)[0]
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
+
+
 def test_a_family_that_keeps_its_arguments_stays_as_it_is():
     model = tf.AutoModelForCausalLM.from_config(tf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4))
     before = model.config._attn_implementation
