@@ -47,6 +47,7 @@ from training.utils.models.vision import placeholder_id
 from training.utils.mtp.head import new_head
 from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
+from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
@@ -286,6 +287,18 @@ def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale |
     if not ppo.normalize_reward_scores:
         return None
     return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
+
+
+def check_roles_saving(roles: Roles, tokenizers: Tokenizers, folder: RunFolder, flags: PpoFlags) -> None:
+    """ThreestepError if what `save_roles` will write could not be saved or loaded again. A collective."""
+    if flags.ppo.val_only:
+        return
+    saved = [SavedModel(roles.actor_model, tokenizers.actor)]
+    tokenizer = tokenizers.saved_with(roles.shares_trunk)["critic"]
+    if roles.critic_model is not None and tokenizer is not None:
+        saved.append(SavedModel(roles.critic_model, tokenizer))
+    ranks = roles.actor.ranks
+    check_saving(folder.path, saved, roles.processor, flags.roles.trust_remote_code, ranks.is_main)
 
 
 def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:

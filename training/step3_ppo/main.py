@@ -48,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
     from training.step3_ppo.assembly import (
+        check_roles_saving,
         checked_roles,
         make_parts,
         save_roles,
@@ -55,7 +56,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         wanted_score_scale,
         with_head,
     )
-    from training.step3_ppo.checks import check_beside_images, check_lengths
+    from training.step3_ppo.checks import check_beside_images, check_models
     from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
     from training.step3_ppo.learning import Updates
@@ -71,7 +72,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
 
     run, settings = flags.run, resolved_settings(flags)
     plan = plan_checkpoints(flags.saving, run.output_dir, "training.step3_ppo.main", settings, ranks)
-    check_lengths(flags, components.with_critic_tokenizer)
+    check_models(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     plan = plan.decided(adopt_styles(tokenizers, flags.data.chat, plan.began_with("prompt_style"), ranks))
     plan = with_head_chunk(plan, flags.roles.model("actor"), flags.roles.dtype, ranks)
@@ -95,6 +96,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     )
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
+    check_roles_saving(roles, tokenizers, folder, flags)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
     parts = CheckpointParts(

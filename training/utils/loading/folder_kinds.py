@@ -106,6 +106,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"'{path}' expects a model_type, such as \"llama\", got none; take the configuration of the model that "
             "these weights are of"
         )
+    if not isinstance(config.get("quantization_config"), dict | None):
+        raise ThreestepError(
+            f"'{path}' expects in quantization_config a JSON object that says how the weights were quantized, got "
+            f"{config['quantization_config']!r}; remove it if they are whole"
+        )
     return config
 
 

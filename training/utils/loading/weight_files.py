@@ -23,6 +23,8 @@ _BYTES = {
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 
+_WHOLE = {"F16", "BF16", "F32", "F64"}  # of weights that stand for themselves
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -31,6 +33,12 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     file: Path
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are numbers as a model computes with them; otherwise integers, or floats of few bits,
+        which mean something with scales alone."""
+        return self.dtype in _WHOLE
 
 
 def weight_files(folder: Path, explicit: str | None = None) -> list[Path]:
@@ -66,15 +74,20 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(text)
         tensors = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
+        notes = dict(header.get("__metadata__") or {})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(path, "its header is no table of tensors") from None
+    if not all(isinstance(note, str) for note in notes.values()):
+        raise _damaged(path, "the __metadata__ of its header holds more than texts")
     _check_places(path, tensors, size - 8 - length)
     return {name: StoredTensor(dtype, shape, path) for name, (dtype, shape, *_) in tensors.items()}
 
 
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     begin, end = map(int, entry["data_offsets"])
-    return str(entry["dtype"]), tuple(int(side) for side in entry["shape"]), begin, end
+    if not isinstance(entry["dtype"], str):
+        raise TypeError(entry["dtype"])
+    return entry["dtype"], tuple(int(side) for side in entry["shape"]), begin, end
 
 
 def _check_places(path: Path, tensors: dict[str, Any], data_bytes: int) -> None:

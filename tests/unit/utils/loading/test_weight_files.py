@@ -195,3 +195,13 @@ def test_what_is_read_is_what_safetensors_reads(file):
     assert {name: tensor.shape for name, tensor in stored.items()} == {
         name: tuple(tensor.shape) for name, tensor in load_file(file).items()
     }
+
+
+@pytest.mark.parametrize("notes", [{"format": 3}, {"format": ["pt"]}, {"format": None}])
+def test_metadata_that_is_no_text(tmp_path, notes):
+    """safetensors does not open such a file."""
+    text = json.dumps({"__metadata__": notes}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(ThreestepError, match="is damaged: the __metadata__ of its header holds more than texts"):
+        read_header(file)
