@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import os
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from training.utils.run.console import log, started_as_main_rank
+from training.utils.run.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flag_names import nearest_flags
 from training.utils.run.flags import OWN_KEYS, note_mistakes
@@ -43,7 +45,7 @@ class ProgramParser(argparse.ArgumentParser):
         raise ThreestepError(f"{self.prog}: {message}; see --help")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        options, unknown = self.parse_known_args(argv)
+        options, unknown = self.parse_known_args(_with_credentials(argv))
         _refuse_unknown_flags(unknown, self)
         return options
 
@@ -98,6 +100,7 @@ def parse_arguments(
         settings = _flags_of(read_yaml(config_path), parser, config_path, old_flags or {})
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
+    config_flags, argv = _with_credentials(config_flags), _with_credentials(argv)
     for word in (*config_flags, *argv):
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
@@ -134,15 +137,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
-    """Return every value of the parsed groups by its flag's name."""
+    """Return every value of the parsed groups by its flag's name, without credentials: for files and comparisons."""
     values: dict[str, Any] = {}
     for instance in instances:
         members = [getattr(instance, name) for name in _members(type(instance))]  # type: ignore[arg-type]
         own = resolved_settings(members) if members else dataclasses.asdict(instance)
         for name, value in own.items():
-            if name in values and values[name] != value:
+            if name in values and values[name] != redacted_value(value):
                 raise AssertionError(f"two argument groups share the name {name}")
-            values[name] = value
+            values[name] = redacted_value(value)
     return values
 
 
@@ -186,6 +189,23 @@ def _in_our_names(
     for line in (*lines, *more_lines, *default_lines):
         log(line, started_as_main_rank())
     return [*defaults, *settings], words
+
+
+def _with_credentials(words: Sequence[str]) -> list[str]:
+    """The words with whole addresses in the places of redacted ones. What is secret in them is printed no more."""
+    whole, name = [], ""
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        name = flag or name
+        found = restored(value, os.environ)
+        if found is None:
+            raise ThreestepError(
+                f"{name}: the credentials of '{value}' are not written down; give the whole address with {name}, or a "
+                f"line of the variable {ADDRESSES_VARIABLE} (addresses, one a line)"
+            )
+        whole.append(f"{flag}{equals}{found}")
+    hide(whole)
+    return whole
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
