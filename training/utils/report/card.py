@@ -92,7 +92,7 @@ def base_of(settings: Mapping[str, Any]) -> str | None:
     try:
         parts = (Path(start) / CARD).read_text(encoding="utf-8").split("---\n")
         found = yaml.safe_load(parts[1]) if len(parts) > 2 else {}
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     base = found.get("base_model") if isinstance(found, dict) else None
     return base if isinstance(base, str) and _HUB_NAME.fullmatch(base) else None
