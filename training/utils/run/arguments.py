@@ -104,7 +104,7 @@ def parse_arguments(
         settings = _flags_of(read_yaml(config_path), parser, config_path, old_flags or {})
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
-    config_flags, argv = _with_credentials(config_flags), _with_credentials(argv)
+    config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
     for word in (*config_flags, *argv):
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
@@ -124,13 +124,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml
 
     try:
-        if Path(path).stat().st_size > _MOST_CONFIG_BYTES:
-            raise ThreestepError(f"{path}: expected a configuration of at most {_MOST_CONFIG_BYTES >> 20} MiB")
-        text = Path(path).read_text(encoding="utf-8")
+        size = Path(path).stat().st_size
+        text = "" if size > _MOST_CONFIG_BYTES else Path(path).read_text(encoding="utf-8")
     except OSError as problem:
         raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
     except ValueError as problem:  # bytes that are not text, or an invalid path
         raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
+    if size > _MOST_CONFIG_BYTES:
+        raise ThreestepError(
+            f"{path}: expected a configuration of at most {_MOST_CONFIG_BYTES >> 20} MiB, got {size:,} bytes; give "
+            "the file of a run's settings"
+        )
     try:
         _check_written_out(text, path)
         values = yaml.safe_load(text)
@@ -225,13 +229,15 @@ def _in_our_names(
     return [*defaults, *settings], words
 
 
-def _with_credentials(words: Sequence[str]) -> list[str]:
-    """The words with whole addresses in the places of redacted ones. What is secret in them is printed no more."""
-    whole, name = [], ""
+def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -> list[str]:
+    """The words with whole addresses in the places of redacted ones; ThreestepError where nobody gives one. What is
+    secret in them is printed no more. overridden_by: words whose flags take the place of these."""
+    overridden = {word.partition("=")[0] for word in overridden_by if word.startswith("--")}
+    whole, name = [], "the command line"
     for word in words:
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         name = flag or name
-        found = restored(value, os.environ)
+        found = value if name in overridden else restored(value, os.environ)
         if found is None:
             raise ThreestepError(
                 f"{name}: the credentials of '{value}' are not written down; give the whole address with {name}, or a "

@@ -128,6 +128,8 @@ def test_a_configuration_without_credentials_asks_for_them(tmp_path, monkeypatch
         parse_arguments([Named], ["--config", str(config)], "")
     sentence = str(raised.value)
     assert sentence.startswith(f"--data_path: the credentials of '{BARE}' are not written down; give the whole address")
+    (named,) = parse_arguments([Named], ["--config", str(config), "--data_path", ADDRESS], "")
+    assert named.data_path == ADDRESS  # as the sentence says
     monkeypatch.setenv(ADDRESSES_VARIABLE, ADDRESS)
     (named,) = parse_arguments([Named], ["--config", str(config)], "")
     assert named.data_path == ADDRESS and resolved_settings([named]) == {"data_path": BARE}
