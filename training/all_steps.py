@@ -24,6 +24,7 @@ import yaml
 
 from training.utils.report.writing import report_at_end
 from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, words_of
+from training.utils.run.credentials import lend, redacted_value
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
@@ -73,6 +74,7 @@ def main(argv: Sequence[str]) -> None:
     if options.resume:
         resumed = {name: {**own, "resume": "latest"} for name, own in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
+    lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
     config_files = write_settings(plan)
     check_settings(config_files)
     seconds = run_plan(plan, config_files, finished, resuming_whole_run("training.all_steps", argv))
@@ -162,7 +164,7 @@ def write_settings(plan: Plan) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = {step: folder / f"{step}.yaml" for step in plan.settings}
     for step, path in files.items():
-        text = yaml.safe_dump(plan.settings[step], sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(redacted_value(plan.settings[step]), sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")
     return files
 
@@ -186,7 +188,8 @@ def finished_steps(plan: Plan) -> tuple[str, ...]:
     found: list[str] = []
     for step, settings in plan.settings.items():
         written = plan.output_dir / "configs" / f"{step}.yaml"
-        same = written.exists() and {**read_yaml(written), "resume": None} == {**settings, "resume": None}
+        mine = redacted_value({**settings, "resume": None})
+        same = written.exists() and redacted_value({**read_yaml(written), "resume": None}) == mine
         if not (same and (plan.output_dir / step / "summary.json").exists()):
             break
         found.append(step)

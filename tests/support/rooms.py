@@ -17,7 +17,8 @@ from tests.support.sources import tree
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
     "layout": ("run",),
-    "report": ("run",),
+    "serving": (),
+    "report": ("serving", "run"),
     "data.files": ("run",),
     "data.rows": ("layout", "run"),
     "data.sources": ("data.files", "run"),

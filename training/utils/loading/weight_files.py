@@ -6,13 +6,13 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import parse_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -72,7 +72,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         file.seek(8)
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         tensors = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
         notes = dict(header.get("__metadata__") or {})
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -106,7 +106,7 @@ def _check_places(path: Path, tensors: dict[str, Any], data_bytes: int) -> None:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
         paths = [index.parent / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(index, "it holds no weight_map from tensors to files") from None

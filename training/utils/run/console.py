@@ -6,11 +6,14 @@ import os
 import sys
 from dataclasses import dataclass
 
+from training.utils.run.credentials import redacted
+
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
     """Print one line on rank 0, above an open progress bar."""
     if not is_main_rank:
         return
+    sentence = redacted(sentence)
     if sys.stderr.isatty():
         from tqdm import tqdm
 
@@ -28,7 +31,7 @@ def started_as_main_rank() -> bool:
 def note(sentence: str) -> None:
     """Print one line to standard error, on rank 0: for programs whose standard output is their result."""
     if started_as_main_rank():
-        sys.stderr.write(sentence + "\n")
+        sys.stderr.write(redacted(sentence) + "\n")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from training.utils.run.credentials import RedactedStream, hide, hide_environment
 from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
@@ -39,6 +40,9 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    hide(sys.argv)
+    hide_environment(os.environ)
+    _redact_streams()
     try:
         main(sys.argv[1:])
     except ThreestepError as mistake:
@@ -51,6 +55,15 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
+
+
+def _redact_streams() -> None:
+    """Leave credentials out of what libraries print, and of tracebacks. Of standard output the hidden ones alone: it
+    may be a model's answer, with addresses that are nobody's."""
+    if not isinstance(sys.stdout, RedactedStream):
+        sys.stdout = RedactedStream(sys.stdout, whole=False)  # type: ignore[assignment]
+    if not isinstance(sys.stderr, RedactedStream):
+        sys.stderr = RedactedStream(sys.stderr, whole=True)  # type: ignore[assignment]
 
 
 def no_telemetry(environment: MutableMapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from training.utils.run.credentials import redacted_value
 from training.utils.run.storage import replace_file
 
 BAD_STEPS = "bad_steps.jsonl"
@@ -31,11 +32,12 @@ class RunFolder:
         """Write every resolved setting to config.yaml, below a comment line."""
         import yaml  # which --help does without
 
-        self._write("config.yaml", f"# {comment}\n" + yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
+        text = yaml.safe_dump(redacted_value(settings), sort_keys=True, allow_unicode=True)
+        self._write("config.yaml", f"# {comment}\n{text}")
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON object to the file `name`."""
-        self._write(name, json.dumps(content, indent=2) + "\n")
+        self._write(name, json.dumps(redacted_value(content), indent=2) + "\n")
 
     def append_samples(self, samples: list[dict[str, Any]]) -> None:
         """Append one JSON object a line to samples.jsonl."""

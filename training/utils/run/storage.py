@@ -73,11 +73,28 @@ def replace_file(path: Path, content: str | bytes) -> None:
     os.replace(temporary, path)
 
 
+def parse_json(text: str | bytes, most_levels: int | None = None) -> Any:
+    """json.loads, whose JSONDecodeError is also raised for values inside each other on more levels than Python reads,
+    or than `most_levels`."""
+    too_deep = json.JSONDecodeError("lists and objects stand inside each other on too many levels", "", 0)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    inside, levels = [value], 0
+    while most_levels is not None and (containers := [each for each in inside if isinstance(each, (dict, list))]):
+        levels += 1
+        if levels > most_levels:
+            raise too_deep
+        inside = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    return value
+
+
 def read_json_object(path: str) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file or it holds something else."""
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+            content = parse_json(file.read())
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

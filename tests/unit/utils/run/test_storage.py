@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import resource
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import pytest
 from training.utils.run.storage import (
     HashedFile,
     naming,
+    parse_json,
     read_json_object,
     sha256_of,
     share,
@@ -83,6 +85,16 @@ def test_json_objects(tmp_path):
     for rubbish in ("[]", "{", "\xff"):
         path.write_text(rubbish, "latin-1")
         assert read_json_object(str(path)) is None
+
+
+def test_json_nested_too_deeply_is_no_json(tmp_path):
+    deep = "[" * 100_000 + "]" * 100_000
+    for text, levels in ((deep, None), (deep, 5), ("[[[1]]]", 2), ('{"a": {"b": [{}]}}', 3)):
+        with pytest.raises(json.JSONDecodeError, match="stand inside each other on too many levels"):
+            parse_json(text, levels)
+    assert parse_json("[[[1]]]", 3) == [[[1]]] and parse_json('{"a": {"b": [{}]}}', 4) == {"a": {"b": [{}]}}
+    (tmp_path / "a.json").write_text(deep)
+    assert read_json_object(str(tmp_path / "a.json")) is None
 
 
 def test_one_holds_a_lock_until_it_closes_it(tmp_path):
