@@ -48,11 +48,11 @@ from training.utils.mtp.head import new_head
 from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.setup import compute_meter, may_pack
+from training.utils.outputs.final_models import FinalModels
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import settings_of
-from training.utils.run.run_folder import RunFolder
 
 
 def make_parts(
@@ -288,7 +288,7 @@ def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale |
     return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
 
 
-def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
+def save_roles(roles: Roles, tokenizers: Tokenizers, final: FinalModels) -> None:
     """Write model/ and, where they exist, critic/ and model_ema/. A collective, and the last use of the models: the
     average takes the place of the actor's weights."""
     for name, engine, model, tokenizer in (
@@ -300,6 +300,6 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
             roles.average.put_in_place()
         if engine is not None and model is not None and tokenizer is not None:
             tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
-            if engine.ranks.is_main:
-                beside = partial(write_beside, write_head, roles.processor)
-                save_model(folder.path / name, model, tensors, tokenizer, beside)
+            beside = partial(write_beside, write_head, roles.processor)
+            save = partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside)
+            final.write(name, save)

@@ -66,8 +66,11 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run, with_head_chunk
+    from training.utils.outputs.final_models import FinalModels
+    from training.utils.outputs.room import check_room
     from training.utils.report.writing import close_run
     from training.utils.run.console import log
+    from training.utils.run.run_folder import BAD_STEPS
 
     run, settings = flags.run, resolved_settings(flags)
     plan = plan_checkpoints(flags.saving, run.output_dir, "training.step3_ppo.main", settings, ranks)
@@ -100,11 +103,13 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     parts = CheckpointParts(
         roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk), roles.processor
     )
+    if not flags.ppo.val_only:
+        check_room(folder.path, flags.saving, parts)
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
         metrics,
         checkpoints,
     ):
-        bad_steps = BadSteps(flags.faults.max_bad_steps, folder.path, ranks.is_main, flags.roles.dtype)
+        bad_steps = BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), ranks.is_main, flags.roles.dtype)
         trainer = PpoTrainer(
             roles,
             rollout_engine,
@@ -117,10 +122,12 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         )
         result = trainer.train()
 
+    final = FinalModels(folder.path, flags.saving, ranks)
     if not flags.ppo.val_only:
-        save_roles(roles, tokenizers, folder)
-    folder.write_json("summary.json", result.summary())
-    close_run(folder.path, settings, ranks.is_main, not flags.ppo.val_only)
+        save_roles(roles, tokenizers, final)
+    folder.write_figures("summary.json", result.summary())
+    close_run(folder, settings, not flags.ppo.val_only)
+    final.check()
     log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
 
 

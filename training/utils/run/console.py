@@ -1,10 +1,15 @@
-"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module."""
+"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module.
+
+A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is left out.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
@@ -14,10 +19,28 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        tqdm.write(sentence, file=sys.stdout)  # clears an open bar and draws it again
+        with suppress(OSError):
+            tqdm.write(sentence, file=sys.stdout)  # clears an open bar and draws it again
+            sys.stdout.flush()
     else:
-        sys.stdout.write(sentence + "\n")
-    sys.stdout.flush()
+        print_to(sys.stdout, sentence)
+
+
+def print_to(stream: TextIO, sentence: str) -> None:
+    """Print one line, if that is possible."""
+    with suppress(OSError):
+        stream.write(sentence + "\n")
+        stream.flush()
+
+
+def let_streams_end() -> None:
+    """Flush standard output and error; let one that cannot be flushed lead nowhere, or Python ends with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def started_as_main_rank() -> bool:
@@ -28,7 +51,7 @@ def started_as_main_rank() -> bool:
 def note(sentence: str) -> None:
     """Print one line to standard error, on rank 0: for programs whose standard output is their result."""
     if started_as_main_rank():
-        sys.stderr.write(sentence + "\n")
+        print_to(sys.stderr, sentence)
 
 
 @dataclass(frozen=True)

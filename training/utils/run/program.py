@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from training.utils.run.console import let_streams_end, print_to
+from training.utils.run.disk_errors import disk_error_in, disk_sentence
 from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
@@ -31,8 +34,10 @@ _EXIT_SECONDS = 10.0  # for what is registered with atexit, in a process that wi
 
 
 def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True) -> None:
-    """Call `main` with the command line. A ThreestepError and out of memory end it with code 2 and one sentence, Ctrl-C
-    with code 130 and one; any other error keeps its traceback, and of several ranks only the first prints one."""
+    """Call `main` with the command line. A ThreestepError, out of memory and a disk that refuses end it with code 2 and
+    one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
+    prints one."""
+    logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
     no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
@@ -48,9 +53,14 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
     except Exception as problem:
         if is_out_of_memory(problem):
             _exit_with(out_of_memory_sentence(problem), MISTAKE_EXIT_CODE)
+        refusal = disk_error_in(problem)
+        if refusal is not None:
+            _exit_with(disk_sentence(refusal), MISTAKE_EXIT_CODE)
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
+    finally:
+        let_streams_end()
 
 
 def no_telemetry(environment: MutableMapping[str, str]) -> None:
@@ -98,7 +108,7 @@ def is_lost_rank(problem: BaseException) -> bool:
 def _exit_with(sentence: str, code: int, claim: str = "") -> NoReturn:
     """Print a sentence, once on this host for a `claim`, and record that the first error was printed."""
     if _claim_to_speak(claim or sentence):
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print_to(sys.stderr, f"error: {sentence}")
     _claim_to_speak(_FIRST_ERROR)
     _leave(code)
 
@@ -115,7 +125,7 @@ def _leave(code: int) -> NoReturn:
 def end_without_waiting(sentence: str) -> NoReturn:
     """End the process with code 1, from any thread; print `sentence` unless this host has read of an error."""
     if _claim_to_speak(_FIRST_ERROR):
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print_to(sys.stderr, f"error: {sentence}")
     _end_after(0.0, 1)
 
 
