@@ -45,7 +45,7 @@ def disk_errors(path: str | Path) -> Iterator[None]:
         error = problem if isinstance(problem, OSError) else disk_error_in(problem)
         if error is None:
             raise
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:
             error.filename = str(path)
         if error is problem:
             raise
@@ -54,7 +54,8 @@ def disk_errors(path: str | Path) -> Iterator[None]:
 
 def in_words(error: OSError) -> str:
     """ "FILE: No space left on device"."""
-    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+    return ": ".join(str(part) for part in (name, error.strerror or error) if part)
 
 
 def disk_sentence(error: OSError) -> str:

@@ -49,6 +49,8 @@ class MetricsWriter:
         self._is_main_rank = is_main_rank
         self.evaluation: dict[str, float] = {}  # the figures of the last evaluation, on the main rank
         self._trackers = list(trackers)
+        self._last_step = done_steps
+        self._dropped: dict[str, int] = {}  # trackers that failed, and the last step before
         self._started = time.monotonic() - done_seconds
         if is_main_rank:
             folder = Path(output_dir)
@@ -71,6 +73,7 @@ class MetricsWriter:
         """Record `metrics` (plain numbers) at optimizer step `step`."""
         if not self._is_main_rank:
             return
+        self._last_step = step
         plain = {name: float(value) for name, value in metrics.items()}
         self.evaluation = {name: value for name, value in plain.items() if name.startswith("eval")} or self.evaluation
         line: dict[str, Any] = {"step": step, "seconds": round(self.seconds, 3)}
@@ -91,6 +94,8 @@ class MetricsWriter:
             self._lines.settle()
         ended_well = problem is None or (isinstance(problem, SystemExit) and not problem.code)
         self._each_tracker(lambda tracker: tracker.close(ended_well))
+        for name, step in self._dropped.items():
+            log(f"warning: {name} lacks metrics from step {step:,} on; metrics.jsonl and the report have them")
 
     def _each_tracker(self, action: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
@@ -99,4 +104,5 @@ class MetricsWriter:
             except Exception as problem:  # noqa: BLE001 (an unreachable service must not end a run of days)
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
+                self._dropped[name] = self._last_step
                 log(f"warning: {name} stops receiving this run's metrics ({type(problem).__name__}: {problem})")

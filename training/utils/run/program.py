@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from training.utils.run.console import let_streams_end, print_to
-from training.utils.run.disk_errors import disk_error_in, disk_sentence
+from training.utils.run.disk_errors import disk_error_in, disk_sentence, in_words
 from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
@@ -38,6 +38,7 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
     one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
     prints one."""
     logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
+    threading.excepthook = _thread_failed
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
     no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
@@ -61,6 +62,15 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         _end_among_ranks(problem)
     finally:
         let_streams_end()
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """One line for a disk that refuses what a thread writes, as TensorBoard's: whoever started it is told by it too."""
+    refusal = None if failure.exc_value is None else disk_error_in(failure.exc_value)
+    if refusal is None:
+        threading.__excepthook__(failure)
+    else:
+        print_to(sys.stderr, f"warning: the disk refuses {in_words(refusal)}")
 
 
 def no_telemetry(environment: MutableMapping[str, str]) -> None:

@@ -36,10 +36,15 @@ class Engine:
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         content = {"weights": torch.zeros(self.size_bytes, dtype=torch.uint8)}
         self.checkpoint_engine.save(content, os.path.join(folder, tag, "states.pt"))
+        self._copy_recovery_script(folder)
         self.checkpoint_engine.commit(None)
+
+    def _copy_recovery_script(self, folder: str) -> None: ...
 
 
 class SimpleKeeper:
+    def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
+
     def save(self, content: object, path: str) -> None:
         torch.save(content, path)
 
