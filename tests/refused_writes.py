@@ -6,9 +6,12 @@
 
 A call is one of the C library's that changes what lies below the output folder or the cache (tests/support/
 refusing_disk). One run counts them, and then one run for each of them has it refused: with EIO, once, and with ENOSPC,
-that call and all later ones. Calls that stand in one loop are thinned: of the lines of TensorBoard's file and of the
-tensors of torch.save, the first two, the middle one and the last two of each run of equal calls are taken (--all takes
-all). tests/end_to_end/test_refused_writes.py runs a short form.
+that call and all later ones.
+
+Thinned, but with --all: of calls that stand in one loop (the lines of TensorBoard's file, the tensors of torch.save) the
+first two, the middle one and the last two of each kind are refused; and a disk is full from the first call for each
+file on, not also from the second (a write follows each open). tests/end_to_end/test_refused_writes.py runs a short
+form.
 """
 
 from __future__ import annotations
@@ -182,11 +185,16 @@ def swept(program: str, files: Files, root: Path, asked: argparse.Namespace) -> 
     chosen = list(range(1, len(calls) + 1)) if asked.all else thinned(calls)
     chosen = [number for number in asked.calls if number <= len(calls)] or chosen[asked.first :: asked.every]
     counts: Counter[str] = Counter()
+    runs = 0
     is_fine = True
     kinds = [(errno.EIO, False), (errno.ENOSPC, True)]
+    firsts = {path: number for number, (_, path) in reversed([*enumerate(calls, start=1)])}
     for number in chosen:
         for kind, stays in kinds:
+            if stays and not (asked.all or asked.calls) and firsts[calls[number - 1][1]] != number:
+                continue
             refusal = Refusal(number, kind, stays)
+            runs += 1
             ended, place = tried(program, files, root / "trial", refusal, asked.ranks, asked.log_on_disk)
             if not any(line.endswith("REFUSED") for line in place.journal.read_text().splitlines()):
                 counts[f"{os.strerror(kind)}: not reached"] += 1
@@ -206,7 +214,7 @@ def swept(program: str, files: Files, root: Path, asked: argparse.Namespace) -> 
     told = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
     seconds = time.monotonic() - started
     ranks = f", {asked.ranks} ranks" if asked.ranks > 1 else ""
-    print(f"| {program}{ranks} | {len(calls)} | {len(chosen)} | {told} | {seconds:.0f} s |", flush=True)
+    print(f"| {program}{ranks} | {len(calls)} | {len(chosen)} | {runs} | {told} | {seconds:.0f} s |", flush=True)
     return is_fine
 
 

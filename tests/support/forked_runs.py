@@ -261,7 +261,10 @@ def _tell_parts(writer: int) -> None:
 
 
 def import_everything() -> None:
-    """What every run needs, so that a fork has it."""
+    """What every run needs, so that a fork has it; and what is there now is no longer looked at by the garbage
+    collector, which would copy all of it in each fork."""
+    import gc
+
     import datasets  # noqa: F401
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
@@ -281,3 +284,6 @@ def import_everything() -> None:
     import training.utils.checkpoints.loop
     import training.utils.models.saving
     import training.utils.opening.one_model_run  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
