@@ -219,7 +219,7 @@ def _ran(module: str, flags: Sequence[str]) -> int:
 
     sys.argv = [f"training.{module}.main", *flags]
     try:
-        run_program(importlib.import_module(f"training.{module}.main").main)
+        run_program(importlib.import_module(f"training.{module}.main").main, output_is_log=True)
     except SystemExit as end:
         return int(end.code or 0)
     return 0

@@ -132,4 +132,4 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, output_is_log=True)

@@ -230,7 +230,7 @@ class RunCheckpoints(Checkpoints):
             raise SystemExit(0 if error is None else 1)
 
     def _plan_retry(self, step: int, failed: bool) -> None:
-        """A save that failed is tried again after 1, 2, 4, ... further steps, as far as --save_every. Steps, not
+        """A save that failed is tried again after 1, 2, 4, ... further steps, besides those of --save_every. Steps, not
         seconds: every rank must come to the same answer."""
         self._failures = self._failures + 1 if failed else 0
         self._retry_at = step + 2 ** min(self._failures - 1, 20) if failed else None
@@ -302,8 +302,9 @@ class RunCheckpoints(Checkpoints):
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
+        again = "" if self._stop else f", the next try is after step {self._retry_at:,} at the latest"
         return (
-            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues, and "
+            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues{again}, and "
             f"{'there is no earlier checkpoint' if last is None else f'the last good one is {last}'}; free disk space, "
             "or lower --keep_last"
         )

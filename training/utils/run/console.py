@@ -1,15 +1,17 @@
 """What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module.
 
-A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is left out.
+A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
@@ -33,14 +35,48 @@ def print_to(stream: TextIO, sentence: str) -> None:
         stream.flush()
 
 
-def let_streams_end() -> None:
-    """Flush standard output and error; let one that cannot be flushed lead nowhere, or Python ends with code 120."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
+@contextmanager
+def output_may_be_lost() -> Iterator[None]:
+    """Inside, nothing that is printed fails, by libraries and their progress bars neither: what a full disk or a closed
+    terminal does not take is lost. For programs whose result is not what they print."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_unfailing, before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _unfailing(stream: TextIO) -> TextIO:
+    """The same file as a stream that never fails; `stream` itself where it is no plain file, as in a notebook."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    buffer = stream.buffer
+    is_unbuffered = isinstance(buffer, io.FileIO)  # python -u
+    if not is_unbuffered and not isinstance(getattr(buffer, "raw", None), io.FileIO):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    raw: Any = _TakesEverything(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if is_unbuffered else io.BufferedWriter(raw),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=is_unbuffered,
+    )
+
+
+class _TakesEverything(io.FileIO):
+    """A file for which everything is written, even what the system refuses."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
         except OSError:
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return memoryview(content).nbytes
 
 
 def started_as_main_rank() -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.utils.run.console import let_streams_end, print_to
+from training.utils.run.console import output_may_be_lost, print_to
 from training.utils.run.disk_errors import disk_error_in, disk_sentence, in_words
 from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
@@ -33,10 +33,15 @@ LEAVING_THREAD = "leaving the process group"  # alive where a collective is pend
 _EXIT_SECONDS = 10.0  # for what is registered with atexit, in a process that will not end by itself
 
 
-def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True) -> None:
+def run_program(
+    main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True, output_is_log: bool = False
+) -> None:
     """Call `main` with the command line. A ThreestepError, out of memory and a disk that refuses end it with code 2 and
     one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
-    prints one."""
+    prints one.
+
+    output_is_log: what is printed may be lost on a full disk or a closed terminal, and the program goes on
+    """
     logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
     threading.excepthook = _thread_failed
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
@@ -45,6 +50,11 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with output_may_be_lost() if output_is_log else contextlib.nullcontext():
+        _run(main)
+
+
+def _run(main: Callable[[Sequence[str]], None]) -> None:
     try:
         main(sys.argv[1:])
     except ThreestepError as mistake:
@@ -60,8 +70,6 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
-    finally:
-        let_streams_end()
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
