@@ -2,7 +2,8 @@
 
     python -m tests.refused_writes                                 every call of each program, once and for ever
     python -m tests.refused_writes --programs sft --every 10       every tenth call of one program
-    python -m tests.refused_writes --programs ppo --calls 7 120    two calls
+    python -m tests.refused_writes --programs ppo --at summary     the first call for each file with such a name
+    python -m tests.refused_writes --ranks 2 --rank 1              two ranks, and the disk of the second refuses
 
 A call is one of the C library's that changes what lies below the output folder or the cache (tests/support/
 refusing_disk). One run counts them, and then one run for each of them has it refused: with EIO, once, and with ENOSPC,
@@ -11,7 +12,7 @@ that call and all later ones.
 Thinned, but with --all: of calls that stand in one loop (the lines of TensorBoard's file, the tensors of torch.save) the
 first two, the middle one and the last two of each kind are refused; and a disk is full from the first call for each
 file on, not also from the second (a write follows each open). tests/end_to_end/test_refused_writes.py runs a short
-form.
+form. One line a program is printed: calls of an unbroken run, calls refused, runs, and what became of these.
 """
 
 from __future__ import annotations
@@ -84,26 +85,27 @@ def flags_of(program: str, files: Files, place: Place, steps: int = 2) -> list[s
     return [*shared.split(), *own.split()]
 
 
-def tried(program: str, files: Files, root: Path, refusal: Refusal, ranks: int, log_on_disk: bool) -> tuple[Ended, Place]:
+def tried(program: str, files: Files, root: Path, refusal: Refusal, asked: argparse.Namespace) -> tuple[Ended, Place]:
     """One run in the new folder `root`."""
     place = Place(root)
     place.disk.mkdir(parents=True)
     place.rescue.mkdir()
-    log = (place.disk if log_on_disk else root) / "log.txt"
+    log = (place.disk if asked.log_on_disk else root) / "log.txt"
 
     def prepare(rank: int) -> None:
-        if rank == 0:
+        if rank == asked.rank:
             refuse([place.disk], refusal, place.journal)
 
     flags = flags_of(program, files, place)
-    return run(program, ranks, flags, log, None, 0, prepare), place
+    return run(program, asked.ranks, flags, log, None, 0, prepare), place
 
 
 # What a run may end as.
 
 
-def outcome(program: str, ended: Ended, place: Place, whole: dict[str, dict[str, Any]]) -> tuple[str, list[str]]:
-    """How it ended, in a few words, and what is wrong with that. whole: the tensors of an unbroken run's models."""
+def outcome(ended: Ended, place: Place, whole: dict[str, dict[str, Any]], has_log: bool) -> tuple[str, list[str]]:
+    """How it ended, in a few words, and what is wrong with that. whole: the tensors of an unbroken run's models.
+    has_log: False where the log too was on the disk that refuses."""
     problems = []
     if "Traceback" in ended.said or "Logging error" in ended.said or "Exception ignored" in ended.said:
         problems.append("a traceback")
@@ -121,7 +123,7 @@ def outcome(program: str, ended: Ended, place: Place, whole: dict[str, dict[str,
         return "saved", problems
     if not any(ended.codes):
         problems.append("code 0 without its models")
-    if "error: " not in ended.said:
+    if has_log and "error: " not in ended.said:
         problems.append("no sentence")
     if has_all:
         return "rescued", problems
@@ -176,14 +178,21 @@ def thinned(calls: Sequence[tuple[str, str]]) -> list[int]:
 def swept(program: str, files: Files, root: Path, asked: argparse.Namespace) -> bool:
     """Print a line for each thing that is wrong, and one that counts; return whether nothing was."""
     started = time.monotonic()
-    ended, place = tried(program, files, root / program, _COUNTED_ALONE, asked.ranks, asked.log_on_disk)
+    ended, place = tried(program, files, root / program, _COUNTED_ALONE, asked)
     if any(ended.codes):
         print(f"{program}: the unbroken run ended with {ended.codes}: {ended.said[-2000:]}")
         return False
     whole = {folder.parent.name: tensors_of(folder.parent) for folder in place.run.glob("*/model.safetensors")}
     calls = calls_in(place.journal)
     chosen = list(range(1, len(calls) + 1)) if asked.all else thinned(calls)
-    chosen = [number for number in asked.calls if number <= len(calls)] or chosen[asked.first :: asked.every]
+    if asked.at:
+        found = {pattern: [n for n in chosen if re.search(pattern, calls[n - 1][1])] for pattern in asked.at}
+        lacking = [pattern for pattern, numbers in found.items() if not numbers]
+        if lacking:
+            print(f"{program}: no call for {' and '.join(lacking)}")
+            return False
+        chosen = sorted({numbers[0] for numbers in found.values()})
+    chosen = chosen[asked.first :: asked.every]
     counts: Counter[str] = Counter()
     runs = 0
     is_fine = True
@@ -191,16 +200,16 @@ def swept(program: str, files: Files, root: Path, asked: argparse.Namespace) -> 
     firsts = {path: number for number, (_, path) in reversed([*enumerate(calls, start=1)])}
     for number in chosen:
         for kind, stays in kinds:
-            if stays and not (asked.all or asked.calls) and firsts[calls[number - 1][1]] != number:
+            if stays and not asked.all and firsts[calls[number - 1][1]] != number:
                 continue
             refusal = Refusal(number, kind, stays)
             runs += 1
-            ended, place = tried(program, files, root / "trial", refusal, asked.ranks, asked.log_on_disk)
+            ended, place = tried(program, files, root / "trial", refusal, asked)
             if not any(line.endswith("REFUSED") for line in place.journal.read_text().splitlines()):
                 counts[f"{os.strerror(kind)}: not reached"] += 1
                 shutil.rmtree(root / "trial")
                 continue
-            how, problems = outcome(program, ended, place, whole)
+            how, problems = outcome(ended, place, whole, not asked.log_on_disk)
             counts[f"{os.strerror(kind)}: {how}"] += 1
             if problems:
                 is_fine = False
@@ -222,7 +231,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", nargs="+", choices=list(MODULES), default=list(MODULES))
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--calls", nargs="+", type=int, default=[], help="these alone")
+    parser.add_argument("--rank", type=int, default=0, help="the one whose disk refuses")
+    parser.add_argument("--at", nargs="+", default=[], help="patterns of paths")
     parser.add_argument("--every", type=int, default=1, help="of the calls, every so many")
     parser.add_argument("--first", type=int, default=0, help="how many calls to leave out at the beginning")
     parser.add_argument("--all", action="store_true", help="no call of a loop is left out")
