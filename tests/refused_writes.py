@@ -9,8 +9,8 @@ A call is one of the C library's that changes what lies below the output folder 
 refusing_disk). One run counts them, and then one run for each of them has it refused: with EIO, once, and with ENOSPC,
 that call and all later ones.
 
-Thinned, but with --all: of calls that stand in one loop (the lines of TensorBoard's file, the tensors of torch.save) the
-first two, the middle one and the last two of each kind are refused; and a disk is full from the first call for each
+Thinned, but with --all: of calls that stand in one loop (the lines of TensorBoard's file, the tensors of torch.save)
+the first two, the middle one and the last two of each kind are refused; and a disk is full from the first call for each
 file on, not also from the second (a write follows each open). tests/end_to_end/test_refused_writes.py runs a short
 form. One line a program is printed: calls of an unbroken run, calls refused, runs, and what became of these.
 """

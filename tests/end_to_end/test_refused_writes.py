@@ -25,7 +25,10 @@ _AT = ["environment", "metrics.jsonl", r"models/model/tokenizer.json", r"/\.mode
         pytest.param(["--programs", "dpo", "--ranks", "2", "--at", r"/\.model\."], 1, id="two ranks"),
         pytest.param([], 4, marks=[pytest.mark.long, pytest.mark.timeout(20000)], id="all"),
         pytest.param(
-            ["--ranks", "2", "--every", "7"], 4, marks=[pytest.mark.long, pytest.mark.timeout(20000)], id="some, two ranks"
+            ["--ranks", "2", "--every", "7"],
+            4,
+            marks=[pytest.mark.long, pytest.mark.timeout(20000)],
+            id="some, two ranks",
         ),
     ],
 )

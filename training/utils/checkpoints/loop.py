@@ -239,9 +239,10 @@ class RunCheckpoints(Checkpoints):
         """Write the checkpoint of a run that ends now to --rescue_dir; None if that fails too. A collective."""
         places: list[str] = []
         is_main = self._ranks.is_main
-        error = disk_error_of(lambda: places.append(str(new_rescue_folder(self.plan.flags.rescue_dir, self.run.path))), is_main)
+        root = self.plan.flags.rescue_dir
+        error = disk_error_of(lambda: places.append(str(new_rescue_folder(root, self.run.path))), is_main)
         if error is None:
-            folder = CheckpointFolder(from_main(places[0] if is_main else ""))
+            folder = CheckpointFolder(from_main(places)[0])
             error = self._write(step, state, folder)
         if error is not None:
             log(f"warning: --rescue_dir takes no checkpoint either ({error})", is_main)

@@ -127,9 +127,7 @@ def run_one_model(
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
         final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_head, processor)
-        final.write(
-            "model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside)
-        )
+        final.write("model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
         for name, content in {**result.reports, "summary.json": result.summary}.items():
             folder.write_figures(name, content)
         close_run(folder, flags.settings)

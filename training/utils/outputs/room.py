@@ -64,8 +64,8 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
     if free + there < needed.models + least:
         also = f" and {in_gigabytes(least)} for a checkpoint" if least else ""
         raise ThreestepError(
-            f"--output_dir {output_dir} has {in_gigabytes(free)} free, and this run needs {in_gigabytes(needed.models)} "
-            f"for its model{also}; free space, or name a folder on another disk"
+            f"--output_dir {output_dir} has {in_gigabytes(free)} free, and this run needs "
+            f"{in_gigabytes(needed.models)} for its model{also}; free space, or name a folder on another disk"
         )
     if not saves:
         return
@@ -74,9 +74,9 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
     wanted = needed.models + kept * needed.checkpoint
     if free + there < wanted:
         log(
-            f"warning: {output_dir} has {in_gigabytes(free)} free, and this run will need {in_gigabytes(wanted - there)}: "
-            f"{in_gigabytes(needed.models)} for its model and {in_gigabytes(needed.checkpoint)} for each of {kept} "
-            f"checkpoints (--keep_last {flags.keep_last}, and the one being written); checkpoints that find no room "
+            f"warning: {output_dir} has {in_gigabytes(free)} free, and this run will need "
+            f"{in_gigabytes(wanted - there)}: {in_gigabytes(needed.models)} for its model and "
+            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {flags.keep_last}, and the one being written); checkpoints that find no room "
             "are left out, so free space, or lower --keep_last"
         )
 

@@ -63,8 +63,8 @@ def _unfit(folder: Path) -> Iterator[str]:
 
 def _instead(path: Path, expected: str) -> str:
     return (
-        f"--output_dir expects {expected} of the run's own at {path}, or nothing, got {_kind(path)}; remove it, or name "
-        "another folder"
+        f"--output_dir expects {expected} of the run's own at {path}, or nothing, got {_kind(path)}; remove it, or "
+        "name another folder"
     )
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.run.run_folder import BAD_STEPS
-from training.utils.run.run_log import RunLog
 from training.utils.engine.training_engine import CheckedAdamW
 from training.utils.run.errors import ThreestepError
+from training.utils.run.run_folder import BAD_STEPS
+from training.utils.run.run_log import RunLog
 
 BATCH = [7, 3]
 NAN = float("nan")

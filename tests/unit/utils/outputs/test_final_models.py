@@ -60,7 +60,9 @@ def test_an_error_of_the_moment(tmp_path, capsys):
     final.check()
     assert len(times) == 2
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"warning: {tmp_path}/run/model cannot be written ({tmp_path}/run/model: No space left on")
+    assert said[0].startswith(
+        f"warning: {tmp_path}/run/model cannot be written ({tmp_path}/run/model: No space left on"
+    )
     assert "trying again for 0 seconds (--wait_for_disk_seconds)" in said[0]
     assert said[1] == f"the disk takes it now: {tmp_path}/run/model is written"
 
@@ -115,5 +117,7 @@ def test_a_signal_ends_the_wait(tmp_path, capfd):
 
 def test_nowhere(tmp_path):
     final = made(tmp_path, wait_for_disk_seconds=0.0)
-    with pytest.raises(ThreestepError, match="nor can --rescue_dir .*the weights of the last step are lost; free space"):
+    with pytest.raises(
+        ThreestepError, match="nor can --rescue_dir .*the weights of the last step are lost; free space"
+    ):
         final.write("model", saving(10**6, tmp_path, []))

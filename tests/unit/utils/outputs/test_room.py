@@ -48,7 +48,9 @@ def flags(**changes: Any) -> CheckpointArguments:
 
 def test_a_model_that_does_not_fit(tmp_path, free):
     free(5000)
-    with pytest.raises(ThreestepError, match=r"--output_dir .* has 0.0 MB free, and this run needs 0.0 MB for its model;"):
+    with pytest.raises(
+        ThreestepError, match=r"--output_dir .* has 0.0 MB free, and this run needs 0.0 MB for its model;"
+    ):
         check_room(tmp_path, flags(), parts(torch.float32))
     free(7000)
     check_room(tmp_path, flags(), parts(torch.float32))

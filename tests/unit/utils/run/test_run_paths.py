@@ -47,7 +47,9 @@ def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
     expected = "a folder" if is_folder else "a file"
     got = {"link": "a link to ", "dangling link": "a link to .*, which is not there", "pipe": "neither file nor folder"}
     kind_got = got.get(kind, "a file" if is_folder else "a folder")
-    with pytest.raises(ThreestepError, match=f"--output_dir expects {expected} of the run's own at {path}.* {kind_got}"):
+    with pytest.raises(
+        ThreestepError, match=f"--output_dir expects {expected} of the run's own at {path}.* {kind_got}"
+    ):
         make_output_dir(run)
     assert kind == "pipe" or contents(tmp_path) == before
 
@@ -104,5 +106,7 @@ def test_without_permission(tmp_path, name):
 def test_a_mounted_model(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "model")
-    with pytest.raises(ThreestepError, match="/model is a mounted file system, and a run replaces its model by a rename"):
+    with pytest.raises(
+        ThreestepError, match="/model is a mounted file system, and a run replaces its model by a rename"
+    ):
         make_output_dir(tmp_path)
