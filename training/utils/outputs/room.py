@@ -76,8 +76,8 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
         log(
             f"warning: {output_dir} has {in_gigabytes(free)} free, and this run will need "
             f"{in_gigabytes(wanted - there)}: {in_gigabytes(needed.models)} for its model and "
-            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {flags.keep_last}, and the one being written); checkpoints that find no room "
-            "are left out, so free space, or lower --keep_last"
+            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {flags.keep_last}, and the "
+            "one being written); checkpoints that find no room are left out, so free space, or lower --keep_last"
         )
 
 
