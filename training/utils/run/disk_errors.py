@@ -53,9 +53,9 @@ def disk_errors(path: str | Path) -> Iterator[None]:
 
 
 def in_words(error: OSError) -> str:
-    """ "FILE: No space left on device"."""
+    """ "FILE: No space left on device"; "a write: ..." where no file is named."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
-    return ": ".join(str(part) for part in (name, error.strerror or error) if part)
+    return f"{name or 'a write'}: {error.strerror or error}"
 
 
 def disk_sentence(error: OSError) -> str:

@@ -57,5 +57,5 @@ def test_words():
     error = OSError(errno.EIO, "Input/output error", "run/a")
     assert in_words(error) == "run/a: Input/output error"
     assert in_words(OSError(errno.EIO, "Input/output error", b"run/a")) == "run/a: Input/output error"
-    assert in_words(OSError("plain")) == "plain"
+    assert in_words(OSError("plain")) == "a write: plain"
     assert disk_sentence(error).startswith("the disk refuses run/a: Input/output error; free space, or mend the disk")
