@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,7 +14,7 @@ from training.step3_ppo.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.algorithm import experience_settings, learning_settings
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.checks import Components
-from training.step3_ppo.evaluation import Evaluator
+from training.step3_ppo.evaluation import Evaluator, closing_sentence
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.inputs import Inputs
 from training.step3_ppo.kept_pictures import with_kept_pictures
@@ -49,10 +50,12 @@ from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
 from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.outputs.final_models import FinalModels
+from training.utils.report.writing import close_run
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 from training.utils.run.flags import settings_of
+from training.utils.run.run_folder import RunFolder
 
 
 def make_parts(
@@ -303,3 +306,22 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, final: FinalModels) -> None
             beside = partial(write_beside, write_head, roles.processor)
             save = partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside)
             final.write(name, save)
+
+
+def finish(
+    flags: PpoFlags,
+    settings: dict[str, Any],
+    roles: Roles,
+    tokenizers: Tokenizers,
+    folder: RunFolder,
+    summary: dict[str, Any],
+) -> None:
+    """Write the models, and then all else that a run leaves; say what it reached. A collective. ThreestepError if a
+    model is not where it belongs."""
+    final = FinalModels(folder.path, flags.saving, roles.actor.ranks)
+    if not flags.ppo.val_only:
+        save_roles(roles, tokenizers, final)
+    folder.write_figures("summary.json", summary)
+    close_run(folder, settings, not flags.ppo.val_only)
+    final.check()
+    log(closing_sentence(summary, folder, flags.ppo.val_only), folder.is_main_rank)

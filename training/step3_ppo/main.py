@@ -49,14 +49,13 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
     from training.step3_ppo.assembly import (
         checked_roles,
+        finish,
         make_parts,
-        save_roles,
         start_digests,
         wanted_score_scale,
         with_head,
     )
     from training.step3_ppo.checks import check_beside_images, check_lengths
-    from training.step3_ppo.evaluation import closing_sentence
     from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.roles import RolesNeeded, load_roles
@@ -66,9 +65,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run, with_head_chunk
-    from training.utils.outputs.final_models import FinalModels
     from training.utils.outputs.room import check_room
-    from training.utils.report.writing import close_run
     from training.utils.run.console import log
     from training.utils.run.run_folder import BAD_STEPS
 
@@ -122,13 +119,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         )
         result = trainer.train()
 
-    final = FinalModels(folder.path, flags.saving, ranks)
-    if not flags.ppo.val_only:
-        save_roles(roles, tokenizers, final)
-    folder.write_figures("summary.json", result.summary())
-    close_run(folder, settings, not flags.ppo.val_only)
-    final.check()
-    log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
+    finish(flags, settings, roles, tokenizers, folder, result.summary())
 
 
 if __name__ == "__main__":

@@ -128,12 +128,18 @@ def run_one_model(
         tensors, write_head = engine.full_state(model), head_writer(mtp)
         final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_head, processor)
         final.write("model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
-        for name, content in {**result.reports, "summary.json": result.summary}.items():
-            folder.write_figures(name, content)
-        close_run(folder, flags.settings)
-        final.check()
-        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-        log(f"{said}; the model is in {folder.model}", ranks.is_main)
+        _close(flags, folder, result, final)
+
+
+def _close(flags: OneModelFlags, folder: RunFolder, result: TrainingResult, final: FinalModels) -> None:
+    """Write what a run leaves besides its model, and say what it reached. ThreestepError if the model is not where it
+    belongs."""
+    for name, content in {**result.reports, "summary.json": result.summary}.items():
+        folder.write_figures(name, content)
+    close_run(folder, flags.settings)
+    final.check()
+    said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+    log(f"{said}; the model is in {folder.model}", folder.is_main_rank)
 
 
 def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
