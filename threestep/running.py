@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from training.utils.run.arguments import words_of
+from training.utils.run.console import output_may_be_lost
 from training.utils.run.credentials import lend, redacted
+from training.utils.run.disk_errors import disk_error_in, disk_sentence
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import RANKS_VARIABLE
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
@@ -46,14 +48,17 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
     no_telemetry(os.environ)
     main = importlib.import_module(program).main
     try:
-        with _callers_state(), functions_given(functions):
+        with _callers_state(), functions_given(functions), output_may_be_lost():
             main(words)
     except SystemExit as end:
         raise ThreestepError(_stopped(end.code)) from end
     except Exception as problem:
-        if not is_out_of_memory(problem):
+        if is_out_of_memory(problem):
+            raise ThreestepError(out_of_memory_sentence(problem)) from problem
+        refusal = disk_error_in(problem)
+        if refusal is None:
             raise
-        raise ThreestepError(out_of_memory_sentence(problem)) from problem
+        raise ThreestepError(disk_sentence(refusal)) from problem
 
 
 @contextlib.contextmanager

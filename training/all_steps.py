@@ -28,6 +28,7 @@ from training.utils.run.credentials import lend, redacted_value
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
+from training.utils.run.run_folder import RunFolder
 from training.utils.run.step import known_steps
 from training.utils.run.typed import (
     COMMAND_VARIABLE,
@@ -79,9 +80,10 @@ def main(argv: Sequence[str]) -> None:
     check_settings(config_files)
     seconds = run_plan(plan, config_files, finished, resuming_whole_run("training.all_steps", argv))
     summary = summarize(plan.output_dir, seconds)
-    path = plan.output_dir / "summary.json"
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    print(f"\n{format_table(summary, seconds)}\n\nwritten to {path}", flush=True)
+    folder = RunFolder(plan.output_dir, is_main_rank=True)
+    folder.write_figures("summary.json", summary)
+    print(f"\n{format_table(summary, seconds)}\n\nwritten to {folder.path / 'summary.json'}", flush=True)
+    folder.settle()
     report_at_end(plan.output_dir, plan.report)
 
 
@@ -223,7 +225,7 @@ def run_plan(
             _run(title, step.program, flags, plan.ranks, environment)
         finally:
             seconds[step.name] = seconds.get(step.name, 0.0) + time.monotonic() - started
-            (plan.output_dir / _SECONDS).write_text(json.dumps(seconds), encoding="utf-8")
+            RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
         _end_where_stopped(title, plan.output_dir / step.name, again)
     return {name: seconds.get(name, 0.0) for name in plan.settings}
 
@@ -354,4 +356,4 @@ def _end_where_stopped(title: str, folder: Path, again: str) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, output_is_log=True)

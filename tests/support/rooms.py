@@ -46,7 +46,9 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "generation": ("mtp", "engine", "models", "layout", "run"),
     "environments": ("generation", "data.chat", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
+    "outputs": ("checkpoints", "engine", "models", "run"),
     "opening": (
+        "outputs",
         "checkpoints",
         "dry_run",
         "mtp",

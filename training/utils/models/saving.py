@@ -8,14 +8,15 @@ from __future__ import annotations
 import copy
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.models.lora import ADAPTER
 from training.utils.run.console import log
+from training.utils.run.disk_errors import disk_errors
 from training.utils.run.errors import ThreestepError, first_line
+from training.utils.run.storage import publish_folder, remove
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +38,14 @@ def save_model(
 ) -> None:
     """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
 
-    It is written next to `folder` and renamed, so that an existing folder is whole. Call on rank 0 only.
-    write_more: writes what else belongs into the folder.
+    It is written next to `folder`, flushed to disk and renamed: a folder that is there is whole, and stays until the
+    new one is. Call on rank 0 only. write_more: writes what else belongs into the folder.
 
-    Raises ThreestepError if `tensors` are not those of the plain model.
+    Raises ThreestepError if `tensors` are not those of the plain model, OSError if the disk refuses it.
     """
     folder = Path(folder)
     beside = folder.parent / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
+    remove(beside)
     for sentence in mend_settings(model):
         log(sentence)
     plain = plain_skeleton(model)
@@ -58,9 +59,12 @@ def save_model(
             f"{len(unknown)} that the plain model does not know{_first(unknown)}; export a checkpoint of the run with "
             "the installed versions of constraints.txt"
         )
-    _write(beside, plain, None, tokenizer, write_more)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(beside, folder)
+    try:
+        with disk_errors(beside):
+            _write(beside, plain, None, tokenizer, write_more)
+            publish_folder(beside, folder)
+    finally:
+        remove(beside)  # the room of what did not become a model
 
 
 def save_without_weights(

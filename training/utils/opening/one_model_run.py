@@ -49,9 +49,11 @@ from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
+from training.utils.outputs.final_models import FinalModels
+from training.utils.outputs.room import check_room
 from training.utils.report.writing import close_run
 from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.run_folder import RunFolder
+from training.utils.run.run_folder import BAD_STEPS, RunFolder
 
 
 def run_one_model(
@@ -102,12 +104,13 @@ def run_one_model(
         processor, digests = processor_of(start.name_or_path, model), _start_digests(flags, rereads_start)
         check_saving(folder.path, [SavedModel(model, tokenizer)], processor, start.trust_remote_code, ranks.is_main)
         parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
+        check_room(folder.path, flags.checkpoints, parts)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
             metrics,
             checkpoints,
         ):
-            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
+            bad_steps = BadSteps(faults.max_bad_steps, folder.run_log(BAD_STEPS), ranks.is_main, flags.engine.dtype)
             training = TrainingRun(
                 flags.step.label,
                 engine,
@@ -125,12 +128,20 @@ def run_one_model(
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
-        if ranks.is_main:
-            save_model(folder.model, model, tensors, tokenizer, partial(write_beside, write_head, processor))
-        folder.write_json("summary.json", result.summary)
-        close_run(folder.path, flags.settings, ranks.is_main)
-        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-        log(f"{said}; the model is in {folder.model}", ranks.is_main)
+        final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_head, processor)
+        final.write("model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
+        _close(flags, folder, result, final)
+
+
+def _close(flags: OneModelFlags, folder: RunFolder, result: TrainingResult, final: FinalModels) -> None:
+    """Write what a run leaves besides its model, and say what it reached. ThreestepError if the model is not where it
+    belongs."""
+    for name, content in {**result.reports, "summary.json": result.summary}.items():
+        folder.write_figures(name, content)
+    close_run(folder, flags.settings)
+    final.check()
+    said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+    log(f"{said}; the model is in {folder.model}", folder.is_main_rank)
 
 
 def _check_start(flags: OneModelFlags, scores: bool) -> None:

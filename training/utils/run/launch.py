@@ -265,4 +265,4 @@ def cores() -> int:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, output_is_log=True)

@@ -8,6 +8,8 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -69,8 +71,56 @@ def write_json(path: str, content: Any) -> None:
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a whole file in place of the one at `path`, which stays as it was if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def publish_folder(beside: Path, folder: Path) -> None:
+    """Flush the folder `beside` to disk and put it in the place of `folder`, which stays as it was if that fails. A
+    link there is replaced, not followed. Files get the permissions that the umask gives (safetensors 0.8 makes them
+    for their owner alone)."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    for path in sorted(beside.rglob("*")):
+        if path.is_file():
+            with suppress(OSError):  # as on file systems without permissions
+                path.chmod(0o666 & ~umask)
+        flush_to_disk(path)
+    flush_to_disk(beside)
+    old = folder.with_name(f".{folder.name}.old.{os.getpid()}")
+    remove(old)
+    has_old = os.path.lexists(folder)
+    if has_old:
+        os.rename(folder, old)
+    try:
+        os.rename(beside, folder)
+    except OSError:
+        if has_old:
+            os.rename(old, folder)
+        raise
+    flush_to_disk(folder.parent)
+    remove(old)
+
+
+def new_rescue_folder(root: str | None, output_dir: Path) -> Path:
+    """Make a new folder, for its owner alone, for what the run in `output_dir` cannot write there: in `root`, or in the
+    system's folder for temporary files. OSError if that is refused."""
+    run = "_".join(output_dir.absolute().parts[-2:]).strip(os.sep)
+    return Path(tempfile.mkdtemp(prefix=f"threestep_{run}_", dir=Path(root or tempfile.gettempdir()).absolute()))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all in it, or a link, not what it names. What cannot be removed stays."""
+    with suppress(OSError):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
 
 
 def parse_json(text: str | bytes, most_levels: int | None = None) -> Any:
