@@ -20,7 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.families import configs
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.mtp.test_public_folder import checkpoint
 from tests.unit.utils.mtp.test_public_names import drawn_head
@@ -116,8 +118,6 @@ def reference(form: str, folder: Any, model: Any, ids_T: torch.Tensor, factor_T:
 def made(form: str, folder: Any) -> Any:
     """A published model with its head, written to `folder`; its final norm is far from all ones."""
     if form == "mimo":
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         torch.manual_seed(0)
         own = {**QWEN2, "vocab_size": VOCABULARY, "initializer_range": 0.3}
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **own)).eval()
@@ -164,3 +164,18 @@ def test_ernies_head_without_a_norm_at_its_end_is_what_vllm_runs(tmp_path):
     ids_T = torch.randint(3, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(1))
     expected = reference("ernie", tmp_path, model, ids_T, by_vllm=True)
     torch.testing.assert_close(ours(tmp_path, model, ids_T, final_norm=False), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text"])
+@torch.no_grad()
+def test_qwens_norms_multiply_by_one_and_their_weights(family, tmp_path):
+    model: Any = AutoModelForCausalLM.from_config(configs.tiny_config(family)).eval()
+    stored = checkpoint(tmp_path, model, "qwen", drawn_head(model, "qwen", 1))
+    head = new_head(model, 1, seed=4)
+    public_head_in(str(tmp_path), model.config.num_hidden_layers).read(head)
+    embedding, state = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
+    parts = ("embedding", embedding), ("hidden", state)
+    joined = torch.cat([normed(x, 1 + stored[f"mtp.pre_fc_norm_{name}.weight"], 1e-6) for name, x in parts], -1)
+    torch.testing.assert_close(head.depths[0].joined(embedding, state), joined @ stored["mtp.fc.weight"].T)
+    expected = normed(state, 1 + stored["mtp.norm.weight"], 1e-6)
+    torch.testing.assert_close(head.depths[0].trunk.norm(state), expected)
