@@ -36,7 +36,7 @@ from training.utils.models.processors import write_beside
 from training.utils.models.quantized import count_weights
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
-from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.flags import OneModelFlags
@@ -81,6 +81,9 @@ def run_one_model(
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
+            unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+            if unused is not None:
+                log(unused, ranks.is_main)
             set_stop_tokens(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
