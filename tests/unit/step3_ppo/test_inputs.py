@@ -69,7 +69,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
 
 
 def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
-    """The trained one first; of the model's own those that are no ordinary text, which is named; the tokenizer's eos."""
+    """The trained one first; of the model's own those that are no ordinary text; the tokenizer's eos."""
     rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
     report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
     phase = SimpleNamespace(train=rows, eval=rows, report=report, pixels_of=None)
