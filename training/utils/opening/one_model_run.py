@@ -81,9 +81,7 @@ def run_one_model(
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
-            unused = unused_stop_tokens(stop_tokens(model), tokenizer)
-            if unused is not None:
-                log(unused, ranks.is_main)
+            _log_unused_stop_tokens(model, tokenizer, ranks.is_main)
             set_stop_tokens(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
@@ -158,6 +156,12 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
     """The tokens that end a response, and those of them that stand inside responses too."""
     ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
     return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
+
+
+def _log_unused_stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_main: bool) -> None:
+    unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+    if unused is not None:
+        log(unused, is_main)
 
 
 def _samples(
