@@ -150,6 +150,7 @@ def load_inputs(
         lambda rollout: rollout.texts(tokenizer.decode, ends),
         run.seed,
         ranks,
+        run.shuffle,
     )
     return Inputs(
         train=source,

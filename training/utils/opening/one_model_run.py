@@ -275,6 +275,7 @@ def loop_settings(
         eval_epochs=engine.eval_epochs,
         pad_token_id=pad_token_id,
         seed=flags.run.seed,
+        shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
         log_pace=flags.report.pace(),
