@@ -44,6 +44,7 @@ GIVEN = [
     Given("misshapen", "dpo", MODEL, ["/model.safetensors'", "model.norm.weight expects the shape [64]", "got [63]"]),
     Given("reward", 3, ACTOR, ["expected a language model, got", "sequence classification", "score.weight"]),
     Given("two_labels", 2, MODEL, ["expected a model with one label, got 2 labels"]),
+    Given("headless", 2, MODEL, ["expected a reward model with score.weight", "in its place with --new_head"]),
     Given("headless", 3, CRITIC, ["expected a reward model, got one without score.weight", "step 2"]),
     Given("headless", "evaluate", MODEL, ["expected a reward model, got one without score.weight", "step 2"]),
     Given(

@@ -60,7 +60,7 @@ def test_evaluation_alone(runs):
     assert all(len(set(own)) > 1 for own in by_prompt)  # seeds of their own
     assert line["eval/reward_best@3"] == pytest.approx(sum(map(max, by_prompt)) / 24)
     assert line["eval/reward_worst@3"] == pytest.approx(sum(map(min, by_prompt)) / 24)
-    assert line["eval/check_pass@3_low"] <= line["eval/check_pass@3"] <= line["eval/check_pass@3_high"]
+    assert line["eval/check_best@3_low"] <= line["eval/check_best@3"] <= line["eval/check_best@3_high"]
     assert "eval_two.jsonl/check_majority@2" in line and not any(name.startswith("eval_greedy/check_") for name in line)
     # The same prompts have the same greedy answers, and other samples.
     assert line["eval_greedy_one.jsonl/response_tokens"] == line["eval_greedy_two.jsonl/response_tokens"]

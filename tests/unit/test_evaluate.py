@@ -81,12 +81,12 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
     alone = [json.loads(line) for line in (tmp_path / "out/gsm8k.jsonl").read_text().splitlines()]
     evaluate.main(["gsm8k", *flags, "--max_new_tokens", "4", "--val_samples", "3"])
     found = read(tmp_path, "gsm8k")
-    assert found["val_samples"] == 3 and {"reward_pass@2", "reward_pass@3", "reward_majority@3"} <= found.keys()
+    assert found["val_samples"] == 3 and {"reward_best@2", "reward_best@3", "reward_majority@3"} <= found.keys()
     lines = [json.loads(line) for line in (tmp_path / "out/gsm8k.jsonl").read_text().splitlines()]
     assert [line["sample"] for line in lines] == [0, 1, 2] * found["prompts"]
     # The first sample is the one that is drawn alone.
     assert [line["answers"] for line in lines[::3]] == [line["answers"] for line in alone]
-    assert "reward pass@3" in (tmp_path / "out/gsm8k.html").read_text()
+    assert "reward best@3" in (tmp_path / "out/gsm8k.html").read_text()
 
 
 @pytest.mark.parametrize(

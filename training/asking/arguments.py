@@ -28,7 +28,7 @@ class AskedArguments:
 
     val_samples: int = flag(
         1,
-        "Answers to each prompt; above 1 also the deviation, best, worst, majority and pass@k of them.",
+        "Answers to each prompt; above 1 also the deviation, best (of 0 and 1: pass@k), worst and majority of k.",
         least=1,
         unit="responses",
     )

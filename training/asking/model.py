@@ -41,7 +41,7 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
-from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens
+from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.vision import placeholder_id
 from training.utils.opening.image_reader import reader_of_model
 from training.utils.run.console import note
@@ -283,8 +283,12 @@ def load_opened(
     settings = ModelSettings(name, takes_images=folder.reader is not None)
     model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, images=images)
     model = model.to(device).eval().requires_grad_(False)
-    more = frozenset(stop_tokens(model) or [tokenizer.eos_token_id])
-    ends = tuple(joined_stop_tokens(stop_tokens(model), tokenizer, [folder.end_token_id]))
+    own = stop_tokens(model)
+    more = frozenset(own or [tokenizer.eos_token_id])
+    ends = tuple(joined_stop_tokens(own, tokenizer, [folder.end_token_id]))
+    unused = unused_stop_tokens(own, tokenizer)
+    if unused is not None:
+        note(f"{name}: {unused}")
     tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
     asked = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
     return replace(asked, images=images, pictures=pictures)

@@ -30,6 +30,12 @@ class RewardModelArguments:
         unit="rate",
         topic="optimizer",
     )
+    new_head: bool = flag(
+        False,
+        "Start from a reward model whose head has another name than score.weight, and train a new head in its place. A "
+        "language model, which has none, gets a new head without it.",
+        topic="model",
+    )
     loss_from: str = flag(
         "end",
         "Which scores of a pair the loss compares: those at the 'end' of both responses, or those of all tokens "

@@ -193,8 +193,8 @@ class PpoArguments:
     )
     val_samples: int = flag(
         1,
-        "Responses to each held-out prompt; above 1 the metrics also have best, worst, majority and pass@k "
-        "(eval/NAME_best@k).",
+        "Responses to each held-out prompt; above 1 the metrics also have best, worst and majority of k of them "
+        "(eval/NAME_best@k; of rewards 0 and 1 that is pass@k).",
         least=1,
         unit="responses",
         topic="evaluation",

@@ -11,13 +11,15 @@ from functools import reduce
 
 import torch
 
+from training.step3_ppo.advantages.inputs import discounted_sums
 from training.step3_ppo.dynamic_sampling import equal_groups
 from training.step3_ppo.measures import NOTHING, Measure, Moments, figures_of, moments, spread
-from training.step3_ppo.mismatch.figures import mismatch_measures
+from training.step3_ppo.mismatch.figures import PROBABILITIES, mismatch_measures
 from training.step3_ppo.records import Experience
 from training.step3_ppo.scoring import outcome_scores
 from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import gathered
+from training.utils.environments.episodes import FAILURES
 from training.utils.generation.records import CUTS
 
 
@@ -28,7 +30,8 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     own = [_joined(found) for found in zip(*(moments(measures) for measures in each), strict=True)]
     of_all = [_joined(found) for found in zip(*gathered(own), strict=True)]
     figures = figures_of(each[0], of_all)
-    return figures | _explained_variance(figures) | reward_means(experiences) | conversation_means(experiences)
+    figures |= _explained_variance(figures) | _probability_correlation(figures)
+    return figures | reward_means(experiences) | conversation_means(experiences)
 
 
 def _joined(found: Sequence[Moments]) -> Moments:
@@ -42,6 +45,16 @@ def _explained_variance(figures: Mapping[str, float]) -> dict[str, float]:
     return {"critic/explained_variance": 1.0 - (figures["critic/error_std"] / returns) ** 2} if returns > 0 else {}
 
 
+def _probability_correlation(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return Pearson's correlation of tokens' probabilities in training and in the rollout, from their deviations and
+    that of their difference: Var(x - y) = Var x + Var y - 2 Cov; none where either is constant."""
+    train, rollout, difference = (figures.get(f"mismatch/{name}_std", 0.0) for name in PROBABILITIES)
+    if not (train > 0 and rollout > 0):
+        return {}
+    covariance = (train**2 + rollout**2 - difference**2) / 2
+    return {"mismatch/probability_correlation": covariance / (train * rollout)}
+
+
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
     """Return `reward/NAME`, the mean of each reward and of each value that a function gave, over the responses that
     have it. A collective; ranks may have different names."""
@@ -53,8 +66,8 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
 
 
 def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return means over conversations: of their turns and forks, of the share that each limit ended, and of the
-    environments' figures, as environment/NAME, 0 for a conversation that lacks one. A collective where there are
+    """Return means over conversations: of their turns and forks, of the shares that each limit and a failure ended, and
+    of the environments' figures, as environment/NAME, 0 for a conversation that lacks one. A collective where there are
     conversations."""
     records = [record for experience in experiences for record in experience.rollout.conversations or ()]
     if not records:  # on all ranks alike: one engine draws for all
@@ -62,6 +75,7 @@ def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
     found = {"conversation/turns": [float(record.turns) for record in records]}
     found |= {"conversation/forks": [float(record.forks) for record in records]}
     found |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
+    found["conversation/aborted_share"] = [float(record.figures.get(FAILURES, 0) > 0) for record in records]
     names = {
         name for part in gathered(sorted({name for record in records for name in record.figures})) for name in part
     }
@@ -97,6 +111,8 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         Measure(prompts_B, spread("rollout/prompt_tokens")),
         Measure(experience.scores_B, spread("rollout/score", mean="rollout/score")),
         Measure(outcomes_B, {"mean": "rollout/outcome"}),
+        # With the KL's part, where the reward has one.
+        Measure(experience.rewards_BR.double().sum(dim=1), spread("rollout/reward", mean="rollout/reward")),
         Measure(rollout.ended_B, {"mean": "rollout/ended_share"}),
         Measure(~experience.counts_B, {"mean": "rollout/left_out"}),
         Measure(experience.advantages_BR[mask_BR], spread("rollout/advantage")),
@@ -122,6 +138,9 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
     if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):
         measures += mismatch_measures(old_BR, sampled_BR, mask_BR, settings.mismatch, experience.weights_BR)
+    if experience.returns_BR is None:  # no critic learns from them
+        returns_BR = discounted_sums(torch.where(mask_BR, experience.rewards_BR, 0.0), settings.advantage.gamma)
+        measures.append(Measure(returns_BR[mask_BR], spread("rollout/return")))
     if experience.values_BR is not None and experience.returns_BR is not None:
         values_M, returns_M = experience.values_BR[mask_BR], experience.returns_BR[mask_BR]
         measures += [

@@ -33,7 +33,7 @@ from training.utils.layout.order import steps_in
 from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
-from training.utils.models.stop_tokens import joined_stop_tokens
+from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
 from training.utils.opening.image_reader import reader_of_model, why_unread
 from training.utils.opening.row_images import images_of
 from training.utils.run.console import log
@@ -136,7 +136,9 @@ def load_inputs(
     if data.source.unsupervised_dataset_name is not None:
         texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)
     rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
-    ends = _end_tokens(flags, tokenizer)
+    ends, unused = _end_tokens(flags, tokenizer)
+    if unused is not None:
+        log(unused, ranks.is_main)
     if len(ends) > 1:
         words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
         log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
@@ -148,6 +150,7 @@ def load_inputs(
         lambda rollout: rollout.texts(tokenizer.decode, ends),
         run.seed,
         ranks,
+        run.shuffle,
     )
     return Inputs(
         train=source,
@@ -178,11 +181,12 @@ def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:
     return ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
 
 
-def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str | None]:
+    """The tokens, and those of the model's own that end nothing, in a sentence."""
     roles = flags.roles
     trained = end_of_conversation_id(tokenizer, conversation_end(flags.data.chat, tokenizer))
     own = saved_stop_tokens(roles.actor_model_name_or_path, roles.trust_remote_code)
-    return tuple(joined_stop_tokens(own, tokenizer, [trained]))
+    return tuple(joined_stop_tokens(own, tokenizer, [trained])), unused_stop_tokens(own, tokenizer)
 
 
 def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:

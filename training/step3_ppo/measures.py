@@ -68,11 +68,10 @@ def moments(measures: Sequence[Measure]) -> list[Moments]:
 def _row(values: torch.Tensor) -> torch.Tensor:
     if not values.numel():
         return torch.tensor(NOTHING, dtype=torch.float64, device=values.device)
-    values = values.float() if values.dtype == torch.bool else values
+    values = values.double()
     ends = torch.aminmax(values)
-    count = torch.full_like(ends.min, values.numel(), dtype=torch.float64)
-    parts = (count, values.sum(), values.double().square().sum(), ends.min, ends.max)
-    return torch.stack([part.double() for part in parts])
+    count = torch.full_like(ends.min, values.numel())
+    return torch.stack([count, values.sum(), values.square().sum(), ends.min, ends.max])
 
 
 def figures_of(measures: Sequence[Measure], found: Sequence[Moments]) -> dict[str, float]:

@@ -146,12 +146,12 @@ class EpochSampler(PromptSampler):
 
 
 class PromptSource:
-    """Gives the prompts of every rollout: the dataset's, in shuffled epochs. Only the position is remembered, by the
-    trainer. States are what JSON holds, the same on every rank."""
+    """Gives the prompts of every rollout: the dataset's, in shuffled epochs or, if not `shuffled`, in its order. Only
+    the position is remembered, by the trainer. States are what JSON holds, the same on every rank."""
 
-    def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
+    def __init__(self, prompts: Sequence[PromptRow], seed: int, shuffled: bool = True) -> None:
         self.prompts = prompts
-        self._stream = ShuffledStream(len(prompts), seed)
+        self._stream = ShuffledStream(len(prompts), seed, shuffled)
 
     def take(self, first: int, count: int) -> list[PromptRow]:
         """Return the prompts at positions first .. first + count - 1 of the run, for all ranks together."""
@@ -239,10 +239,17 @@ def open_prompt_source(
     texts_of: Callable[[Rollout], Sequence[str]],
     seed: int,
     ranks: Ranks,
+    shuffled: bool = True,
 ) -> PromptSource:
-    """Return the source that the flags ask for; ThreestepError if FILE.py:NAME is not a class of the right kind."""
+    """Return the source that the flags ask for; ThreestepError if FILE.py:NAME is not a class of the right kind, or
+    orders prompts that shall stay in the data's order."""
     if sampler_address is None and dataset_address is None:
-        return PromptSource(prompts, seed)
+        return PromptSource(prompts, seed, shuffled)
+    if not shuffled:
+        raise ThreestepError(
+            "--shuffle false takes the prompts in the data's order, and --prompt_sampler and --prompt_dataset choose "
+            "theirs themselves; leave one of them out"
+        )
     dataset, sampler_class = None, EpochSampler
     if dataset_address is not None:
         dataset_class = _class_of(dataset_address, "--prompt_dataset", PromptDataset)

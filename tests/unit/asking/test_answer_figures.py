@@ -43,13 +43,13 @@ def test_several_answers_by_source_and_by_key():
     assert [(own["prompt_index"], own["sample"]) for own in samples][3:5] == [(0, 3), (1, 0)]
     figures = answer_figures([samples], seed=0)
     assert figures["prompts"] == 2 and figures["reward"].value == 0.5
-    assert figures["reward_pass@2"].value == pytest.approx((0.5 + 1.0) / 2)
-    assert figures["reward_pass@4"].value == 1.0 and figures["reward_worst@4"].value == 0.0
+    assert figures["reward_best@2"].value == pytest.approx((0.5 + 1.0) / 2)
+    assert figures["reward_best@4"].value == 1.0 and figures["reward_worst@4"].value == 0.0
     # Votes are by the rule's answer: 2 of 1, 2, 2, 3 is wrong, 7 of 7, 7, 7, 8 right.
     assert figures["reward_majority@4"].value == 0.5 == figures["reward/rule_majority@4"].value
-    assert figures["math/reward_pass@2"].value == 0.5 and figures["code/reward/rule/answer"].value == 7.25
+    assert figures["math/reward_best@2"].value == 0.5 and figures["code/reward/rule/answer"].value == 7.25
     assert figures["math/reward/rule/answer_best@4"].value == 3.0
-    low, high = figures["reward_pass@2"].low, figures["reward_pass@2"].high
+    low, high = figures["reward_best@2"].low, figures["reward_best@2"].high
     assert 0.5 <= low <= 0.75 <= high <= 1.0
 
 

@@ -80,6 +80,10 @@ def test_by_hand():
             "rollout/score_min": 1.0,
             "rollout/score_max": 2.0,
             "rollout/outcome": (1.0 + 2.0 - 1.0) / 2,  # the second did not end
+            "rollout/reward": 0.0,
+            "rollout/reward_std": 0.0,
+            "rollout/reward_min": 0.0,
+            "rollout/reward_max": 0.0,
             "rollout/equal_groups": 1.0,  # which makes both outcomes 1
             "rollout/kl": (0.5 + 0.5 + 0.0) / 2,
             "rollout/ended_share": 0.5,
@@ -103,6 +107,52 @@ def test_by_hand():
             "critic/explained_variance": 1 - (2 / 3) / 2,
         }
     )
+
+
+def test_rewards_with_the_kls_part_and_returns_without_a_critic():
+    """Rewards 1 | -0.5, 2 with gamma 1: returns 1 | 1.5, 2, sums 1 and 1.5. Columns behind a response are not read."""
+    rewards_BR = torch.tensor([[1.0, 0.0], [-0.5, 2.0]])
+    without = dataclasses.replace(made(), rewards_BR=rewards_BR, values_BR=None, returns_BR=None)
+    found = described([without, without], SETTINGS)
+    of_sums = [found[f"rollout/reward{statistic}"] for statistic in ("", "_std", "_min", "_max")]
+    assert of_sums == pytest.approx([1.25, 0.25, 1.0, 1.5])
+    of_returns = [found[f"rollout/return_{statistic}"] for statistic in ("mean", "std", "min", "max")]
+    assert of_returns == pytest.approx([1.5, math.sqrt(1 / 6), 1.0, 2.0])
+    assert not any(name.startswith("critic/") for name in found)
+    assert "rollout/return_mean" not in described([made()], SETTINGS)
+
+
+def test_probabilities_in_training_and_in_the_rollout():
+    """Pearson's correlation over all tokens of all micro-batches: not a mean of theirs."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(seed: int) -> Experience:
+        old, sampled = -torch.rand(2, 2, 2, generator=generator) * 3
+        rollout = dataclasses.replace(made().rollout, sampled_logprobs_BR=sampled)
+        return dataclasses.replace(made(), rollout=rollout, old_logprobs_BR=old)
+
+    each = [drawn(seed) for seed in range(5)]
+    found = described(each, SETTINGS)
+    mask = made().rollout.drawn.mask_BR
+    train, rollout = (
+        torch.cat([values[mask] for values in both]).double().exp()
+        for both in ([e.old_logprobs_BR for e in each], [e.rollout.sampled_logprobs_BR for e in each])
+    )
+    correlation = float(torch.corrcoef(torch.stack([train, rollout]))[0, 1])
+    assert found["mismatch/probability_correlation"] == pytest.approx(correlation, abs=1e-12)
+    difference = (train - rollout).abs()
+    assert found["mismatch/probability_difference_mean"] == pytest.approx(float(difference.mean()), rel=1e-12)
+    assert found["mismatch/probability_difference_max"] == pytest.approx(float(difference.max()), rel=1e-12)
+    deviations = float(difference.std(correction=0)), float((train - rollout).std(correction=0))
+    assert found["mismatch/probability_difference_std"] == pytest.approx(deviations[0], rel=1e-9)
+    assert found["mismatch/probability_gap_std"] == pytest.approx(deviations[1], rel=1e-9)
+
+
+def test_equal_probabilities_correlate_exactly_and_constant_ones_not_at_all():
+    same = dataclasses.replace(made(), old_logprobs_BR=made().rollout.sampled_logprobs_BR)
+    assert described([same], SETTINGS)["mismatch/probability_correlation"] == 1.0
+    constant = dataclasses.replace(made(), old_logprobs_BR=torch.full((2, 2), -1.0))
+    assert "mismatch/probability_correlation" not in described([constant], SETTINGS)
 
 
 def test_the_share_that_the_bounds_change():

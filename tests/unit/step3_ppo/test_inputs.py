@@ -53,7 +53,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     ranks = SimpleNamespace(world_size=1, is_main=True)
     monkeypatch.setattr("training.step3_ppo.inputs.saved_stop_tokens", lambda *given: [2])
     monkeypatch.setattr("training.step3_ppo.inputs.reader_of_model", lambda *given: None)
-    tokenizer = SimpleNamespace(eos_token_id=2, added_tokens_decoder={})
+    tokenizer = SimpleNamespace(eos_token_id=2, added_tokens_decoder={2: "</s>"})
 
     def load(critic_warmup: int):
         ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
@@ -69,7 +69,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
 
 
 def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
-    """The trained one first; of the model's own those that are special tokens; the tokenizer's eos."""
+    """The trained one first; of the model's own those that are no ordinary text; the tokenizer's eos."""
     rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
     report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
     phase = SimpleNamespace(train=rows, eval=rows, report=report, pixels_of=None)
@@ -86,7 +86,10 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
         return load_inputs(flags, tokenizer, SimpleNamespace(world_size=1, is_main=True), lambda s, *_: said.append(s))
 
     assert load().end_token_ids == tuple(ids(["<|im_end|>", "<|eot_id|>", "<|endoftext|>"]))
-    assert said == ["responses end at each of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
+    assert said[0].startswith(
+        "warning: the model's configuration names as its end tokens 76 ('a'), which the tokenizer"
+    )
+    assert said[1:] == ["responses end at each of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
     (tmp_path / "generation_config.json").unlink()  # the configuration's then
     assert tokenizer.added_tokens_decoder[2].special
     assert load().end_token_ids == (ids("<|im_end|>"), 2, ids("<|endoftext|>"))

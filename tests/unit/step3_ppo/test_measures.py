@@ -49,3 +49,10 @@ def test_equal_numbers_have_no_deviation_by_rounding():
     measure = Measure(torch.full((1000,), 0.1), {"std": "std"})
     assert figures_of([measure], moments([measure]))["std"] == pytest.approx(0, abs=1e-8)
     assert not math.isnan(figures_of([measure], moments([measure]))["std"])
+
+
+def test_a_small_spread_around_one_is_not_rounded_away():
+    """The mean of 300,000 numbers near 1 added up in float32 is off by more than their deviation squared."""
+    values = 1 + 1e-4 * torch.randn(300_000, generator=torch.Generator().manual_seed(0))
+    found = moments([Measure(values, {})])[0]
+    assert STATISTICS["std"](found) == pytest.approx(float(values.double().std()), rel=1e-4)

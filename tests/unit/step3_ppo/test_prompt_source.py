@@ -114,6 +114,8 @@ def test_shuffled_epochs_are_the_default():
     source.observe(prompts, experience([0.0] * 5))
     source.load_state_dict(source.state_dict())
     assert source.state_dict() == {}
+    in_order = open_prompt_source(prompts, None, None, Maker, texts_of, 5, ALONE, shuffled=False)
+    assert [row.row_id for row in in_order.take(3, 4)] == [3, 4, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -287,11 +289,17 @@ def function():
 def opened(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
 
-    def open_source(sampler=None, dataset=None):
+    def open_source(sampler=None, dataset=None, shuffled=True):
         addresses = [None if name is None else f"{tmp_path}/own.py:{name}" for name in (sampler, dataset)]
-        return open_prompt_source(rows(3), *addresses, Maker, texts_of, 5, ALONE)
+        return open_prompt_source(rows(3), *addresses, Maker, texts_of, 5, ALONE, shuffled)
 
     return open_source
+
+
+@pytest.mark.parametrize("names", [("InOrder",), (None, "Doubled")])
+def test_the_datas_order_and_a_users_exclude_each_other(opened, names):
+    with pytest.raises(ThreestepError, match="--shuffle false takes the prompts in the data's order, and --prompt_sam"):
+        opened(*names, shuffled=False)
 
 
 def test_classes_from_the_users_file(opened):

@@ -12,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 # Bounds of k3, verl's: of its exponent, and of its value.
 _MOST_DIFFERENCE = 20.0
 _MOST_K3 = 10.0
+# Below this many nats a difference of log-probabilities may be rounding: float32 rounds those of the same weights, read
+# in other rows, apart by 1e-6 to 1e-4.
+_ROUNDED_NATS = 1e-3
 
 
 def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
@@ -42,8 +45,17 @@ def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def absolute(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """Return |log p - log p_ref|: a distance with the same gradient at any size, not a divergence (verl's `abs`)."""
-    return (logprobs - ref_logprobs).abs()
+    """Return |log p - log p_ref|: a distance with the same gradient at any size from 1e-3 nats on (`smooth_absolute`),
+    not a divergence (verl's `abs`)."""
+    return smooth_absolute(logprobs - ref_logprobs)
+
+
+def smooth_absolute(difference: torch.Tensor) -> torch.Tensor:
+    """Return |d|, with its gradient from 1e-3 nats on and d / 1e-3 below (Huber 1964): that of |d| is +1 or -1 by
+    rounding alone where two policies are the same."""
+    size = difference.abs()
+    pull = torch.where(size < _ROUNDED_NATS, difference.square() / (2.0 * _ROUNDED_NATS), size)
+    return size.detach() + (pull - pull.detach())
 
 
 def k1_pulling(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from training.step3_ppo.kl.estimators import smooth_absolute
 from training.step3_ppo.losses.ppo import ppo
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
@@ -55,12 +56,13 @@ def smallest_selected_key(keys_M: torch.Tensor, count: int) -> float:
 
 
 def kl_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss_M = -r A, and on selected tokens + kl_cov_coef |logp - old logp|, which is verl's estimate of the KL.
-    Chosen tokens count as clipped."""
+    """Return loss_M = -r A, and on selected tokens + kl_cov_coef |logp - old logp|, which is verl's estimate of the KL,
+    whose gradient fades below 1e-3 nats: in the first update of a rollout the difference is rounding, and so its sign.
+    Selected tokens count as clipped."""
     if tokens.selected_M is None:
         raise AssertionError("KL-Cov needs its selected tokens")
     log_ratio_M = tokens.log_ratio_M
-    penalty_M = settings.kl_cov_coef * log_ratio_M.abs()
+    penalty_M = settings.kl_cov_coef * smooth_absolute(log_ratio_M)
     loss_M = -tokens.advantages_M * torch.exp(log_ratio_M)
     return loss_M + torch.where(tokens.selected_M, penalty_M, 0.0), tokens.selected_M
 

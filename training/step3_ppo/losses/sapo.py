@@ -16,6 +16,8 @@ def sapo(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tens
     over tokens (`seq-mean-token-mean`).
     """
     ratio_M = torch.exp(tokens.log_ratio_M)
-    tau_M = torch.where(tokens.advantages_M > 0, settings.sapo_tau_pos, settings.sapo_tau_neg)
+    # In the ratio's dtype: torch.where of two numbers is of the default dtype, and both taus would be rounded to it.
+    tau_M = torch.full_like(ratio_M, settings.sapo_tau_neg)
+    tau_M = tau_M.masked_fill(tokens.advantages_M > 0, settings.sapo_tau_pos)
     gate_M = torch.sigmoid(tau_M * (ratio_M - 1.0)) * 4.0 / tau_M
     return -tokens.advantages_M * gate_M, torch.zeros_like(tau_M, dtype=torch.bool)

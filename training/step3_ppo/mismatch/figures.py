@@ -13,6 +13,9 @@ from training.step3_ppo.mismatch.rejection import kept_by, kept_tokens, vetoed
 from training.step3_ppo.mismatch.settings import MismatchSettings
 from training.step3_ppo.mismatch.weights import MOST, importance_weights, ratios, sequences_of
 
+# Groups of the figures of probabilities: in training, in the rollout, and their difference.
+PROBABILITIES = ("train_probability", "rollout_probability", "probability_gap")
+
 
 def mismatch_measures(
     old_logprobs_BR: torch.Tensor,
@@ -33,6 +36,7 @@ def mismatch_measures(
         Measure(log_ratio_M.square() / 2, {"mean": "mismatch/k2"}),
         Measure(torch.exp(log_ratio_M.clamp(max=MOST)) - log_ratio_M - 1.0, {"mean": "mismatch/k3"}),
         Measure(log_ratio_M.abs(), {"mean": "rollout/logprob_mismatch", "max": "mismatch/logprob_difference_max"}),
+        *_probabilities(old_logprobs_BR[inside_BR], sampled_logprobs_BR[inside_BR]),
         *_perplexities(old_logprobs_BR, sampled_logprobs_BR, inside_BR),
     ]
     first_M = torch.ones_like(sequence_M, dtype=torch.bool)
@@ -50,6 +54,19 @@ def mismatch_measures(
     if settings is None:
         return measures
     return measures + _of_correction(log_ratio_M, sequence_M, first_M, settings, weights_BR, inside_BR)
+
+
+def _probabilities(old_M: torch.Tensor, sampled_M: torch.Tensor) -> list[Measure]:
+    """Return the deviations of a token's probability in training and in the rollout, and of their difference; of its
+    size the mean, deviation and maximum."""
+    train_M, rollout_M = old_M.double().exp(), sampled_M.double().exp()
+    difference_M = train_M - rollout_M
+    deviations = zip(PROBABILITIES, (train_M, rollout_M, difference_M), strict=True)
+    size = {statistic: f"mismatch/probability_difference_{statistic}" for statistic in ("mean", "std", "max")}
+    return [
+        *(Measure(values_M, {"std": f"mismatch/{name}_std"}) for name, values_M in deviations),
+        Measure(difference_M.abs(), size),
+    ]
 
 
 def _perplexities(old_BR: torch.Tensor, sampled_BR: torch.Tensor, inside_BR: torch.Tensor) -> list[Measure]:

@@ -36,7 +36,7 @@ def kept_tokens(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, settings: M
 
 def vetoed(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, veto: float) -> torch.Tensor:
     """Return bool: tokens of responses in which some r < veto."""
-    return own_sequence_sums((torch.exp(log_ratio_M) < veto).float(), sequence_M) > 0
+    return own_sequence_sums((torch.exp(log_ratio_M) < veto).long(), sequence_M) > 0
 
 
 def kept_by(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, rejection: Rejection) -> torch.Tensor:
@@ -62,4 +62,4 @@ def _over(values_M: torch.Tensor, sequence_M: torch.Tensor, scope: str) -> torch
 
 def _every(holds_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
     """Return bool: whether it holds for all tokens of the response."""
-    return own_sequence_sums((~holds_M).float(), sequence_M) == 0
+    return own_sequence_sums((~holds_M).long(), sequence_M) == 0

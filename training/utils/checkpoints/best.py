@@ -36,8 +36,10 @@ def metric_in(figures: Mapping[str, float], asked: str | None) -> str:
     if asked is None:
         return next((name for name in _DEFAULTS if name in figures), sorted(figures)[0])
     for name in (asked, f"eval/{asked}", f"eval/{asked.removeprefix('eval_')}"):
-        if name in figures:
-            return name
+        # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
+        for known in (name, name.replace("_pass@", "_best@")):
+            if known in figures:
+                return known
     plain = [name.removeprefix("eval/") for name in figures]
     raise ThreestepError(
         f"--metric_for_best_model expects one of {', '.join(sorted(plain))}, got '{asked}'{nearest_names(asked, plain)}"

@@ -290,7 +290,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total
         return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=own.after_warmup))
     from transformers import get_scheduler
 
+    # Its polynomial divides by the steps after warm-up, of which there may be none.
+    steps = max(total_steps, warmup + 1) if settings.lr_scheduler_type == "polynomial" else total_steps
     try:
-        return get_scheduler(settings.lr_scheduler_type, optimizer, warmup, total_steps)
+        return get_scheduler(settings.lr_scheduler_type, optimizer, warmup, steps)
     except ValueError as problem:
         raise ThreestepError(f"--lr_scheduler_type: {problem}") from problem

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import threading
 import traceback
 from collections import Counter
@@ -25,6 +24,7 @@ from training.utils.run.errors import ThreestepError, first_line
 _Result = TypeVar("_Result")
 OPENING_ROLES = ("system", "developer", "user", "assistant", "tool")
 REPLY_ROLES = ("system", "developer", "user", "tool")
+_LARGEST = 3.4028234663852886e38  # of float32
 FAILURES, CUT, MENDED = "environment_failures", "cut_answers", "mended_answers"
 
 
@@ -91,6 +91,8 @@ class Episode:
         outcome = self._wait(lambda: self._environment.step(message))
         problem = _failure(outcome, self._settings.seconds)
         reply, problem = (None, problem) if problem else _checked_reply(outcome.value)
+        if reply is not None and not _is_number(sum(self.rewards) + reply.reward):
+            reply, problem = None, f"expects rewards whose sum is finite in float32, got {reply.reward!r:.60} more"
         if reply is None:
             self._settings.warn(f"environment '{self._settings.name}': step {problem}; the conversation ends there")
             reply = EnvironmentReply([], done=True, figures={FAILURES: 1})
@@ -161,21 +163,26 @@ def _checked_reply(value: Any) -> tuple[EnvironmentReply | None, str]:
     reply = EnvironmentReply(*value)
     problem = _messages_problem(reply.messages, REPLY_ROLES)
     if problem is None and not _is_number(reply.reward):
-        problem = f"expects a finite number as reward, got {reply.reward!r:.60}"
+        problem = f"expects a number that is finite in float32 as reward, got {reply.reward!r:.60}"
     if problem is None and not isinstance(reply.done, bool):
         problem = f"expects True or False as done, got {reply.done!r:.60}"
     if problem is None and not reply.done and not reply.messages:
         problem = "expects messages where the conversation is not done, got none"
     figures = reply.figures
-    if problem is None and not (isinstance(figures, Mapping) and all(map(_is_number, figures.values()))):
-        problem = f"expects finite numbers by name as figures, got {figures!r:.60}"
+    if problem is None and not (
+        isinstance(figures, Mapping)
+        and all(isinstance(name, str) for name in figures)
+        and all(map(_is_number, figures.values()))
+    ):
+        problem = f"expects finite numbers by name, which is text, as figures, got {figures!r:.60}"
     return (reply, "") if problem is None else (None, problem)
 
 
 def _is_number(value: Any) -> bool:
+    """Whether it is a number that float32, in which rewards are, holds."""
     try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+        return isinstance(value, Real) and abs(float(value)) <= _LARGEST
+    except (OverflowError, TypeError):  # an integer that no float holds; a number that is none of its kinds
         return False
 
 

@@ -1,7 +1,7 @@
 """The order of a dataset's rows in training, as a pure function of (rows, seed).
 
-Epochs follow each other without a gap: each optimizer step takes the next G rows of an endless stream of shuffled
-epochs, so that every step has exactly G, and the position of a run is one number.
+Epochs follow each other without a gap: each optimizer step takes the next G rows of an endless stream of epochs, so
+that every step has exactly G, and the position of a run is one number.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import numpy as np
 
 
 class ShuffledStream:
-    """An endless stream of epochs of `rows` row numbers, each in an order of its own."""
+    """An endless stream of epochs of `rows` row numbers, each in an order of its own; all ascending if not
+    `shuffled`."""
 
-    def __init__(self, rows: int, seed: int) -> None:
+    def __init__(self, rows: int, seed: int, shuffled: bool = True) -> None:
         if rows <= 0:
             raise AssertionError("a stream needs at least one row")
         self.rows = rows
         self.seed = seed
+        self.shuffled = shuffled
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -30,7 +32,8 @@ class ShuffledStream:
             epoch, offset = divmod(position, self.rows)
             if epoch != self._epoch:
                 generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-                self._epoch, self._order = epoch, generator.permutation(self.rows)
+                self._epoch = epoch
+                self._order = generator.permutation(self.rows) if self.shuffled else np.arange(self.rows)
             taken.append(int(self._order[offset]))
         return taken
 

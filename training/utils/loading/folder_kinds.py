@@ -83,16 +83,21 @@ def _nearest_folder(path: Path) -> str:
     return nearest_names(str(path), siblings).rstrip("?")
 
 
-def saved_again(folder: str | Path, architectures: Any, key_mapping: str | None = None) -> str:
+def saved_again(
+    folder: str | Path, architectures: Any, key_mapping: str | None = None, num_labels: int | None = None
+) -> str:
     """The command that reads a folder or hub name with transformers and writes it as a model folder, OUT.
 
     key_mapping: of from_pretrained, as Python; the tensors are saved by their new names
+    num_labels: of a model for sequence classification; None: its configuration's
     """
     known = isinstance(architectures, list) and architectures and str(architectures[0]).isidentifier()
     name = architectures[0] if known else "AutoModelForCausalLM"
     load, save = f"'{folder}'", "'OUT'"
     if key_mapping is not None:
         load, save = f"{load}, key_mapping={key_mapping}", f"{save}, save_original_format=False"
+    if num_labels is not None:
+        load = f"{load}, num_labels={num_labels}"
     return (
         f'python -c "import transformers as t; t.{name}.from_pretrained({load}).save_pretrained({save}); '
         f"t.AutoTokenizer.from_pretrained('{folder}').save_pretrained('OUT')\""

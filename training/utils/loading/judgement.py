@@ -21,7 +21,13 @@ _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
              "pretrained_model", "base_layer")  # fmt: skip
 _WRAPPED = re.compile(rf"(?:(?<=\.)|(?<=^))((?:(?:{'|'.join(map(re.escape, _WRAPPERS))})\.)+)")
 OUTPUT_HEADS = ("lm_head.", "embed_out.", "output_layer.", "cls.")  # a scalar model has none
-_OTHER_HEADS = (*OUTPUT_HEADS, HEAD, "v_head.", "value_head.", "classifier.", "qa_outputs.")
+# A head under another name, which one row of weights makes a score of, or more (DeepSpeed-Chat and Starling: v_head,
+# TRL: v_head.summary, OpenRLHF: value_head, UltraRM: regression_head, Qwen2.5-Math-RM: score.0 and score.2, ...).
+_OTHER_HEAD = re.compile(
+    r"(?:.+\.)?(?:score|scorer|summary|v_head|(?:value|reward|rm|ranking|regression|classification)_(?:head|layer)|"
+    r"classifier|qa_outputs)(?:\..+)?"
+)
+_SCORES = re.compile("SequenceClassification|TokenClassification|Reward|ValueHead")  # in the name of an architecture
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class WantedModel:
     config: as transformers reads it
     is_scalar: a reward model or critic; otherwise a language model
     new_head: a scalar head that is not there is made
+    replaces_head: also in the place of one under another name
     supplied: tensors that an adapter brings
     """
 
@@ -56,6 +63,7 @@ class WantedModel:
     config: Any
     is_scalar: bool
     new_head: bool = False
+    replaces_head: bool = False
     supplied: frozenset[str] = frozenset()
 
     @property
@@ -66,17 +74,19 @@ class WantedModel:
 def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if `found` is not the model that is `wanted`; a log line for what is new, and what is unused."""
     found = replace(found, missing=found.missing - wanted.supplied)
-    for refused in (_unconverted, _wrapped, _no_language_model, _wrong_head, _wrong_shape, _missing):
+    judges = (_unconverted, _wrapped, _no_language_model, _head_bias, _other_head, _wrong_head, _wrong_shape, _missing)
+    for refused in judges:
         sentence = refused(wanted, found, stored)
         if sentence is not None:
             raise ThreestepError(sentence)
     is_main = started_as_main_rank()
     if found.missing:
-        names = ", ".join(sorted(found.missing))
-        log(f"model: '{wanted.where}' has no scalar head: {names} is new, drawn at random", is_main)
+        names, others = ", ".join(sorted(found.missing)), _other_heads(found, stored)
+        has = f"has another head ({counted(others)}), which is left out" if others else "has no scalar head"
+        log(f"model: '{wanted.where}' {has}: {names} is new, drawn at random", is_main)
     dropped = OUTPUT_HEADS if wanted.is_scalar else ()
     unused = sorted(name for name in found.unexpected if not name.startswith(dropped))
-    heads = [name for name in unused if name.startswith(_OTHER_HEADS)]
+    heads = [name for name in unused if name.startswith(OUTPUT_HEADS) or name in _other_heads(found, stored)]
     others = [name for name in unused if name not in heads]
     if heads:
         log(f"model: '{wanted.where}': not used here, of another head: {counted(heads)}", is_main)
@@ -130,6 +140,58 @@ def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[s
         f"({', '.join(wanted.architectures) or 'no architecture'}) with {HEAD}weight"
         + (f" and without {without}, which would be random" if without else "")
         + "; give a language model, such as the model folder of step 1"
+    )
+
+
+def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if not wanted.is_scalar or f"{HEAD}bias" not in found.unexpected or f"{HEAD}weight" in found.missing:
+        return None
+    again = saved_again(wanted.where, wanted.architectures)
+    return (
+        f"'{wanted.where}' holds {HEAD}bias beside {HEAD}weight, and {_classes(wanted)} has no place for it in "
+        f"transformers: all its scores would move by that constant; if they may, save it without: {again}"
+    )
+
+
+def _other_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    """A head that is there under another name where one would be drawn at random, or lost."""
+    if not wanted.is_scalar:
+        return None
+    if f"{HEAD}weight" not in found.missing:
+        return (
+            f"--new_head is for a model whose head has another name than {HEAD}weight, and '{wanted.where}' has that; "
+            "leave the flag out to train its head on, or give the language model that it was made of"
+            if wanted.replaces_head
+            else None
+        )
+    others = _other_heads(found, stored)
+    scored = any(_SCORES.search(name) for name in wanted.architectures)
+    if wanted.replaces_head or not (others or scored):
+        return None
+    got = f"one whose head is {counted(others)}" if others else f"{wanted.architectures[0]} without it"
+    ways = ["train a new head in its place with --new_head"] if wanted.new_head else ["train one with step 2"]
+    weights = [name for name in others if name.endswith(".weight")]
+    if len(others) == len(weights) == 1 and stored[others[0]].shape[:-1] == (1,):
+        mapping = f"{{r'^{re.escape(others[0])}$': '{HEAD}weight'}}"
+        again = saved_again(wanted.where, ["AutoModelForSequenceClassification"], mapping, num_labels=1)
+        ways.insert(0, f"rename its head, if a score is that row times the last state: {again}")
+    elif not wanted.new_head and not others:
+        return None  # `_wrong_head` says so
+    return f"'{wanted.where}': expected a reward model with {HEAD}weight, got {got}; {', or '.join(ways)}"
+
+
+def _other_heads(found: LoadReport, stored: Mapping[str, StoredTensor]) -> list[str]:
+    """Names of what may be a head under another name, or more of one than its weight: by their words, or one row of
+    weights that is in no layer."""
+    return sorted(
+        name
+        for name in found.unexpected
+        if name in stored
+        and not name.startswith(OUTPUT_HEADS)
+        and (
+            _OTHER_HEAD.fullmatch(name)
+            or (len(stored[name].shape) == 2 and stored[name].shape[0] == 1 and not re.search(r"\.\d+\.", name))
+        )
     )
 
 

@@ -123,7 +123,12 @@ def load_scalar_model(
     if must_have_head and f"{HEAD}weight" not in supplied:
         _refuse_headless(config, settings)
     wanted = WantedModel(
-        _model_in(settings, plan), changed, is_scalar=True, new_head=not must_have_head, supplied=supplied
+        _model_in(settings, plan),
+        changed,
+        is_scalar=True,
+        new_head=not must_have_head,
+        replaces_head=settings.new_head,
+        supplied=supplied,
     )
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:

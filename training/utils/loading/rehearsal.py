@@ -79,7 +79,7 @@ def judge_loaded(
             f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "
             f"of its tensors random ({lacking[0]}), though the files hold them; use --zero_stage 2"
         )
-    judge(wanted, replace(found, missing=frozenset(lacking)), stored)
+    judge(replace(wanted, replaces_head=False), replace(found, missing=frozenset(lacking)), stored)
 
 
 def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:

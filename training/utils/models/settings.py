@@ -20,6 +20,7 @@ class ModelSettings:
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
         other adapters are merged into their base.
     freeze_vision_tower, freeze_projector: of a model of images and text, see training.utils.models.freezing.
+    new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
     takes_images: what trains the model also trains models of images and text.
     """
 
@@ -42,6 +43,7 @@ class ModelSettings:
     trains_adapter_on: bool = False
     freeze_vision_tower: bool = True
     freeze_projector: bool = False
+    new_head: bool = False
     takes_images: bool = False
 
     @property

@@ -6,6 +6,7 @@ tokenizer's eos: `<|im_end|>` on a base model, a token of its own behind a tool 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from training.utils.run.errors import ThreestepError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# What a control token looks like in a vocabulary that does not mark it as one: <|im_end|>, <end_of_turn>, [EOS].
+_CONTROL = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 
 
 def stop_tokens(model: PreTrainedModel) -> list[int]:
@@ -38,15 +42,42 @@ def stop_tokens_in(config: Any, where: str) -> list[int]:
 def joined_stop_tokens(
     own: Sequence[int], tokenizer: PreTrainedTokenizerBase, trained: Sequence[int], inside: Collection[int] = ()
 ) -> list[int]:
-    """Return the ids that were `trained` to end a response, a model's own stop tokens that are special tokens of the
-    tokenizer, and the tokenizer's eos.
+    """Return the ids that were `trained` to end a response, a model's own stop tokens but for pieces of ordinary text
+    (`unused_stop_tokens`), and the tokenizer's eos.
 
     inside: special tokens that were trained before the end of responses too, at which a model must not stop; the first
         of `trained` stops it all the same.
     """
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    others = [*trained[1:], *(token for token in own if token in special), tokenizer.eos_token_id]
+    others = [*trained[1:], *(token for token in own if _may_end(token, tokenizer)), tokenizer.eos_token_id]
     return list(dict.fromkeys([trained[0], *(token for token in others if token is not None and token not in inside)]))
+
+
+def unused_stop_tokens(own: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Name those of a model's own stop tokens at which nothing ends here, in a sentence; None if there are none.
+
+    An ordinary piece of text is named as an end where a tokenizer was replaced under a configuration (Llama's default
+    is 2, whatever that is); responses that ended there would be cut anywhere.
+    """
+    others = [token for token in own if not _may_end(token, tokenizer) and token != tokenizer.eos_token_id]
+    if not others:
+        return None
+    words = {token: tokenizer.convert_ids_to_tokens(token) if 0 <= token < len(tokenizer) else None for token in others}
+    named = ", ".join(
+        f"{token} ({'no token of the tokenizer' if word is None else repr(word)})" for token, word in words.items()
+    )
+    return (
+        f"warning: the model's configuration names as its end tokens {named}, which the tokenizer takes for text: "
+        "responses do not end there; if they should, make them added tokens of the tokenizer"
+    )
+
+
+def _may_end(token: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a token is no ordinary text: an added one, special or not, or one that is written as control tokens
+    are."""
+    if token in tokenizer.added_tokens_decoder:
+        return True
+    inside = 0 <= token < len(tokenizer)
+    return inside and _CONTROL.fullmatch(str(tokenizer.convert_ids_to_tokens(token))) is not None
 
 
 def set_stop_tokens(

@@ -7,11 +7,10 @@ vLLM knows heads by the families that were published with one. Two forms stand f
 MiMo: the folder itself, a Qwen2 with the head's tensors in a file of their own, `mtp.safetensors`: vLLM reads every
     safetensors file of a folder without an index, transformers `model.safetensors` alone. A Llama is a Qwen2 whose
     queries, keys and values have biases of 0.
-ERNIE-4.5: a folder of the head's own inside the model's, DRAFT, for a Llama. It has no final norm.
+ERNIE-4.5: a folder of the head's own inside the model's, DRAFT, for a Llama. As vLLM runs it, it has no final norm, and
+    reads the state after the model's (Baidu's own code does otherwise: see `public_names`).
 
-MiMo's head reads the state before the model's final norm, w x / rms(x), and ours the state after it. Both norm it
-again, so that the model's w, over its root mean square, belongs into MiMo's hidden_layernorm: the same numbers but for
-a factor of each token, near 1, which is 1 where all of w is equal.
+MiMo's head reads the state before the model's final norm, and ours the state after it: see `public_names`.
 
 In rollouts the head has a folder of its own in both forms (`write_draft`), and the model stays of its own family:
 MiMo's head then reads the state after the norm, as ours does, and nothing is folded.
@@ -28,7 +27,7 @@ import torch
 
 from training.utils.loading.weight_files import INDEX, ONE_FILE, weight_files
 from training.utils.mtp.folder import FINAL_NORM, layers_in, save_head, stored_state
-from training.utils.mtp.public_names import FORMS, to_public
+from training.utils.mtp.public_names import FORMS, before_the_norm, to_public
 from training.utils.run.errors import ThreestepError
 
 DRAFT = "draft"
@@ -113,17 +112,10 @@ def _write_as_mimo(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         _give_biases(folder)
     norm_H = load_file(folder / ONE_FILE)["model.norm.weight"]
     first = stored_state(folder, _RUN_MODULES)
-    public = to_public(FORMS["mimo"], _before_the_norm(first, norm_H), config["num_hidden_layers"])
+    public = to_public(FORMS["mimo"], before_the_norm(first, norm_H), config["num_hidden_layers"])
     save_file(public, folder / MTP_FILE, metadata={"format": "pt"})
     _write_config(folder, _mimo_config(config))
     return {"method": "mtp", "num_speculative_tokens": 1}
-
-
-def _before_the_norm(state: dict[str, torch.Tensor], norm_H: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The head that reads states before the model's final norm; see above."""
-    name, weight_H = "depths.0.hnorm.weight", norm_H.double()
-    scaled_H = state[name].double() * weight_H / weight_H.square().mean().sqrt()
-    return {**state, name: scaled_H.to(state[name].dtype)}
 
 
 def _give_biases(folder: Path) -> None:

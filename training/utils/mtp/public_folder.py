@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.utils.loading.weight_files import StoredTensor, read_header, weight_files
-from training.utils.mtp.folder import fill_head
+from training.utils.mtp.folder import FINAL_NORM, fill_head
 from training.utils.mtp.head import MtpHead
-from training.utils.mtp.public_names import PublicForm, depths_of, form_of, from_public, names_in_head
+from training.utils.mtp.public_names import (
+    PublicForm,
+    after_the_norm,
+    depths_of,
+    form_of,
+    from_public,
+    names_in_head,
+)
+from training.utils.run.errors import ThreestepError
+
+if TYPE_CHECKING:
+    import torch
+
+_MODELS_NORM = "model.norm.weight"
 
 
 @dataclass(frozen=True)
@@ -31,17 +45,34 @@ class PublicHead:
     def read(self, head: MtpHead) -> None:
         """Load the first modules into `head`, as many as it has. ThreestepError if they are not those of such a
         head."""
+        depths, has_norm = len(head.depths), any(name.endswith(FINAL_NORM) for name in head.state_dict())
+        wanted = names_in_head(self.form, self.tensors, self.model_layers, depths)
+        tensors = self._tensors(wanted)
+        stored = from_public(self.form, tensors, self.model_layers, depths)
+        # A head of ERNIE's form without a norm at its end is read as vLLM runs it: after the model's norm.
+        if self.form.before_norm and has_norm:
+            stored = after_the_norm(self.form, stored, self._models_norm(), depths)
+        fill_head(head, stored, f"{self.folder}: {self.names}", "give the plain checkpoint of this model")
+
+    def _models_norm(self) -> torch.Tensor:
+        if _MODELS_NORM not in self.tensors:
+            raise ThreestepError(
+                f"'{self.folder}: {self.names}': the heads of {self.form.families} read the model's states before its "
+                f"final norm: expected {_MODELS_NORM} in the same files, got none; give the whole checkpoint of this "
+                "model"
+            )
+        return self._tensors([_MODELS_NORM])[_MODELS_NORM]
+
+    def _tensors(self, wanted: Collection[str]) -> dict[str, torch.Tensor]:
         from safetensors import safe_open
 
-        depths, tensors = len(head.depths), {}
-        wanted = names_in_head(self.form, self.tensors, self.model_layers, depths)
+        tensors = {}
         for file in sorted({self.tensors[name].file for name in wanted}):
             with safe_open(file, framework="pt") as opened:
                 for name in wanted:
                     if self.tensors[name].file == file:
                         tensors[name] = opened.get_tensor(name)
-        stored = from_public(self.form, tensors, self.model_layers, depths)
-        fill_head(head, stored, f"{self.folder}: {self.names}", "give the plain checkpoint of this model")
+        return tensors
 
 
 def public_head_in(name_or_path: str, model_layers: int) -> PublicHead | None:

@@ -4,8 +4,13 @@ A form names the parts of one module: the two norms, the projection, the final n
 the tensors of which have the model's own names. Numbers stay as they are; the halves of a projection that reads the
 state first change places, and experts are one by one in files and together in transformers' models.
 
-Knows no files. Sources: the checkpoints' indices on the hub, and vllm/model_executor/models/{deepseek,qwen3_next,mimo,
-ernie}_mtp.py (vLLM 0.32).
+MiMo's and ERNIE's heads read the state before the model's final norm, w x / rms(x), and ours the state after it. Both
+norm it again, so that w, over its root mean square, belongs into their norm of the state: the same numbers but for a
+factor of each token, near 1, which is 1 where all of w is equal.
+
+Knows no files. Sources: the checkpoints' indices on the hub; vllm/model_executor/models/{deepseek,qwen3_next,mimo,
+ernie}_mtp.py and mimo.py (vLLM 0.32); for ERNIE PaddleFormers' ernie4_5_moe/modeling.py, which trains it on states
+before the norm, and puts the model's own final norm behind it (vLLM's has neither).
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ class PublicForm:
     """Names of one module; {n} is its number, from 0, or from the model's number of layers if `after_layers`.
 
     families: who uses it. prefix: what no other tensor of such a checkpoint begins with. copies: of the model's
-    embeddings and output layer, not read. hidden_first: the projection reads [state; embedding].
+    embeddings and output layer, not read. hidden_first: the projection reads [state; embedding]. before_norm: the state
+    that is read is that before the model's final norm. A form without a final_norm ends in the model's.
     """
 
     families: str
@@ -43,6 +49,7 @@ class PublicForm:
     copies: tuple[str, ...] = ()
     hidden_first: bool = False
     after_layers: bool = False
+    before_norm: bool = False
 
     @property
     def is_single(self) -> bool:
@@ -94,6 +101,7 @@ FORMS = {
         "model.mtp_layers.{n}.final_layernorm.weight",
         "model.mtp_layers.{n}.",
         hidden_first=True,
+        before_norm=True,
     ),
     "ernie": PublicForm(
         "ERNIE-4.5",
@@ -103,6 +111,7 @@ FORMS = {
         "model.mtp_linear_proj.{n}.weight",
         None,
         "model.mtp_block.{n}.",
+        before_norm=True,
     ),
 }
 
@@ -158,6 +167,40 @@ def from_public(
         for theirs, ours in names.items()
     }
     return _experts_together(renamed)
+
+
+def before_the_norm(state: Mapping[str, torch.Tensor], norm_H: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the state of a head whose first module reads the model's states before its final norm `norm_H`, as
+    `state` reads those after it."""
+    return {**state, **_state_norm_times(state, 0, _over_its_rms(norm_H))}
+
+
+def after_the_norm(
+    form: PublicForm, state: Mapping[str, torch.Tensor], norm_H: torch.Tensor, depths: int
+) -> dict[str, torch.Tensor]:
+    """Return the head that reads states after the model's final norm `norm_H` as `state` of `form` reads those before
+    it. One that ends in the model's norm gets it, and reads its states of the depth before after that norm too."""
+    factor_H = 1 / _over_its_rms(norm_H)
+    factor_H = torch.where(factor_H.isfinite(), factor_H, 0.0)  # what the norm makes 0 is 0 after it
+    found, chained = dict(state), form.final_norm is None
+    for depth in range(depths):
+        if depth == 0 or chained:
+            found |= _state_norm_times(state, depth, factor_H)
+        if chained:
+            found[f"depths.{depth}.{_FINAL_NORM}"] = norm_H.clone()
+    return found
+
+
+def _over_its_rms(norm_H: torch.Tensor) -> torch.Tensor:
+    weight_H = norm_H.double()
+    return weight_H / weight_H.square().mean().sqrt()
+
+
+def _state_norm_times(state: Mapping[str, torch.Tensor], depth: int, factor_H: torch.Tensor) -> dict[str, torch.Tensor]:
+    name = f"depths.{depth}.{_HNORM}"
+    if name not in state or state[name].shape != factor_H.shape:
+        return {}  # of another model, which whoever fills a head with it finds
+    return {name: (state[name].double() * factor_H).to(state[name].dtype)}
 
 
 def to_public(form: PublicForm, state: Mapping[str, torch.Tensor], model_layers: int) -> dict[str, torch.Tensor]:

@@ -11,8 +11,8 @@ LAYERS_HELP = (
     "starts from the model's own head, if its folder has one, under the names of public checkpoints too."
 )
 NORM_HELP = (
-    "End each module in a norm before the output layer; false builds the head of ERNIE-4.5, which has none, and which "
-    "vLLM runs beside a Llama."
+    "End each module in a norm before the output layer; false builds the head that vLLM runs as ERNIE-4.5's, beside a "
+    "Llama too, which has none."
 )
 DETACH_HELP = (
     "Train the head beside the model, which stays that of a run without it; false trains both by the sum of their "

@@ -42,7 +42,8 @@ class OneModelFlags:
     @property
     def start(self) -> ModelSettings:
         """How the model that is trained is loaded."""
-        return replace(self.model.settings(), takes_images=self.step.reads_images)
+        new_head = getattr(self.own, "new_head", False)  # of the step that trains reward models
+        return replace(self.model.settings(), takes_images=self.step.reads_images, new_head=new_head)
 
     @property
     def mtp(self) -> MtpSettings:

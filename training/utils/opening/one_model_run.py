@@ -36,7 +36,7 @@ from training.utils.models.processors import write_beside
 from training.utils.models.quantized import count_weights
 from training.utils.models.saving import save_model
 from training.utils.models.settings import ModelSettings
-from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.flags import OneModelFlags
@@ -84,6 +84,7 @@ def run_one_model(
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
+            _log_unused_stop_tokens(model, tokenizer, ranks.is_main)
             set_stop_tokens(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
@@ -174,6 +175,12 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
     """The tokens that end a response, and those of them that stand inside responses too."""
     ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
     return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
+
+
+def _log_unused_stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_main: bool) -> None:
+    unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+    if unused is not None:
+        log(unused, is_main)
 
 
 def _samples(
@@ -287,6 +294,7 @@ def loop_settings(
         eval_epochs=engine.eval_epochs,
         pad_token_id=pad_token_id,
         seed=flags.run.seed,
+        shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
         log_pace=flags.report.pace(),

@@ -45,6 +45,7 @@ class LoopSettings:
     items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
     eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
     meter: None if MFU is not reported.
+    shuffle: epochs have an order of their own, each; otherwise that of the rows.
     """
 
     total_steps: int
@@ -58,6 +59,7 @@ class LoopSettings:
     traces: Traces = Traces()
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
+    shuffle: bool = True
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class TrainingLoop:
         """
         run, settings = self._run, self._run.settings
         total = settings.total_steps
-        stream = ShuffledStream(len(run.train_rows), settings.seed)
+        stream = ShuffledStream(len(run.train_rows), settings.seed, settings.shuffle)
 
         def taken(step: int) -> tuple[int, ...]:
             return tuple(stream.take((step - 1) * settings.items_per_step, settings.items_per_step))

@@ -80,7 +80,7 @@ def read_rows(
 def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
     """The rows that the run trains on, ascending: all of them unless the run is shorter than an epoch."""
     positions = min(settings.total_steps * settings.items_per_step, rows)
-    return sorted(ShuffledStream(rows, settings.seed).take(0, positions))
+    return sorted(ShuffledStream(rows, settings.seed, settings.shuffle).take(0, positions))
 
 
 def open_references(reference: str, opened: OpenedModel) -> References:

@@ -1,22 +1,17 @@
 """Figures of several scored responses to each prompt: what one, the best, the worst or the majority of k would score.
 Serves evaluations.
 
-Each is the expectation over the k-subsets of a prompt's n responses, drawn without replacement: exact for the best and
-the worst, so nothing is resampled; for the majority exact where there are few subsets, and over seeded ones where there
-are many. N prompts, n responses to each.
+Each is the exact expectation over the k-subsets of a prompt's n responses, drawn without replacement: nothing is
+resampled. N prompts, n responses to each.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
-import numpy as np
-
 from training.utils.rewards.intervals import Figure, mean
-
-_MOST_SUBSETS = 1000  # of a prompt, for the majority
 
 
 def best_of(values: Sequence[float], k: int) -> float:
@@ -31,25 +26,40 @@ def worst_of(values: Sequence[float], k: int) -> float:
     return -best_of([-value for value in values], k)
 
 
-def majority_of(values: Sequence[float], answers: Sequence[Hashable], k: int, seed: int) -> float:
+def majority_of(values: Sequence[float], answers: Sequence[Hashable], k: int) -> float:
     """Return the expected value of the answer that most of k responses give (self-consistency, Wang et al. 2022), the
-    mean of those responses' values; answers with equally many votes count equally."""
-    n = len(values)
-    if math.comb(n, k) <= _MOST_SUBSETS:
-        subsets = [list(subset) for subset in itertools.combinations(range(n), k)]
-    else:
-        draws = np.random.default_rng(seed)
-        subsets = [draws.choice(n, k, replace=False).tolist() for _ in range(_MOST_SUBSETS)]
-    return sum(_majority(subset, values, answers) for subset in subsets) / len(subsets)
+    mean of those responses' values; answers with equally many votes count equally.
+
+    Counts subsets instead of listing them: for each number of votes that wins, over the answers one after another, how
+    many subsets give so many responses with so many winners, and the sum over these of the winners' means. A winner's
+    mean over the subsets with so many of its responses is that of all of them.
+    """
+    counts, means = Counter(answers), defaultdict(float)
+    for answer, value in zip(answers, values, strict=True):
+        means[answer] += value / counts[answer]
+    total = 0.0
+    for votes in range(1, min(k, max(counts.values())) + 1):
+        # (responses so far, winners) -> (subsets, sum of the winners' means over them)
+        states: dict[tuple[int, int], tuple[int, float]] = {(0, 0): (1, 0.0)}
+        for answer, count in counts.items():
+            states = _with_answer(states, count, means[answer], votes, k)
+        total += sum(of / winners for (taken, winners), (_, of) in states.items() if taken == k and winners)
+    return total / math.comb(len(values), k)
 
 
-def _majority(subset: Sequence[int], values: Sequence[float], answers: Sequence[Hashable]) -> float:
-    by_answer: dict[Hashable, list[float]] = {}
-    for index in subset:
-        by_answer.setdefault(answers[index], []).append(values[index])
-    most = max(map(len, by_answer.values()))
-    winners = [sum(own) / len(own) for own in by_answer.values() if len(own) == most]
-    return sum(winners) / len(winners)
+def _with_answer(
+    states: dict[tuple[int, int], tuple[int, float]], count: int, mean: float, votes: int, k: int
+) -> dict[tuple[int, int], tuple[int, float]]:
+    """Return the states once up to `votes` of an answer's `count` responses are taken; with so many it wins."""
+    found: dict[tuple[int, int], tuple[int, float]] = {}
+    for (taken, winners), (subsets, of) in states.items():
+        for more in range(min(count, votes, k - taken) + 1):
+            wins = more == votes
+            ways = math.comb(count, more)
+            place = taken + more, winners + wins
+            others, so_far = found.get(place, (0, 0.0))
+            found[place] = others + ways * subsets, so_far + ways * (of + subsets * mean * wins)
+    return found
 
 
 def sizes(n: int) -> list[int]:
@@ -62,17 +72,14 @@ def several_figures(
     values_Nn: Sequence[Sequence[float]], answers_Nn: Sequence[Sequence[Hashable]], seed: int
 ) -> dict[str, Figure]:
     """Return means over prompts, with the 95 % intervals of a bootstrap over prompts: mean@n; std@n, the deviation of a
-    prompt's values; best@k (pass@k where all values are 0 or 1), worst@k and majority@k for the sizes k."""
+    prompt's values; best@k (which is pass@k where all values are 0 or 1), worst@k and majority@k for the sizes k."""
     n = len(values_Nn[0])
     found = {f"mean@{n}": [sum(values) / n for values in values_Nn], f"std@{n}": [_std(values) for values in values_Nn]}
-    are_shares = all(value in (0.0, 1.0) for values in values_Nn for value in values)
     for k in sizes(n):
-        best = [best_of(values, k) for values in values_Nn]
-        found |= {f"pass@{k}": best} if are_shares else {f"best@{k}": best}
+        found[f"best@{k}"] = [best_of(values, k) for values in values_Nn]
         found[f"worst@{k}"] = [worst_of(values, k) for values in values_Nn]
         found[f"majority@{k}"] = [
-            majority_of(values, answers, k, seed + place)
-            for place, (values, answers) in enumerate(zip(values_Nn, answers_Nn, strict=True))
+            majority_of(values, answers, k) for values, answers in zip(values_Nn, answers_Nn, strict=True)
         ]
     return {name: mean(numbers, seed) for name, numbers in found.items()}
 

@@ -36,6 +36,12 @@ class RunArguments:
         least=0,
         unit="seed",
     )
+    shuffle: bool = flag(
+        True,
+        "Train on the rows in an order drawn anew for each epoch; false: in the data's order, a dataset after the "
+        "other.",
+        topic="split",
+    )
     deterministic: bool = flag(
         False,
         "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag.",

@@ -91,3 +91,13 @@ def test_the_sum_over_the_vocabulary(chunk):
     torch.testing.assert_close(full_kl(logits_MV, ref_MV, chunk), want_M)
     assert full_kl(logits_MV[:0], ref_MV[:0]).shape == (0,)
     assert full_kl(logits_MV.bfloat16(), ref_MV.bfloat16()).dtype == torch.float32
+
+
+def test_a_difference_that_is_rounding_has_no_gradient():
+    """|d| itself pulls with +1 or -1 at 1e-8: at the start of a run, where both policies are one."""
+    d = torch.tensor([0.0, 1e-8, -1e-8, 1e-6, 5e-4, -5e-4, 1e-3, -2e-3, 3.0], dtype=torch.float64, requires_grad=True)
+    value = KL_ESTIMATORS["abs"].estimate(d, torch.zeros_like(d))
+    value.sum().backward()
+    expected = [0.0, 1e-5, -1e-5, 1e-3, 0.5, -0.5, 1.0, -1.0, 1.0]
+    torch.testing.assert_close(d.grad, torch.tensor(expected, dtype=torch.float64))
+    assert torch.equal(value, d.abs())

@@ -320,3 +320,14 @@ def test_arguments_keep_their_values(name):
     before = [tensor.clone() for tensor in given]
     POLICY_LOSSES[name].loss(PolicyTokens(*given, torch.tensor([0, 0, 1, 1, 1]), torch.ones(5).bool()), HOW)
     assert all(torch.equal(one, two) for one, two in zip(given, before, strict=True))
+
+
+def test_rounding_of_the_same_policy_pulls_no_token_of_kl_cov():
+    """Advantages of 0: what is left of the gradient is the penalty's."""
+    old_M = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rounded_M = old_M.float().double().requires_grad_()  # up to 1e-7 apart
+    nothing_M = torch.zeros_like(old_M)
+    tokens = PolicyTokens(rounded_M, old_M, nothing_M, nothing_M.long(), torch.ones_like(old_M, dtype=torch.bool))
+    loss_M, _ = POLICY_LOSSES["kl_cov"].loss(tokens, HOW)
+    loss_M.sum().backward()
+    assert rounded_M.grad.abs().max() < 1e-3 * HOW.kl_cov_coef

@@ -45,6 +45,16 @@ def test_by_default_they_are_transformers_to_the_bit(name, warmup):
         theirs.step()
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("warmup", "total"), [(5, 5), (7, 5), (0, 1), (1, 1), (0, 0), (4, 5)])
+def test_a_run_with_no_step_after_its_warmup_has_a_rate_at_each(name, warmup, total):
+    """Also after the last step, when the schedule is stepped once more."""
+    found = rates(EngineSettings(learning_rate=3e-4, lr_scheduler_type=name, num_warmup_steps=warmup), total, total + 1)
+    assert all(math.isfinite(rate) and 0.0 <= rate <= 3e-4 for rate in found)
+    if name != "constant":
+        assert found[: min(warmup, total)] == pytest.approx([3e-4 * n / warmup for n in range(min(warmup, total))])
+
+
 def test_by_hand():
     """Two steps of warm-up from 0.2: 0.2, 0.6. Four more with a floor of 0.1: linear 1, 0.775, 0.55, 0.325 and 0.1; the
     cosine's (1 + cos(pi t / 4)) / 2 is 1, 0.8536, 0.5, 0.1464, 0. Two whole waves: cos(pi t) at t = 0, 1, 2, 3. wsd

@@ -121,10 +121,19 @@ def test_conversations_do_not_wait_for_each_other(caller):
         (lambda: NEVER.wait(), "step did not return within --environment_seconds 0.2"),
         (None, "step expects to return (messages, reward, done), got NoneType"),
         (([], 0.0), "step expects messages where the conversation is not done, got none"),
-        (([USER], float("nan")), "step expects a finite number as reward, got nan"),
-        (([USER], 10**400), "step expects a finite number as reward, got 1000"),
+        (([USER], float("nan")), "step expects a number that is finite in float32 as reward, got nan"),
+        (([USER], 10**400), "step expects a number that is finite in float32 as reward, got 1000"),
+        (([USER], -1e39), "step expects a number that is finite in float32 as reward, got -1e+39"),
         (([USER], 0.0, 1), "step expects True or False as done, got 1"),
-        (([USER], 0.0, False, {"a": "b"}), "step expects finite numbers by name as figures, got {'a': 'b'}"),
+        (
+            ([USER], 0.0, False, {"a": "b"}),
+            "step expects finite numbers by name, which is text, as figures, got {'a': 'b'}",
+        ),
+        (
+            ([USER], 0.0, False, {1: 1.0}),
+            "step expects finite numbers by name, which is text, as figures, got {1: 1.0}",
+        ),
+        (([USER], 0.0, False, {None: 1.0, "a": 1.0}), "step expects finite numbers by name, which is text, as figures"),
         (("text", 0.0), "step expects a list of messages, got str"),
         (([{"role": "assistant", "content": ""}],), "step expects messages with a role among system, developer, user"),
         (([{"role": "tool", "content": None}],), "step expects messages whose content is text, got"),
@@ -181,3 +190,13 @@ def test_messages_are_bounded_and_can_be_encoded(caller):
     assert len(first["content"]) == 100 and second["content"] == "?"
     assert (episode.figures["cut_answers"], episode.figures["mended_answers"]) == (1, 1)
     assert len(long["content"]) == 1_000_000  # the environment's own message
+
+
+def test_rewards_whose_sum_leaves_float32_end_the_conversation(caller):
+    said = []
+    episode = episode_of(caller, returning(reply=([USER], 3e38)), warn=said.append)
+    episode.reset().result(5)
+    assert not episode.step(HELLO).result(5).done
+    assert episode.step(HELLO).result(5).done
+    assert episode.rewards == [3e38, 0.0] and episode.figures["environment_failures"] == 1
+    assert "step expects rewards whose sum is finite in float32, got 3e+38 more; the conversation ends" in said[0]

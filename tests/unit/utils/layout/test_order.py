@@ -35,6 +35,12 @@ def test_every_epoch_is_a_permutation(rows, seed, epoch):
     assert sorted(ShuffledStream(rows, seed).take(epoch * rows, rows)) == list(range(rows))
 
 
+def test_unshuffled_epochs_are_the_rows_in_their_order():
+    stream = ShuffledStream(5, 1, shuffled=False)
+    assert stream.take(0, 12) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    assert stream.take(4, 3) == [4, 0, 1]
+
+
 def test_epochs_and_seeds_differ():
     """DeepSpeed-Chat never calls set_epoch: every epoch has the first one's order."""
     stream = ShuffledStream(100, 1)

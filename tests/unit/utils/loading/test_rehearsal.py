@@ -26,10 +26,10 @@ from training.utils.run.errors import ThreestepError
 WRAPPERS = ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod.", "pretrained_model."]
 
 
-def load(folder: str, scalar: bool = False, must_have_head: bool = False):
-    tokenizer = load_tokenizer(folder)
+def load(folder: str, scalar: bool = False, must_have_head: bool = False, new_head: bool = False):
+    tokenizer, settings = load_tokenizer(folder), ModelSettings(folder, new_head=new_head)
     if scalar:
-        return load_scalar_model(ModelSettings(folder), torch.float32, tokenizer, must_have_head=must_have_head)
+        return load_scalar_model(settings, torch.float32, tokenizer, must_have_head=must_have_head)
     return load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer))
 
 
@@ -142,8 +142,70 @@ def test_a_reward_model_without_its_head_does_not_judge(changed_folder, family, 
         scalar=True,
         must_have_head=True,
     )
-    load(folder, scalar=True)
+    refused(folder, r"expected a reward model with score.weight, got \w+ForSequenceClassification without", scalar=True)
+    load(folder, scalar=True, new_head=True)
     assert capsys.readouterr().out == f"model: '{folder}' has no scalar head: score.weight is new, drawn at random\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["v_head.weight", "value_head.weight", "rm.regression_head.weight", "preference.weight"]
+)
+def test_a_head_under_another_name_is_renamed_or_replaced(changed_folder, tmp_path, name, capsys):
+    """As DeepSpeed-Chat, OpenRLHF and UltraRM name it, and by its shape. The command that is named makes a reward model
+    of the same scores."""
+
+    def renamed(tensors):
+        return {name if key == "score.weight" else key: tensor for key, tensor in tensors.items()}
+
+    scores = load(changed_folder(lambda tensors: tensors, name="plain", scalar=True), True, must_have_head=True)
+    folder = changed_folder(renamed, name="renamed", scalar=True)
+    words = f"score.weight, got one whose head is the tensor {name}; rename"
+    assert "--new_head" not in refused(folder, words, scalar=True, must_have_head=True)
+    sentence = refused(folder, words, scalar=True)
+    assert "or train a new head in its place with --new_head" in sentence
+    if name == "v_head.weight":
+        command = re.search(r"python -c \"(.+)\"", sentence)[1].replace("'OUT'", f"'{tmp_path / 'out'}'")
+        run_python(["-c", command])
+        assert torch.equal(load(str(tmp_path / "out"), True, must_have_head=True).score.weight, scores.score.weight)
+    capsys.readouterr()
+    load(folder, scalar=True, new_head=True)
+    said = f"model: '{folder}' has another head (the tensor {name}), which is left out: score.weight is new, drawn at"
+    assert said in capsys.readouterr().out
+
+
+def test_a_head_of_several_tensors_is_replaced_when_that_is_asked_for(changed_folder):
+    """As Qwen2.5-Math-RM's: no one row of weights scores as it does."""
+    more = {"score.0.weight": (32, 32), "score.0.bias": (32,), "score.2.weight": (1, 32), "score.2.bias": (1,)}
+
+    def with_more(tensors):
+        kept = {name: tensor for name, tensor in tensors.items() if name != "score.weight"}
+        return kept | {name: torch.zeros(shape) for name, shape in more.items()}
+
+    folder = changed_folder(with_more, scalar=True)
+    found = "expected a reward model with score.weight, got one whose head is 4 tensors, such as score.0.bias,"
+    assert "rename" not in refused(folder, found + ".*; train a new head in its place with --new_head", scalar=True)
+    refused(folder, found + ".*; train one with step 2", scalar=True, must_have_head=True)
+    load(folder, scalar=True, new_head=True)
+
+
+@pytest.mark.parametrize("must_have_head", [True, False])
+def test_a_bias_of_the_score_is_not_dropped(changed_folder, must_have_head):
+    folder = changed_folder(lambda tensors: {**tensors, "score.bias": torch.ones(1)}, scalar=True)
+    sentence = refused(
+        folder,
+        "holds score.bias beside score.weight, .* would move by that",
+        scalar=True,
+        must_have_head=must_have_head,
+    )
+    assert "t.LlamaForSequenceClassification.from_pretrained(" in sentence
+
+
+def test_a_new_head_where_there_is_one_is_refused(save_folder):
+    with pytest.raises(
+        ThreestepError, match="--new_head is for a model whose head has another name .* has that; leave"
+    ):
+        load(save_folder(scalar=True), scalar=True, new_head=True)
+    load(save_folder("language"), scalar=True, new_head=True)  # as without it
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

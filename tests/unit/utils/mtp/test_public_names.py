@@ -9,7 +9,15 @@ from transformers import AutoModelForCausalLM
 from tests.families import configs
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.mtp.head import MtpHead, new_head
-from training.utils.mtp.public_names import FORMS, depths_of, form_of, from_public, to_public
+from training.utils.mtp.public_names import (
+    FORMS,
+    after_the_norm,
+    before_the_norm,
+    depths_of,
+    form_of,
+    from_public,
+    to_public,
+)
 from training.utils.run.errors import ThreestepError
 
 LAYERS = 2
@@ -94,3 +102,17 @@ def test_a_part_that_the_form_does_not_have(form, name):
 
 def test_a_plain_checkpoint_has_none():
     assert form_of(tiny_causal_lm("llama").state_dict(), LAYERS) is None
+
+
+def test_a_head_that_reads_states_before_the_norm_there_and_back():
+    """By hand: w = (3, 4, 0, 0), whose root mean square is 2.5; where w is 0 there is no state to read after it."""
+    norm_H = torch.tensor([3.0, 4.0, 0.0, 0.0])
+    ours = {"depths.0.hnorm.weight": torch.tensor([1.0, 2.0, 0.0, 0.0]), "depths.1.hnorm.weight": torch.ones(4)}
+    before = before_the_norm(ours, norm_H)
+    torch.testing.assert_close(before["depths.0.hnorm.weight"], torch.tensor([1.2, 3.2, 0.0, 0.0]))
+    back = after_the_norm(FORMS["mimo"], before, norm_H, 2)
+    assert back.keys() == ours.keys() and all(torch.allclose(back[name], ours[name]) for name in ours)
+    # ERNIE's ends in the model's norm, and so does each state that a further module reads.
+    ernie = after_the_norm(FORMS["ernie"], before, norm_H, 2)
+    assert torch.equal(ernie["depths.1.trunk.norm.weight"], norm_H)
+    torch.testing.assert_close(ernie["depths.1.hnorm.weight"], torch.tensor([2.5 / 3, 2.5 / 4, 0.0, 0.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,8 @@ def test_the_loop_is_the_flags(packed, capsys):
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     rest = {"eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(), "log_pace": LogPace(5, 2.0)}
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
+    run.shuffle = False
+    assert loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks(3), 1) == replace(loop, shuffle=False)
 
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):

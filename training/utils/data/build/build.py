@@ -39,7 +39,7 @@ from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.pictures import Pictures, PictureWriter
-from training.utils.data.rows.tokenize import TextTokenizer, require_pad_token
+from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
 from training.utils.data.sources.media import ONLY_TEXT
@@ -79,7 +79,7 @@ def build_phase(
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
     parse_data_split(data.split.data_split)
     if phase in (2, 3):
-        require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})")
+        require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts

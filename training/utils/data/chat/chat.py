@@ -22,7 +22,7 @@ from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import SavedStyle, in_words, reason_of_style, resolved_chat, save_style
 from training.utils.data.files.digests import hash_text
-from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
 from training.utils.data.sources.messages import BadConversation, Conversation
 from training.utils.layout.parallel import ParallelTags
 from training.utils.run.errors import ThreestepError
@@ -143,8 +143,8 @@ class ChatTokenizer:
         self._file = None if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
         if self._file is None and not tokenizer.chat_template:
             raise ThreestepError(
-                "--prompt_style chat_template: the tokenizer has no chat template of its own; give one with "
-                "--chat_template FILE"
+                f"--prompt_style chat_template: {named_tokenizer(tokenizer)} has no chat template of its own; give one "
+                "with --chat_template FILE"
             )
         self._finders: dict[tuple[str, str], TurnFinder] = {}
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
@@ -167,7 +167,11 @@ class ChatTokenizer:
         key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
         if key not in self._finders:
             template = ChatTemplate(text, {**self._tokenizer.special_tokens_map, **kwargs})
-            self._finders[key] = TurnFinder(template, self.special, self._chat.end_of_conversation_token)
+            try:
+                self._finders[key] = TurnFinder(template, self.special, self._chat.end_of_conversation_token)
+            except ThreestepError as refused:
+                whose = self._chat.chat_template or named_tokenizer(self._tokenizer)
+                raise ThreestepError(f"{whose}: {refused}") from refused
         return self._finders[key]
 
     def decode(self, ids: Sequence[Ids]) -> list[str]:

@@ -112,9 +112,10 @@ class _Tokens:
         """`token`, which is one token of the tokenizer; ThreestepError where it is not."""
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+            whose = f" of '{self.tokenizer.name_or_path}'" if self.tokenizer.name_or_path else ""
             raise ThreestepError(
-                f"the tokenizer has no token {token}, which a model of the family {self.family} reads for images; give "
-                "the model's own tokenizer"
+                f"the tokenizer{whose} has no token {token}, which a model of the family {self.family} reads for "
+                "images; give the model's own tokenizer"
             )
         return token
 

@@ -134,25 +134,31 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
     if token is None:
         if tokenizer.eos_token_id is None:
             raise ThreestepError(
-                "the tokenizer has no eos token to end a response with; name a token of its vocabulary with "
-                "--end_of_conversation_token"
+                f"{named_tokenizer(tokenizer)} has no eos token to end a response with; name a token of its vocabulary "
+                "with --end_of_conversation_token"
             )
         return int(tokenizer.eos_token_id)
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         found = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
         raise ThreestepError(
-            "--end_of_conversation_token expects one token of the tokenizer's vocabulary, got "
-            f"'{token}', which is {found}; use one of its special tokens, or leave the flag out to use its eos token"
+            f"--end_of_conversation_token expects one token of {named_tokenizer(tokenizer)}, got '{token}', which is "
+            f"{found}; use one of its special tokens, or leave the flag out to use its eos token"
         )
     return int(ids[0])
 
 
-def require_pad_token(pad_token_id: int | None, what_for: str) -> int:
-    """The id; ThreestepError where the tokenizer has no pad token."""
+def named_tokenizer(tokenizer: Any) -> str:
+    """The tokenizer and whose it is, for a message: a run may read several."""
+    name = getattr(tokenizer, "name_or_path", None)
+    return f"the tokenizer of '{name}'" if name else "the tokenizer"
+
+
+def require_pad_token(pad_token_id: int | None, what_for: str, tokenizer: str = "the tokenizer") -> int:
+    """The id; ThreestepError where the tokenizer, which is named so, has no pad token."""
     if pad_token_id is None:
         raise ThreestepError(
-            f"the tokenizer has no pad token, which {what_for} needs: give it one and save it, for instance "
+            f"{tokenizer} has no pad token, which {what_for} needs: give it one and save it, for instance "
             "tokenizer.pad_token = tokenizer.eos_token (masks come from lengths, so eos works)"
         )
     return pad_token_id

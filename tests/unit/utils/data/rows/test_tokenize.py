@@ -15,6 +15,7 @@ from training.utils.data.rows.tokenize import (
     cut_prompt,
     end_of_conversation_id,
     fit_sentences,
+    named_tokenizer,
     require_pad_token,
 )
 from training.utils.run.errors import ThreestepError
@@ -132,8 +133,15 @@ def test_an_end_token_that_is_unknown():
 
 def test_a_tokenizer_without_eos(tiny_tokenizer):
     bare = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
-    with pytest.raises(ThreestepError, match="no eos token.*--end_of_conversation_token"):
+    with pytest.raises(ThreestepError, match="the tokenizer has no eos token.*--end_of_conversation_token"):
         TextTokenizer(bare, None)
+    bare.name_or_path = "models/reward"  # a run may read several
+    with pytest.raises(ThreestepError, match="the tokenizer of 'models/reward' has no eos token"):
+        TextTokenizer(bare, None)
+    with pytest.raises(ThreestepError, match="expects one token of the tokenizer of 'models/reward', got '<a>', which"):
+        end_of_conversation_id(bare, "<a>")
+    with pytest.raises(ThreestepError, match="the tokenizer of 'models/reward' has no pad token, which phase 3"):
+        require_pad_token(bare.pad_token_id, "phase 3", named_tokenizer(bare))
     with pytest.raises(ThreestepError, match="no pad token, which phase 3 needs"):
         require_pad_token(bare.pad_token_id, "phase 3")
     require_pad_token(tiny_tokenizer.pad_token_id, "phase 3")
