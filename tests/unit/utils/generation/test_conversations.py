@@ -27,7 +27,7 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.seeds import derived_seed
 
 END, CALL, HEARD = 2, 5, 7  # ends a turn; a call; begins what an environment says
-LIMITS = ConversationLimits(turns=5, calls=None, seconds=None, prompt_tokens=50)
+LIMITS = ConversationLimits(turns=5, calls=None, seconds=None, prompt_tokens=50, answer_interval=32)
 SAMPLING = replace(PLAIN, max_new_tokens=40, end_token_id=END)
 
 
@@ -329,7 +329,7 @@ def talks(name: str, count: int, wordy):
     ids_BP = torch.ones(count, 1, dtype=torch.int64)
     rows, opened = [{"number": number} for number in range(count)], []
     speech = Speech(turns.opening, said, turns.reply, turns.history)
-    limits = ConversationLimits(4, None, None, 200)
+    limits = ConversationLimits(4, None, None, 200, 32)
     engine = ActingRollout(Noting(drawn), lambda row, seed: Teller(row, seed, opened), speech, limits)
     sampling = replace(SAMPLING, max_new_tokens=250, end_token_id=end)
     rollout = engine.roll_out(wordy, RolloutRequest(ids_BP, ids_BP.bool(), sampling, range(count), 1, rows))
