@@ -237,12 +237,12 @@ class RolloutEngine(ABC):
         """Metrics of the rollouts since the last call."""
         return {}
 
-    def state_dict(self) -> dict[str, int]:
-        """State that rollouts change, the same on every rank; empty if there is none."""
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state that rollouts change, as JSON holds it; empty if there is none."""
         return {}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:  # noqa: B027 (most have none)
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have none)
+        """Restore what `state_dict` returned, on another number of ranks that of any; empty if there was none."""
 
 
 # A field of a Rollout by its name, its type, and its dimensions.

@@ -173,6 +173,12 @@ class ActingRollout(RolloutEngine):
     def figures(self) -> dict[str, float]:
         return self._engine.figures()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._engine.load_state_dict(state)
+
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         """ThreestepError for environments that begin otherwise for two samples of a prompt, or with too many tokens."""
         started = time.perf_counter()
