@@ -174,8 +174,10 @@ def tried(trial: Trial, files: Files, place: Path, steps: int, seed: int) -> Out
     for number_of_run in range(1, trial.repeats):
         name = f"repeated_{number_of_run}"
         repeated = run(case.program, case.ranks, [*flags, *folders(name)], root / f"{name}.txt")
-        problems += [f"{name}: codes {repeated.codes}: {repeated.said[-1500:]}"] if any(repeated.codes) else []
-        problems += problems or [f"{name}: {what}" for what in differences(root / "unbroken", root / name)]
+        if any(repeated.codes):
+            problems.append(f"{name}: codes {repeated.codes}: {repeated.said[-1500:]}")
+        else:
+            problems += [f"{name}: {what}" for what in differences(root / "unbroken", root / name)]
     again = [*flags, *folders("stopped"), "--resume"]
     starts = 0
     dice = random.Random(f"{seed} {case.name}")
