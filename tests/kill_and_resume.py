@@ -3,8 +3,8 @@
     python -m tests.kill_and_resume                                     all programs, 1 and 2 ranks, ZeRO 0, 2, 3
     python -m tests.kill_and_resume --programs ppo --ranks 2 --stages 3 --kills 20 --steps 40 --signal SIGTERM
 
-Of step 3 with an environment (`acting`, and with guesses of a head, `acting_mtp`) each answer takes up to --delay seconds,
-at random; --repeats runs that are never stopped are compared as well.
+Of step 3 with an environment (`acting`, and with guesses of a head, `acting_mtp`) each answer takes up to --delay
+seconds, at random; --repeats runs that are never stopped are compared as well.
 
 tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from

@@ -56,8 +56,8 @@ def policy_loss_named(given: str) -> PolicyLoss:
 def _copied(record: _Record) -> _Record:
     """Return the record with tensors of its own, which a user's function may change in place: the loop reads its own
     again. Gradients flow through the copies."""
-    tensors = {field.name: getattr(record, field.name) for field in fields(record)}
-    copies = {name: part.clone() for name, part in tensors.items() if isinstance(part, torch.Tensor)}
+    parts = {field.name: getattr(record, field.name) for field in fields(record)}
+    copies: dict[str, Any] = {name: part.clone() for name, part in parts.items() if isinstance(part, torch.Tensor)}
     return replace(record, **copies)
 
 

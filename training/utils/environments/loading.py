@@ -67,8 +67,8 @@ class Environments:
         return str(name)
 
     def episode(self, row: Mapping[str, Any], seed: int) -> Episode | None:
-        """Return a row's conversation with its environment, not begun yet; None where nobody answers. row: is copied, as
-        others converse about it too. seed: of this sample."""
+        """Return a row's conversation with its environment, not begun yet; None where nobody answers. row: is copied,
+        as others converse about it too. seed: of this sample."""
         name = self.name_of(row)
         return None if name is None else Episode(self._settings[name], deepcopy(row), seed, self._caller)
 

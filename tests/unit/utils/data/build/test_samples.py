@@ -106,7 +106,8 @@ def test_a_class_may_use_its_objects_again(flags, tiny_tokenizer, own_registry):
     chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
     data = flags(data_path=["reused"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True, **chat)
     rows = sorted(build_phase(3, data, tiny_tokenizer, seed=1).train, key=lambda row: row.row_id)
-    assert [row.columns["notes"] for row in rows] == [["a"], ["b"]] and [row.reference["is"] for row in rows] == ["a", "b"]
+    assert [row.columns["notes"] for row in rows] == [["a"], ["b"]]
+    assert [row.reference["is"] for row in rows] == ["a", "b"]
     assert [row.columns["raw_prompt"][0]["content"] for row in rows] == ["a", "b"]
 
 
