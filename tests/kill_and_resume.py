@@ -3,6 +3,9 @@
     python -m tests.kill_and_resume                                     all programs, 1 and 2 ranks, ZeRO 0, 2, 3
     python -m tests.kill_and_resume --programs ppo --ranks 2 --stages 3 --kills 20 --steps 40 --signal SIGTERM
 
+Of step 3 with an environment (`acting`, and with guesses of a head, `acting_mtp`) each answer takes up to --delay
+seconds, at random; --repeats runs that are never stopped are compared as well.
+
 tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
 how long that part of a run took where it was never stopped.
@@ -39,6 +42,10 @@ class Case:
         extra = ("_lora" if self.lora else "") + ("_offload" if self.offload else "")
         return f"{self.program}_{self.ranks}_{self.stage}{extra}"
 
+    @property
+    def rolls_out(self) -> bool:
+        return MODULES[self.program] == "step3_ppo"
+
     def flags(self, files: Files, steps: int, every: int) -> list[str]:
         """The program's flags, but for its folders. bf16 on one rank, float32 on two; dropout, so that a run draws as
         it trains; in step 3 an adaptive KL, a moving average and unsupervised text too."""
@@ -49,7 +56,18 @@ class Case:
         )
         if self.offload:
             shared += " --offload true"
-        if self.program == "ppo":
+        if self.program.startswith("acting"):
+            own = (
+                f"--actor_model_name_or_path {files.start} --actor_zero_stage {self.stage} --actor_dropout 0.1 "
+                f"--environment {files.environment}:Late --reward environment --advantage grpo --stop e i s "
+                "--prompt_style chat_template --chat_template examples/environments/template.jinja "
+                "--num_samples_per_prompt 4 --per_device_generation_batch_size 3 --per_device_training_batch_size 6 "
+                "--max_answer_seq_len 48 --answer_interval 6 --kl_coef 0 --actor_learning_rate 1e-3 "
+                "--mismatch_correction truncate --mismatch_normalize true"
+            )
+            own += " --mtp_num_layers 1 --speculate 1" if self.program == "acting_mtp" else ""
+            own += " --actor_lora_dim 4" if self.lora else ""
+        elif self.program == "ppo":
             own = (
                 f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} "
                 f"--actor_zero_stage {self.stage} --critic_zero_stage {self.stage} --actor_dropout 0.1 "
@@ -73,7 +91,7 @@ class Case:
 
 def moments(case: Case, kills: int, parts: dict[str, list[float]], dice: random.Random) -> list[Moment]:
     """The first few fall into the data build, the last into the writing of the model, the others anywhere between."""
-    inside = ["step", "update", "save", "evaluation", "restore"] + (["rollout"] * 2 if case.program == "ppo" else [])
+    inside = ["step", "update", "save", "evaluation", "restore"] + (["rollout"] * 2 if case.rolls_out else [])
     building = max(1, kills // 8)
     chosen = ["data"] * building + [inside[place % len(inside)] for place in range(kills - building - 1)] + ["model"]
     middle = chosen[building:-1]
@@ -146,13 +164,20 @@ def tried(trial: Trial, files: Files, place: Path, steps: int, seed: int) -> Out
 
     def folders(name: str) -> list[str]:
         own = ["--output_dir", str(root / name), "--data_output_path", str(root / f"cache_{name}")]
-        return [*own, "--rollout_dump", str(root / f"rollouts_{name}")] if case.program == "ppo" else own
+        return [*own, "--rollout_dump", str(root / f"rollouts_{name}")] if case.rolls_out else own
 
     whole = run(case.program, case.ranks, [*flags, *folders("unbroken")], root / "unbroken.txt", None, number)
     if any(whole.codes):
         return Outcome(case, {}, 1, [f"codes {whole.codes}: {whole.said[-1500:]}"], time.monotonic() - started)
     hits: dict[str, int] = {}
     problems: list[str] = []
+    for number_of_run in range(1, trial.repeats):
+        name = f"repeated_{number_of_run}"
+        repeated = run(case.program, case.ranks, [*flags, *folders(name)], root / f"{name}.txt")
+        if any(repeated.codes):
+            problems.append(f"{name}: codes {repeated.codes}: {repeated.said[-1500:]}")
+        else:
+            problems += [f"{name}: {what}" for what in differences(root / "unbroken", root / name)]
     again = [*flags, *folders("stopped"), "--resume"]
     starts = 0
     dice = random.Random(f"{seed} {case.name}")
@@ -185,11 +210,12 @@ def _problems(ended: Ended, moment: Moment, number: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, how often it is ended, and by which signal."""
+    """A case, how often it is ended, and by which signal; repeats: runs that are not."""
 
     case: Case
     kills: int
     number: int
+    repeats: int = 1
 
 
 # In the suite: each program once, each stage, one rank and two, adapters, and SIGTERM.
@@ -198,6 +224,8 @@ SHORT = (
     Trial(Case("reward", 1, 3, lora=True, offload=True), 3, signal.SIGKILL),
     Trial(Case("dpo", 1, 0), 3, signal.SIGTERM),
     Trial(Case("ppo", 1, 0), 5, signal.SIGKILL),
+    Trial(Case("acting", 1, 0), 2, signal.SIGKILL, repeats=2),
+    Trial(Case("acting_mtp", 2, 0), 2, signal.SIGKILL),
 )
 SHORT_STEPS = 4
 
@@ -211,6 +239,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--offload", action="store_true")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--delay", type=float, default=0.3, help="seconds; in the trials of the suite a tenth")
     parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
     parser.add_argument("--short", action="store_true", help="the few trials of the suite, in place of those asked for")
     parser.add_argument("--seed", type=int, default=0)
@@ -219,7 +249,7 @@ def main(argv: Sequence[str]) -> int:
     import_everything()
     number = getattr(signal, asked.signal)
     trials = SHORT if asked.short else tuple(
-        Trial(Case(program, ranks, stage, asked.lora, asked.offload), asked.kills, number)
+        Trial(Case(program, ranks, stage, asked.lora, asked.offload), asked.kills, number, asked.repeats)
         for ranks in asked.ranks
         for stage in asked.stages
         for program in asked.programs
@@ -227,7 +257,8 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="kill_and_resume_") as temporary:
         place = asked.place or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)
-        files = make_files(place, rows=60 if asked.short else 240)
+        delay_seconds = asked.delay / 10 if asked.short else asked.delay
+        files = make_files(place, rows=60 if asked.short else 240, delay_seconds=delay_seconds)
         failed = False
         for trial in trials:
             outcome = tried(trial, files, place, SHORT_STEPS if asked.short else asked.steps, asked.seed)

@@ -13,6 +13,7 @@ TIMES = (
     "train/pairs_per_second",
     "train/mfu",
     "reference/",
+    "rollout/speculation_speedup",
 )
 
 

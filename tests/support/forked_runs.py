@@ -26,7 +26,10 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )  # fmt: skip
 
-MODULES = {"sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo"}
+MODULES = {
+    "sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo",
+    "acting": "step3_ppo", "acting_mtp": "step3_ppo",
+}  # fmt: skip
 _LIMIT_SECONDS = 240.0
 
 
@@ -38,6 +41,7 @@ class Files:
     scorer: Path
     pairs: Path
     texts: Path
+    environment: Path
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,32 @@ class Ended:
     said: str
 
 
-def make_files(place: Path, rows: int = 240) -> Files:
-    """A tiny model, a reward model of random weights, pairs and texts."""
+# Each answer comes after a time that no seed decides.
+_ENVIRONMENT = """
+import random
+import time
+
+
+class Late:
+    def reset(self, row):
+        self.left = 1 + sum(row["prompt"].encode()) % 4
+        return row["messages"], None
+
+    def step(self, message):
+        time.sleep(random.SystemRandom().uniform(0.0, SECONDS))
+        self.left -= 1
+        number = sum(message.text.encode())
+        answer = " ".join(["pear", "fig", "plum"][: 1 + number % 3])
+        return [{"role": "user", "content": answer}], (number % 7) / 7, self.left == 0, {"letters": len(message.text)}
+
+    def close(self):
+        pass
+"""
+
+
+def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0) -> Files:
+    """A tiny model, a reward model of random weights, pairs and texts; an environment whose answers take up to so
+    long."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
 
@@ -73,7 +101,9 @@ def make_files(place: Path, rows: int = 240) -> Files:
     pairs, texts = place / "pairs.jsonl", place / "texts.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(rows)))
     texts.write_text("".join(json.dumps({"text": sentence * 3}) + "\n" for sentence in SENTENCES))
-    return Files(start, place / "scorer", pairs, texts)
+    environment = place / "late.py"
+    environment.write_text(f"SECONDS = {delay_seconds}\n{_ENVIRONMENT}")
+    return Files(start, place / "scorer", pairs, texts, environment)
 
 
 # A run: ranks that are forked from here.

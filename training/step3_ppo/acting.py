@@ -47,7 +47,8 @@ def check_rows(environments: Environments, split: CachedSplit) -> None:
 
 def deciding_flags(flags: PpoFlags) -> dict[str, Any]:
     """By name, the flags that decide what conversations become; nothing without environments."""
-    return {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
+    found = {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
+    return {name: value for name, value in found.items() if name != "answer_interval"}  # which decides their rounding
 
 
 def _as_row(row: PromptRow) -> dict[str, Any]:

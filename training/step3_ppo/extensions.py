@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.tables import check_signature, entry_named
 from training.utils.run.user_files import call_user, is_address
 
+_Record = TypeVar("_Record", AdvantageInputs, PolicyTokens)
+
 
 def estimator_named(given: str) -> Estimator:
     """Return the estimator of `--advantage`: a name, or FILE.py:NAME of an Estimator or its function."""
@@ -24,7 +26,7 @@ def estimator_named(given: str) -> Estimator:
     check_signature(estimator.estimate, "--advantage", given, ("inputs", "settings"))
 
     def estimate(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
-        result = call_user(estimator.estimate, inputs, settings)
+        result = call_user(estimator.estimate, _copied(inputs), settings)
         names, shape = ("advantages_BR", "returns_BR"), inputs.rewards_BR.shape
         _check_pair("--advantage", given, names, result, shape, estimator.needs_critic)
         return result
@@ -40,7 +42,7 @@ def policy_loss_named(given: str) -> PolicyLoss:
     check_signature(policy_loss.loss, "--policy_loss", given, ("tokens", "settings"))
 
     def loss(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-        result = call_user(policy_loss.loss, tokens, settings)
+        result = call_user(policy_loss.loss, _copied(tokens), settings)
         _check_pair("--policy_loss", given, ("loss_M", "clipped_M"), result, tokens.logprobs_M.shape)
         if tokens.logprobs_M.requires_grad and not result[0].requires_grad:
             raise ThreestepError(
@@ -49,6 +51,14 @@ def policy_loss_named(given: str) -> PolicyLoss:
         return result
 
     return replace(policy_loss, loss=loss)
+
+
+def _copied(record: _Record) -> _Record:
+    """Return the record with tensors of its own, which a user's function may change in place: the loop reads its own
+    again. Gradients flow through the copies."""
+    parts = {field.name: getattr(record, field.name) for field in fields(record)}
+    copies: dict[str, Any] = {name: part.clone() for name, part in parts.items() if isinstance(part, torch.Tensor)}
+    return replace(record, **copies)
 
 
 def _check_pair(

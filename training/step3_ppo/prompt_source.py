@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -29,7 +30,8 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class RolloutResults:
-    """Results of one rollout of all ranks: one entry per response, responses to one prompt adjacent.
+    """Results of one rollout of all ranks: one entry per response, responses to one prompt adjacent. Its objects are
+    the receiver's, which may change them.
 
     rows: the prompts. responses: texts, without the end-of-conversation token.
     """
@@ -90,7 +92,7 @@ class PromptDataset(Sequence[PromptRow]):
         row = self.maker.make(prompt, ground_truth, -1 - len(self._rows), **columns)
         if row is not None:
             self._rows.append(row)
-            self._added.append({"prompt": prompt, "ground_truth": ground_truth, **columns})
+            self._added.append(deepcopy({"prompt": prompt, "ground_truth": ground_truth, **columns}))
         return row is not None
 
     def state_dict(self) -> State:
@@ -214,9 +216,10 @@ class SampledPrompts(PromptSource):
 
     def _observe(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
         rows, responses, scores = (list(column) for column in zip(*entries, strict=True))
-        call_user(self.sampler.update, [row.uid for row in rows], scores)
+        call_user(self.sampler.update, [row.uid for row in rows], list(scores))
         if self.dataset is not None:
-            call_user(self.dataset.on_batch_end, RolloutResults(rows, responses, scores))
+            copied = [deepcopy(row) for row in rows]  # responses share a prompt's row, which is read again
+            call_user(self.dataset.on_batch_end, RolloutResults(copied, responses, scores))
 
     def state_dict(self) -> State:
         return on_main(lambda: {name: _state_of(part) for name, part in self._parts.items()}, self.ranks.is_main)

@@ -64,10 +64,10 @@ class _NumberedRollouts(RolloutEngine):
         self._more = dict(more or {})
         self._count = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         return {"rollouts": self._count}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self._count = state["rollouts"]
 
 
@@ -111,6 +111,13 @@ class DumpingRollout(_NumberedRollouts):
 
     def figures(self) -> dict[str, float]:
         return self._engine.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._engine.state_dict(), **super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._engine.load_state_dict({name: part for name, part in state.items() if name != "rollouts"})
 
 
 class ReplayRollout(_NumberedRollouts):

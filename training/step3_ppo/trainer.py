@@ -26,6 +26,7 @@ from training.step3_ppo.settings import PpoSettings
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
+from training.utils.engine.collectives import gathered
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
@@ -225,7 +226,7 @@ class PpoTrainer:
             "kl_control": {"coefficient": self.kl_control.coefficient},
             "texts_taken": self.updates.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
-            "rollout_engine": self.rollout_engine.state_dict(),
+            "rollout_engine": gathered(self.rollout_engine.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -233,7 +234,9 @@ class PpoTrainer:
         self.kl_control.coefficient = state["kl_control"]["coefficient"]
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
-        self.rollout_engine.load_state_dict(state["rollout_engine"])
+        saved = state["rollout_engine"]
+        # Checkpoints had one of all ranks before engines had states that differ.
+        self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)] if isinstance(saved, list) else saved)
 
     def _warn_of_cut(self, figures: Mapping[str, float], iteration: int) -> None:
         """Say once that many responses reach a limit, where rewards and losses read unfinished text."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -37,6 +39,15 @@ def of_one(inputs): return inputs
 def alone(inputs, settings): return inputs.rewards_BR
 def short(inputs, settings): return inputs.rewards_BR[:, :1], None
 def raises(inputs, settings): return {}["here"], None
+def in_place(inputs, settings):
+    for tensor in (inputs.rewards_BR, inputs.response_lengths_B, inputs.group_B, inputs.values_BR):
+        tensor.zero_()
+    return inputs.rewards_BR, inputs.rewards_BR
+def loss_in_place(tokens, settings):
+    loss_M = -tokens.logprobs_M.mul_(1.0)
+    for tensor in (tokens.old_logprobs_M, tokens.advantages_M, tokens.sequence_M):
+        tensor.zero_()
+    return loss_M, tokens.sequence_M > 0
 def constant(tokens, settings): return tokens.logprobs_M.detach(), tokens.sequence_M < 0
 number = 5
 """
@@ -77,6 +88,20 @@ def test_a_function_is_a_policy_loss_with_the_usual_defaults(own):
     assert (mine.aggregation, mine.clip_low, mine.keys) == (builtin.aggregation, builtin.clip_low, None)
     given = policy_loss_named(own("by_sequence"))
     assert (given.aggregation, given.clip_low) == ("seq-mean-token-sum", 0.5)
+
+
+def test_functions_may_change_their_tensors(own):
+    """Which the loop reads again: values and rewards are figures and targets, sequences weigh the loss."""
+    inputs = replace(INPUTS, values_BR=torch.ones(2, 2))
+    before = [tensor.clone() for tensor in (inputs.rewards_BR, inputs.response_lengths_B, inputs.group_B)]
+    estimator_named(own("in_place")).estimate(inputs, SETTINGS)
+    assert all(map(torch.equal, (inputs.rewards_BR, inputs.response_lengths_B, inputs.group_B), before))
+    assert torch.equal(inputs.values_BR, torch.ones(2, 2))
+    given = tokens()
+    loss_M, _ = policy_loss_named(own("loss_in_place")).loss(given, CLIP)
+    loss_M.sum().backward()
+    assert given.logprobs_M.grad.tolist() == [-1.0, -1.0, -1.0] and given.old_logprobs_M.tolist() == [-1.0, -2.0, -0.5]
+    assert given.advantages_M.tolist() == [1.0, 2.0, -1.0] and given.sequence_M.tolist() == [0, 0, 1]
 
 
 def test_names_of_the_tables_are_their_entries():

@@ -160,9 +160,36 @@ def test_what_a_dataset_is_told():
     scores = [1.0, 2.0, 3.0, 4.0]
     source.observe(asked, experience(scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
     (results,) = told
-    assert results.rows == [asked[0], asked[0], asked[1], asked[1]]  # two responses a prompt
+    assert [row.uid for row in results.rows] == [row.uid for row in asked for _ in range(2)]  # two responses a prompt
+    assert len({id(row) for row in [*results.rows, *asked]}) == 6  # each is the dataset's own
     assert results.responses == [" 3", " 4 5 6", " ", " 7 8"] and results.scores == scores
     assert source.state_dict()["sampler"]["seen"] == [[[row.uid for row in results.rows], scores]]
+
+
+def test_what_is_told_may_be_changed():
+    class Sorts(AtRandom):
+        def update(self, uids, scores):
+            super().update(list(uids), list(scores))
+            uids.sort()
+            scores.sort()
+
+    class Marks(PromptDataset):
+        def on_batch_end(self, results):
+            told.append(list(results.scores))
+            for row in results.rows:
+                row.columns["seen"] = row.columns.get("seen", 0) + 1
+            message = {"role": "user", "content": "again"}
+            tags = ["x"]
+            self.add([message], tags=tags)
+            message["content"], tags[0] = "other", "y"
+
+    told, asked = [], rows(2)
+    source = source_of((Sorts, Marks), asked)
+    source.observe(asked, experience([2.0, 1.0]))
+    assert told == [[2.0, 1.0]] and [row.columns for row in asked] == [{}, {}]
+    assert source.state_dict()["dataset"]["added"] == [
+        {"prompt": [{"role": "user", "content": "again"}], "ground_truth": None, "tags": ["x"]}
+    ]
 
 
 def test_prompts_that_are_added():

@@ -87,6 +87,23 @@ def test_a_run_that_goes_on_goes_on_with_its_number(folder, model, how):
     assert TransformersRollout(str).state_dict() == {}
 
 
+def test_the_engine_that_is_dumped_has_its_state_too(tmp_path):
+    class Counting(TransformersRollout):
+        state = {"n": 3}
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            self.state = state
+
+    dumping, other = (DumpingRollout(Counting(str), tmp_path, rank=0) for _ in range(2))
+    assert dumping.state_dict() == {"n": 3, "rollouts": 0}
+    other.load_state_dict({"n": 4, "rollouts": 2})
+    assert other.state_dict() == {"n": 4, "rollouts": 2}
+    other.load_state_dict({"rollouts": 2})  # of a checkpoint of before
+
+
 def test_a_dump_changes_nothing(tmp_path, model, how):
     dumped = asked(DumpingRollout(TransformersRollout(str), tmp_path / "deep" / "er", 0), model, how)
     assert responses(dumped) == responses(asked(TransformersRollout(str), model, how))

@@ -238,6 +238,22 @@ def test_the_trainers_own_state_comes_back():
     assert other.state_dict() == state and other.updates.texts_taken == 5
 
 
+def test_each_rank_has_its_engines_state_back():
+    """On another number of ranks any of them; a checkpoint of before has one of all."""
+
+    class Counting(Engine):
+        state = None
+
+        def load_state_dict(self, state) -> None:
+            self.state = state
+
+    saved = made_trainer(Engine()).state_dict()
+    for rank, ranks, found, wanted in ((1, 2, [{"n": 3}, {"n": 4}], 4), (3, 4, [{"n": 3}], 3), (1, 2, {"n": 5}, 5)):
+        engine = Counting()
+        made_trainer(engine, rank, ranks).load_state_dict({**saved, "rollout_engine": found})
+        assert engine.state == {"n": wanted}
+
+
 def test_updates_end_where_their_kl_is_too_large():
     """Two epochs of two minibatches, which make the drawn tokens less likely. The first has the policy that rolled out;
     from the second on the policy is another."""

@@ -74,7 +74,11 @@ def acting_engine(
         partner_of,
         Speech(opening, message, turns.reply, turns.history),
         ConversationLimits(
-            limits.max_turns, limits.max_tool_calls, limits.max_conversation_seconds, settings.prompt_tokens
+            limits.max_turns,
+            limits.max_tool_calls,
+            limits.max_conversation_seconds,
+            settings.prompt_tokens,
+            limits.answer_interval,
         ),
         [history_habit(turns, acts=settings.environment.environment is not None)],
     )

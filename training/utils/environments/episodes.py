@@ -1,5 +1,8 @@
 """One conversation's environment as a rollout runs it: calls that do not block, limits, checks, sums.
 
+What an environment is handed, and what it returns, is copied: it may change its objects, and the rollout reads its
+own again.
+
 What a tool does never ends a run. An environment that fails in the middle ends its conversation, counted; one that
 cannot begin is a mistake in the user's code, which stops the run in a sentence.
 """
@@ -13,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
@@ -67,7 +71,8 @@ class Episode:
     def step(self, message: AssistantMessage) -> Future[EnvironmentReply]:
         """Answer a message that the model ended itself. The future has a result in any case: where the environment
         fails, an end without messages or reward, counted as `environment_failures`."""
-        return _in_thread(lambda: self._step(message))
+        handed = deepcopy(message)
+        return _in_thread(lambda: self._step(handed))
 
     def close(self) -> None:
         """Close the environment, without waiting for it. Also for conversations that were cut, or never began."""
@@ -85,7 +90,7 @@ class Episode:
         opening, problem = (None, problem) if problem else _checked_opening(outcome.value)
         if opening is None:
             raise ThreestepError(f"environment '{self._settings.name}': reset {problem}; mend it")
-        return opening
+        return deepcopy(opening)
 
     def _step(self, message: AssistantMessage) -> EnvironmentReply:
         outcome = self._wait(lambda: self._environment.step(message))
@@ -106,7 +111,9 @@ class Episode:
 
     def _bounded(self, reply: EnvironmentReply) -> EnvironmentReply:
         texts = [bounded(message["content"], self._settings.characters) for message in reply.messages]
-        messages = [{**message, "content": text.text} for message, text in zip(reply.messages, texts, strict=True)]
+        messages = [
+            {**deepcopy(message), "content": text.text} for message, text in zip(reply.messages, texts, strict=True)
+        ]
         found = {CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)}
         # An environment that counts them, as that of tools, has bounded its messages itself.
         figures = Counter({**found, **reply.figures})

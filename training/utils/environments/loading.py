@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from training.utils.environments.arguments import TOOLS, EnvironmentArguments
@@ -66,10 +67,10 @@ class Environments:
         return str(name)
 
     def episode(self, row: Mapping[str, Any], seed: int) -> Episode | None:
-        """Return a row's conversation with its environment, not begun yet; None where nobody answers. seed: of this
-        sample."""
+        """Return a row's conversation with its environment, not begun yet; None where nobody answers. row: is copied,
+        as others converse about it too. seed: of this sample."""
         name = self.name_of(row)
-        return None if name is None else Episode(self._settings[name], row, seed, self._caller)
+        return None if name is None else Episode(self._settings[name], deepcopy(row), seed, self._caller)
 
     def close(self) -> None:
         """Let go of what calls need; nothing waits for calls that hang."""

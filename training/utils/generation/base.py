@@ -9,6 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -237,12 +238,12 @@ class RolloutEngine(ABC):
         """Metrics of the rollouts since the last call."""
         return {}
 
-    def state_dict(self) -> dict[str, int]:
-        """State that rollouts change, the same on every rank; empty if there is none."""
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state that rollouts change, as JSON holds it; empty if there is none."""
         return {}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:  # noqa: B027 (most have none)
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have none)
+        """Restore what `state_dict` returned, on another number of ranks that of any; empty if there was none."""
 
 
 # A field of a Rollout by its name, its type, and its dimensions.
@@ -257,11 +258,13 @@ _COLUMNS = {
 
 
 def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
-    """Return what the engine draws, with the images of its prompts, every column checked: an engine may be a user's.
+    """Return what the engine draws, with the images of its prompts, every column checked: an engine may be a user's. It
+    is handed copies of the rows, and its columns are copied, as it may use their memory for its next rollout.
 
     Raises ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not
     as wide as the others, or a response that is empty or longer than its row.
     """
+    request = replace(request, rows=deepcopy(request.rows))
     rollout, kind = engine.roll_out(model, request), type(engine).__name__
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)
@@ -287,6 +290,7 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
                 f"--rollout_engine: {kind} expects to return response_lengths_B from 1 to the {width} columns of "
                 f"response_ids_BR, got {length} for sequence {row}; mend its roll_out"
             )
+    rollout = replace(rollout, **{name: getattr(rollout, name).clone() for name in _COLUMNS})
     if request.images is None:
         return rollout
     return replace(rollout, images=request.images.repeated(request.samples_per_prompt))

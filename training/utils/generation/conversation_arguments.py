@@ -37,6 +37,14 @@ class ConversationArguments:
         above=0,
         unit="seconds",
     )
+    answer_interval: int = flag(
+        32,
+        "Answers of environments join the batch every so many drawn tokens, by which time late ones are waited for: a "
+        "rollout repeats to the bit, however long answers take. 0 takes each answer as it comes, sooner where a few "
+        "take much longer than others; such rollouts do not repeat to the bit.",
+        least=0,
+        unit="tokens",
+    )
 
     def require_partner(self, acts: bool, mistakes: Mistakes) -> None:
         """Note limits of conversations that there are not. acts: somebody answers the model."""

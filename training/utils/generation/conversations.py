@@ -8,8 +8,9 @@ as it is now written, all of it inserted too, and what was drawn before stays wh
 environment has one turn, the same as without this file.
 
 The first turn is drawn from the response's own seed, a later one from a seed derived from it and the turn's number: no
-result depends on the rest of the batch, nor on how long answers take. Ranks go their own ways: the engines that draw
-turns call no other rank while the model is lent to them.
+token depends on the rest of the batch. How a log-probability is rounded does: so the drawn tokens alone decide when an
+answer joins the batch, which waits for one that is late (`_Awaited`), and a rollout repeats to the bit, however long
+answers take. Ranks go their own ways: the engines that draw turns call no other rank while the model is lent to them.
 
 B sequences, P prompt tokens, R response tokens.
 """
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -68,12 +69,13 @@ class Speech:
 @dataclass(frozen=True)
 class ConversationLimits:
     """turns, calls: of a conversation. seconds: after which none begins another turn. prompt_tokens: of the messages
-    with which one begins. None: no limit."""
+    with which one begins. None: no limit. answer_interval: tokens, see `_Awaited`."""
 
     turns: int
     calls: int | None
     seconds: float | None
     prompt_tokens: int
+    answer_interval: int
 
 
 @dataclass(eq=False)
@@ -171,6 +173,12 @@ class ActingRollout(RolloutEngine):
     def figures(self) -> dict[str, float]:
         return self._engine.figures()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._engine.load_state_dict(state)
+
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         """ThreestepError for environments that begin otherwise for two samples of a prompt, or with too many tokens."""
         started = time.perf_counter()
@@ -232,17 +240,16 @@ class ActingRollout(RolloutEngine):
         """Draw all conversations to their ends. most: tokens of a response."""
         for each in every:
             turns.add(each.next_turn(self._limits, most))
-        asked = dict[Future[Any], _Conversation]()
-        while turns.is_drawing or asked:
+        awaited = _Awaited(turns, self._limits.answer_interval)
+        while turns.is_drawing or awaited.count:
             for drawn in turns.advance() if turns.is_drawing else ():
                 step = self._asked(drawn)
                 if step is None:
                     turns.drop(drawn.key)
                 else:
-                    asked[step] = drawn.key
-            for step in _answered(asked, turns):
-                each = asked.pop(step)
-                if self._goes_on(each, step.result(), most):
+                    awaited.add(step, drawn.key)
+            for each, reply in awaited.answered():
+                if self._goes_on(each, reply, most):
                     turns.add(each.next_turn(self._limits, most))
                 else:
                     turns.drop(each)
@@ -293,11 +300,40 @@ class ActingRollout(RolloutEngine):
         return False
 
 
-def _answered(asked: Collection[Future[Any]], turns: Turns) -> list[Future[Any]]:
-    """Return the steps that are done, without waiting where there are turns to draw."""
-    if asked and (turns.in_rounds or not turns.is_drawing):
-        wait(asked, return_when=ALL_COMPLETED if turns.in_rounds else FIRST_COMPLETED)
-    return [step for step in asked if step.done()]
+class _Awaited:
+    """The steps of environments that run, in the order in which their turns were over, and when their conversations go
+    on: every `interval` drawn tokens those that have run for half as many, and all where nothing else is drawn. What is
+    late is waited for, so that delays decide nothing. An interval of 0 takes each answer as soon as it is there."""
+
+    def __init__(self, turns: Turns, interval: int) -> None:
+        self._turns, self._interval, self._next = turns, interval, interval
+        self._running = dict[Future[Any], tuple[_Conversation, int]]()
+
+    @property
+    def count(self) -> int:
+        return len(self._running)
+
+    def add(self, step: Future[Any], each: _Conversation) -> None:
+        self._running[step] = each, self._turns.steps
+
+    def answered(self) -> list[tuple[_Conversation, Any]]:
+        """Return the conversations that go on now, with their answers."""
+        due = self._due()
+        wait(due)
+        return [(self._running.pop(step)[0], step.result()) for step in due]
+
+    def _due(self) -> list[Future[Any]]:
+        running, now = self._running, self._turns.steps
+        if not self._turns.is_drawing and running:
+            if self._interval or self._turns.in_rounds:
+                return [*running]
+            wait(running, return_when=FIRST_COMPLETED)
+        if not self._interval:
+            return [step for step in running if step.done()]
+        if now < self._next:
+            return []
+        self._next = (now // self._interval + 1) * self._interval
+        return [step for step, (_, since) in running.items() if now - since >= self._interval // 2]
 
 
 def _as_rollout(

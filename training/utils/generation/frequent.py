@@ -29,7 +29,14 @@ class FrequentTokens:
         """Count a rollout's tokens."""
         drawn_M = rollout.response_ids_BR[rollout.response_mask_BR]
         counts_V = torch.bincount(drawn_M, minlength=vocabulary)
-        self._counts_V = counts_V if self._counts_V is None else self._counts_V + counts_V
+        self._counts_V = counts_V if self._counts_V is None else self._counts_V.to(counts_V.device) + counts_V
+
+    def state_dict(self) -> list[int] | None:
+        """Return the counts, as JSON holds them."""
+        return None if self._counts_V is None else self._counts_V.tolist()
+
+    def load_state_dict(self, state: list[int] | None) -> None:
+        self._counts_V = None if state is None else torch.tensor(state)
 
     def among(self, prompt_ids_M: torch.Tensor) -> torch.Tensor | None:
         """Return int64 [S], in ascending order: the most frequent tokens, and those of the prompts. None where all are

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -90,7 +91,8 @@ class Guessing:
         """Return the rollout that `plain` draws, by guesses where they pay."""
         if self._is_off or (self._head is None and self._lent_head is not None):
             return plain()
-        kind = (len(request.seeds), request.sampling.temperature, request.sampling.max_new_tokens)
+        sampling = request.sampling
+        kind = (len(request.seeds).bit_length(), sampling.temperature, sampling.max_new_tokens.bit_length())
         by_guesses, started = self._pace.guesses_now(kind), time.perf_counter()
         rounds = self._rounds.setdefault(kind, RoundPace(self._how.is_auto))
         rollout = self._guessed(model, request, stop, rounds) if by_guesses else plain()
@@ -118,6 +120,14 @@ class Guessing:
         if self._how.is_auto:
             return f"{self._how.flag} is switched off until it pays: {measured}"
         return f"warning: {self._how.flag} does not pay: {measured} (auto switches it off where it does not)"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides which rollouts guess, and among which tokens: others would round otherwise."""
+        return {"pace": self._pace.state_dict(), "frequent": self._frequent.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._pace.load_state_dict(state["pace"])
+        self._frequent.load_state_dict(state["frequent"])
 
     def figures(self) -> dict[str, float]:
         """Metrics since the last call."""

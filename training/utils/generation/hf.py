@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -65,6 +66,13 @@ class TransformersRollout(RolloutEngine):
 
     def figures(self) -> dict[str, float]:
         return {} if self._guessing is None else self._guessing.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._guessing is None else self._guessing.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._guessing is not None and state:
+            self._guessing.load_state_dict(state)
 
     def expect_turns(self) -> None:
         self._expects_turns = True

@@ -137,6 +137,7 @@ class KeptTurns(Turns):
             token_A = last_A if token_A is None else token_A
             return self._rows.step(token_A, column_A + place, position_A + place, extent + place)
 
+        self.steps += count
         drawn = self._draw(stepped, torch.stack([number_A, start_A]), count, next_logits)
         return self._taken(lines, *drawn)
 

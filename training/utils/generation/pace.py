@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 _MEASURED = 3  # rollouts in either way before anything is said, and how many of the last count
 _CHECKED_EVERY = 16  # rollouts, of which one is drawn in the other way
 _ROUNDS = 16  # of one number of rows in either way: how many of the last count
+_WAYS = {True: "by_guesses", False: "without"}
 _KNOWN_ROUNDS, _CHECKED_ROUNDS = 4, 32  # as for rollouts
+
+# Of a rollout: numbers.
+Kind = tuple[float, ...]
 
 
 @dataclass
@@ -39,10 +44,10 @@ class Pace:
     def __init__(self, is_auto: bool) -> None:
         """is_auto: take the faster way once it is known; otherwise guesses, but for the measurements."""
         self._is_auto = is_auto
-        self._kinds: dict[Hashable, _Timed] = {}
+        self._kinds: dict[Kind, _Timed] = {}
         self.speedup: float | None = None  # of the last rollout's kind
 
-    def guesses_now(self, kind: Hashable) -> bool:
+    def guesses_now(self, kind: Kind) -> bool:
         """Return whether the next rollout of this kind is by guesses."""
         known = self._kinds.setdefault(kind, _Timed())
         if known.speedup is None:
@@ -50,7 +55,20 @@ class Pace:
         usual = known.speedup >= 1.0 or not self._is_auto
         return usual != (known.count % _CHECKED_EVERY == 0)
 
-    def note(self, kind: Hashable, by_guesses: bool, seconds: float, tokens: int) -> bool:
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return all that is known, as JSON holds it."""
+        return [
+            {"kind": list(kind), "count": known.count, **{_WAYS[way]: list(own) for way, own in known.seconds.items()}}
+            for kind, known in self._kinds.items()
+        ]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        for saved in state:
+            known = self._kinds[tuple(saved["kind"])] = _Timed(count=saved["count"])
+            for way, name in _WAYS.items():
+                known.seconds[way].extend(saved[name])
+
+    def note(self, kind: Kind, by_guesses: bool, seconds: float, tokens: int) -> bool:
         """Note a rollout; return whether guesses now pay, or no longer pay, where that was not known before."""
         known = self._kinds.setdefault(kind, _Timed())
         before = known.speedup

@@ -39,12 +39,15 @@ class DrawnTurn:
 
 
 class Turns(ABC):
-    """The turns of a rollout. Each depends on its tokens and its seed, not on others, nor on when they come.
+    """The turns of a rollout. Which tokens each draws depends on its tokens and its seed, not on others, nor on when
+    they come; how their log-probabilities are rounded, on which turns are added before which `advance`.
 
     in_rounds: a turn is drawn soonest together with others; answers are waited for, so that they come together.
+    steps: tokens that a turn could have drawn since the beginning: a clock that no delay moves.
     """
 
     in_rounds: ClassVar[bool] = False
+    steps: int = 0
 
     @abstractmethod
     def add(self, turn: NextTurn) -> None:

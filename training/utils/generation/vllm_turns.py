@@ -54,6 +54,7 @@ class VllmTurns(Turns):
 
     def advance(self) -> list[DrawnTurn]:
         engine, over, stopped = self._vllm.llm.llm_engine, list[DrawnTurn](), list[str]()
+        self.steps += 1
         with vllm_at_work():
             for output in engine.step():
                 response = self._of_name.get(output.request_id)

@@ -144,6 +144,8 @@ def attention_by_document(
         if others.get("position_bias") is None:
             wide = attention_dtype(query_NATD.shape[2], query_NATD)
             query_NATD, key_NKTD, value_NKTD = (part.to(wide) for part in (query_NATD, key_NKTD, value_NKTD))
+            if attention_mask is not None and attention_mask.is_floating_point():  # torch takes no other type than that
+                attention_mask = attention_mask.to(wide)
         output, _ = sdpa_attention_forward(
             module, query_NATD, key_NKTD, value_NKTD, attention_mask, dropout=dropout, scaling=scaling, **others
         )

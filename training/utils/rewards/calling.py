@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,10 @@ class RuleBatch:
         return len(self.responses)
 
     def call(self, rule: Rule) -> Any:
-        return rule(list(self.prompts), list(self.responses), **self.columns)
+        """Return what the rule does. Its columns are copies: rules run at once, and responses share a prompt's values,
+        as do rows."""
+        columns = {name: [deepcopy(value) for value in values] for name, values in self.columns.items()}
+        return rule(list(self.prompts), list(self.responses), **columns)
 
     def only(self, index: int) -> RuleBatch:
         """The batch of that one sample."""

@@ -10,7 +10,7 @@ import pytest
 
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings
-from training.utils.environments.interface import AssistantMessage, EnvironmentReply, Opening
+from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.run.errors import ThreestepError
 
 USER = {"role": "user", "content": "go"}
@@ -93,6 +93,32 @@ def test_steps_add_up_and_tuples_will_do(caller):
         while Counting.closed == before and time.monotonic() < deadline:
             time.sleep(0.001)
         assert Counting.closed == before + 1
+
+
+def test_what_an_environment_holds_it_may_change(caller):
+    """The message that it is handed, and the messages and tools that it returned: the rollout reads its own again."""
+    message, tools = {"role": "user", "content": "go", "notes": ["a"]}, [{"name": "look"}]
+
+    class Changing:
+        def reset(self, row):
+            return [message], tools
+
+        def step(self, said):
+            said.calls[0].arguments["numbers"].sort()
+            message["notes"].append("b")
+            message["content"] += "!"
+            tools.append({})
+            return [message], 0.0, False
+
+        def close(self): ...
+
+    episode = episode_of(caller, Changing)
+    opening = episode.reset().result()
+    said = AssistantMessage("", "", calls=(Call("sort", {"numbers": [2, 1]}),))
+    replies = [episode.step(said).result() for _ in range(2)]
+    assert opening == ([{"role": "user", "content": "go", "notes": ["a"]}], [{"name": "look"}])
+    assert said.calls[0].arguments == {"numbers": [2, 1]}
+    assert [reply.messages[0]["notes"] for reply in replies] == [["a", "b"], ["a", "b", "b"]]
 
 
 def test_conversations_do_not_wait_for_each_other(caller):

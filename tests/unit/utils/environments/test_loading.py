@@ -22,6 +22,13 @@ class Seeded(Good):
     def reset(self, row, seed):
         return [{"role": "user", "content": f"seed {seed}"}], None
 
+class Greets(Good):
+    def reset(self, row):
+        row["messages"].insert(0, {"role": "system", "content": str(row["info"]["seen"])})
+        row["messages"][-1]["content"] += "!"
+        row["info"]["seen"].append(1)
+        return row["messages"], None
+
 class Short(Good):
     step = None
 
@@ -92,6 +99,16 @@ def test_one_environment_answers_every_row(file):
         ThreestepError, match="the column 'environment' expects one of Good, .* got 'Goo'; did you mean"
     ):
         environments.name_of({"environment": "Goo"})
+    environments.close()
+
+
+def test_samples_of_a_prompt_share_nothing(file):
+    """An environment that puts a message before its row's: its siblings' rows are as they were."""
+    environments = loaded(file, ["Greets"])
+    row = {"messages": [{"role": "user", "content": "go"}], "info": {"seen": []}}
+    openings = [environments.episode(row, seed).reset().result(5) for seed in (1, 2, 3)]
+    assert [len(opening.messages) for opening in openings] == [2, 2, 2]
+    assert row == {"messages": [{"role": "user", "content": "go"}], "info": {"seen": []}}
     environments.close()
 
 

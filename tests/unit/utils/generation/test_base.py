@@ -37,7 +37,22 @@ def drawn(**changes) -> Rollout:
 
 
 def test_a_whole_rollout_passes():
-    assert drawn().response_ids_BR is GOOD.response_ids_BR
+    assert torch.equal(drawn().response_ids_BR, GOOD.response_ids_BR)
+
+
+def test_an_engine_may_change_its_rows_and_use_its_memory_again():
+    class Reusing(Mine):
+        def roll_out(self, model, request):
+            request.rows[0]["seen"] = True
+            for tensor in (self.drawn.response_ids_BR, self.drawn.sampled_logprobs_BR):
+                tensor += 1
+            return self.drawn
+
+    engine, row = Reusing(), {}
+    engine.drawn = replace(GOOD, response_ids_BR=torch.ones(4, 5).long(), sampled_logprobs_BR=torch.zeros(4, 5))
+    first, second = (rolled_out(engine, None, replace(REQUEST, rows=[row, row])) for _ in range(2))
+    assert row == {} and first.response_ids_BR.unique().item() == 2 and second.response_ids_BR.unique().item() == 3
+    assert first.sampled_logprobs_BR.unique().item() == 1
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,17 @@ from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.turns import TurnTokens
 from training.utils.generation.base import RolloutRequest, rolled_out
-from training.utils.generation.conversations import ActingRollout, ConversationLimits, Speech
+from training.utils.generation.conversations import ActingRollout, ConversationLimits, Speech, _Awaited
 from training.utils.generation.hf import TransformersRollout
 from training.utils.generation.records import Rollout
+from training.utils.generation.turns import Turns
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.errors import ThreestepError
 from training.utils.run.seeds import derived_seed
 
 END, CALL, HEARD = 2, 5, 7  # ends a turn; a call; begins what an environment says
-LIMITS = ConversationLimits(turns=5, calls=None, seconds=None, prompt_tokens=50)
+LIMITS = ConversationLimits(turns=5, calls=None, seconds=None, prompt_tokens=50, answer_interval=32)
 SAMPLING = replace(PLAIN, max_new_tokens=40, end_token_id=END)
 
 
@@ -239,6 +240,49 @@ def test_environments_answer_side_by_side(model):
     assert rollout.ended_B.all() and all(partner.closed == 1 for partner in partners)
 
 
+class _Clock(Turns):
+    """Turns of which nothing is drawn."""
+
+    is_drawing = True
+
+    def add(self, turn) -> None: ...
+    def advance(self) -> list: ...
+
+
+def test_answers_are_taken_at_marks_that_drawn_tokens_decide():
+    turns, steps = _Clock(), {name: Future() for name in "abcd"}
+    awaited = _Awaited(turns, 8)
+
+    def taken_at(tokens: int) -> str:
+        turns.steps = tokens
+        return "".join(name for name, _ in awaited.answered())
+
+    for name, tokens in (("a", 1), ("b", 4), ("c", 6)):
+        turns.steps = tokens
+        awaited.add(steps[name], name)
+    steps["b"].set_result(None)
+    assert taken_at(7) == ""  # although one is there
+    threading.Timer(0.05, lambda: steps["a"].set_result(None)).start()
+    assert taken_at(9) == "ab"  # in the order of their turns; late ones are waited for
+    steps["c"].set_result(None)
+    assert taken_at(15) == "" and taken_at(16) == "c" and awaited.count == 0
+    awaited.add(steps["d"], "d")
+    steps["d"].set_result(None)
+    turns.is_drawing = False
+    assert taken_at(17) == "d"  # nothing is drawn that it would wait for
+
+
+def test_without_marks_an_answer_is_taken_as_it_comes():
+    turns, late, there = _Clock(), Future(), given(1)
+    awaited = _Awaited(turns, 0)
+    awaited.add(late, "late")
+    awaited.add(there, "there")
+    assert awaited.answered() == [("there", 1)] and awaited.answered() == []
+    turns.is_drawing = False
+    threading.Timer(0.05, lambda: late.set_result(2)).start()
+    assert awaited.answered() == [("late", 2)]
+
+
 class Broken(Scripted):
     def step(self, message) -> Future:
         raise ThreestepError("mended by nobody")
@@ -329,7 +373,7 @@ def talks(name: str, count: int, wordy):
     ids_BP = torch.ones(count, 1, dtype=torch.int64)
     rows, opened = [{"number": number} for number in range(count)], []
     speech = Speech(turns.opening, said, turns.reply, turns.history)
-    limits = ConversationLimits(4, None, None, 200)
+    limits = ConversationLimits(4, None, None, 200, 32)
     engine = ActingRollout(Noting(drawn), lambda row, seed: Teller(row, seed, opened), speech, limits)
     sampling = replace(SAMPLING, max_new_tokens=250, end_token_id=end)
     rollout = engine.roll_out(wordy, RolloutRequest(ids_BP, ids_BP.bool(), sampling, range(count), 1, rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tests.unit.utils.generation.test_decode_check import known
 from tests.unit.utils.generation.test_hf import GREEDY, PLAIN, prompts, responses
 from training.utils.generation import kept_rows
 from training.utils.generation.base import RolloutRequest, Speculation
+from training.utils.generation.conversations import ActingRollout, ConversationLimits
 from training.utils.generation.decode_check import why_not_verified
 from training.utils.generation.hf import TransformersRollout
 from training.utils.mtp.head import new_head
@@ -89,6 +91,36 @@ def test_families_that_cannot_be_verified(family, said):
         ids_BP, mask_BP = prompts()
         engine.roll_out(lent, RolloutRequest(ids_BP, mask_BP, replace(PLAIN, max_new_tokens=2), list(range(8))))
     assert engine.figures() == {}
+
+
+def acting(engine: TransformersRollout) -> ActingRollout:
+    return ActingRollout(engine, lambda row, seed: None, None, ConversationLimits(1, None, None, 50, 32))
+
+
+@pytest.mark.parametrize("through", [lambda engine: engine, acting], ids=["alone", "with environments"])
+def test_a_resumed_engine_guesses_as_the_unbroken_one(llama, through):
+    """When, and among which tokens: both change how log-probabilities are rounded."""
+    model, own = llama
+    ids_BP, mask_BP = prompts()
+    sampling = replace(PLAIN, max_new_tokens=6)
+    request = RolloutRequest(ids_BP, mask_BP, sampling, range(len(ids_BP)), rows=[None] * len(ids_BP))
+
+    def drawn(engine, count: int) -> list[torch.Tensor]:
+        with engine.lent(_Actor(model)) as lent:
+            return [engine.roll_out(lent, request).sampled_logprobs_BR for _ in range(count)]
+
+    engines = []
+    for _ in range(3):
+        engine = through(engine_of(model, Speculation(1))[0])
+        engine.check(nullcontext(model), own)
+        engines.append(engine)
+    unbroken, stopped, resumed = engines
+    expected, before = drawn(unbroken, 6), drawn(stopped, 3)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert all(map(torch.equal, [*before, *drawn(resumed, 3)], expected))
+    states = [engine.state_dict() for engine in (resumed, unbroken)]
+    assert states[0]["frequent"] == states[1]["frequent"]
+    assert [[known["count"] for known in state["pace"]] for state in states] == [[6], [6]]
 
 
 def test_ngrams_need_no_head(llama):

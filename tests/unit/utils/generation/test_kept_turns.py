@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.utils.generation.test_conversations import SAMPLING, Scripted, converse, model_that_turns
+from tests.unit.utils.generation.test_conversations import LIMITS, SAMPLING, Scripted, converse, model_that_turns
 from tests.unit.utils.generation.test_decode_check import known
 from tests.unit.utils.generation.test_hf import PLAIN, prompts, responses, spelt
 from training.utils.generation.base import RolloutRequest, Speculation
@@ -97,10 +98,30 @@ class Late(Scripted):
 
 
 def test_others_go_on_while_one_waits(model):
-    """And all draw what they do where each answer is there at once."""
-    late = converse(model, LENGTHS, 4, draws=Keeping(), kind=Late)
+    """Without an interval. And all draw what they do where each answer is there at once."""
+    late = converse(model, LENGTHS, 4, replace(LIMITS, answer_interval=0), draws=Keeping(), kind=Late)
     assert Late.in_time == [True]
     same(late, converse(model, LENGTHS, 4, draws=Keeping()))
+
+
+class Delayed(Scripted):
+    """Answers come after times that no seed decides, in any order."""
+
+    def step(self, message) -> Future:
+        answer, late = super().step(message), Future()
+        threading.Timer(random.uniform(0, 0.01), lambda: late.set_result(answer.result())).start()
+        return late
+
+
+@pytest.mark.parametrize("interval", [1, 8, 32])
+@pytest.mark.parametrize("draws", [Keeping, Captured])
+def test_delays_change_no_bit(model, draws, interval):
+    limits = replace(LIMITS, answer_interval=interval)
+    at_once, _ = converse(model, LENGTHS, 4, limits, draws=draws())
+    for _ in range(2):
+        delayed, _ = converse(model, LENGTHS, 4, limits, draws=draws(), kind=Delayed)
+        assert torch.equal(delayed.sampled_logprobs_BR, at_once.sampled_logprobs_BR)
+        assert responses(delayed) == responses(at_once)
 
 
 def test_a_conversation_that_goes_on_otherwise_computes_what_is_new(model, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from training.utils.generation.pace import Pace, RoundPace
 
 
@@ -9,8 +11,8 @@ def ways(pace: Pace, count: int, guessing: float, plain: float) -> tuple[list[bo
     """Which of `count` rollouts were by guesses, at these seconds a token, and after which the verdict changed."""
     found, changed = [], []
     for place in range(count):
-        way = pace.guesses_now("kind")
-        if pace.note("kind", way, 10 * (guessing if way else plain), 10):
+        way = pace.guesses_now((1,))
+        if pace.note((1,), way, 10 * (guessing if way else plain), 10):
             changed.append(place)
         found.append(way)
     return found, changed
@@ -30,10 +32,23 @@ def test_guesses_that_are_asked_for_stay_and_are_measured():
     assert changed == [5] and found[6:].count(False) == 2
 
 
+def test_what_is_known_is_saved():
+    pace, other = Pace(is_auto=True), Pace(is_auto=True)
+    kinds = ((3, 1.0, 5), (4, 0.0, 5))
+    for place in range(9):
+        pace.note(kinds[place % 2], pace.guesses_now(kinds[place % 2]), 1.0 + place, 10)
+    other.load_state_dict(json.loads(json.dumps(pace.state_dict())))
+    assert other.state_dict() == pace.state_dict() != []
+    for _ in range(40):
+        ways = [each.guesses_now(kinds[0]) for each in (pace, other)]
+        assert ways[0] == ways[1]
+        assert pace.note(kinds[0], ways[0], 2.0 - ways[0], 1) == other.note(kinds[0], ways[0], 2.0 - ways[0], 1)
+
+
 def test_kinds_are_measured_apart():
     pace = Pace(is_auto=True)
     ways(pace, 8, 2.0, 1.0)
-    assert pace.guesses_now("another") and pace.guesses_now("kind") is False
+    assert pace.guesses_now((2,)) and pace.guesses_now((1,)) is False
 
 
 class _Clock:

@@ -9,6 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.utils.layout.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
+from training.utils.models.attention_precision import attention_dtype
 from training.utils.models.document_attention import (
     BY_DOCUMENT,
     attention_by_document,
@@ -136,6 +137,19 @@ def test_few_tokens(key_heads, value_size, dtype, close, tokens, masked):
         )
         attention_by_document(*given, scaling=0.3)
     assert own[0][1] is key and own[0][2] is value  # nothing is copied
+
+
+def test_a_mask_of_bfloat16_is_taken_where_attention_is_computed_in_float32():
+    """As conversations give it where several tokens join: torch takes a mask of the queries' type, or float32."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, count, 8, generator=generator).bfloat16() for count in (40, 60, 60))
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 1, True
+    assert attention_dtype(40, query) is torch.float32
+    seen = torch.ones(2, 1, 40, 60, dtype=torch.bool).tril(20)
+    added = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, float("-inf"))
+    got, want = (attention_by_document(module, query, key, value, mask)[0] for mask in (added, seen))
+    assert torch.equal(got, want) and got.dtype is torch.bfloat16
 
 
 def test_transformers_own_sdpa_shares_keys_too(monkeypatch):

@@ -44,6 +44,25 @@ def test_a_batch_is_made_of_the_rows():
     assert made.only(1) == rule_batch(rows[1:], ["b"], ["data_source", "level"]) and len(made) == 2
 
 
+def test_a_rule_may_change_what_it_is_given():
+    """Its columns are of it and of one response alone, also where responses answer one prompt."""
+    asked, seen = row(["7"], notes={"tries": []}), []
+
+    def changes(prompts, responses, ground_truth, notes, **columns):
+        for place, response in enumerate(responses):
+            notes[place]["tries"].append(response)
+            ground_truth[place][0] += response
+        seen.append([list(notes), list(ground_truth)])
+        prompts.clear(), responses.clear(), notes.clear()
+        return [0.0, 1.0]
+
+    made = rule_batch([asked, asked], ["a", "b"])
+    for _ in range(2):
+        assert call_rule("own", changes, made) == ([0.0, 1.0], {})
+    assert seen == [[[{"tries": ["a"]}, {"tries": ["b"]}], [["7a"], ["7b"]]]] * 2
+    assert (asked.reference, asked.columns) == (["7"], {"notes": {"tries": []}})
+
+
 def test_scores_alone_or_with_values_to_log():
     def lengths(prompts, responses, *, bonus, **columns):
         scores = [len(response) + more for response, more in zip(responses, bonus, strict=True)]

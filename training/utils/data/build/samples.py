@@ -117,11 +117,10 @@ def read_carried(raw: PromptRawDataset, sample: Any, source_name: str, where: st
 
 
 def checked_json(raw: PromptRawDataset, getter: str, value: Any, where: str) -> Any:
-    """`value`, which JSON can hold; ThreestepError where it cannot."""
+    """A copy of `value` as JSON holds it, as the class may use its object again; ThreestepError where JSON cannot."""
     try:
-        json.dumps(value)
+        return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise ThreestepError(
             f"{where}: {type(raw).__name__}.{getter}: expected a value that JSON can hold: {error}"
         ) from error
-    return value

@@ -86,6 +86,31 @@ def test_what_a_prompt_cannot_carry(flags, tiny_tokenizer, own_registry, monkeyp
         build_phase(3, data, tiny_tokenizer, seed=1)
 
 
+def test_a_class_may_use_its_objects_again(flags, tiny_tokenizer, own_registry):
+    class Reused(Odd):
+        said, carried, truth = [], {"notes": []}, {}
+
+        def get_prompt_messages(self, sample):
+            self.said[:] = [{"role": "user", "content": sample}]
+            return self.said
+
+        def get_extra(self, sample):
+            self.carried["notes"][:] = [sample]
+            return self.carried
+
+        def get_reference(self, sample):
+            self.truth["is"] = sample
+            return self.truth
+
+    register_dataset("reused")(Reused)
+    chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
+    data = flags(data_path=["reused"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True, **chat)
+    rows = sorted(build_phase(3, data, tiny_tokenizer, seed=1).train, key=lambda row: row.row_id)
+    assert [row.columns["notes"] for row in rows] == [["a"], ["b"]]
+    assert [row.reference["is"] for row in rows] == ["a", "b"]
+    assert [row.columns["raw_prompt"][0]["content"] for row in rows] == ["a", "b"]
+
+
 def test_ranked_responses(own, tiny_tokenizer):
     data = own(get_responses=lambda self, sample: [" best", " good", " bad"])
     row = build_phase(2, data, tiny_tokenizer, 1).train[0]
