@@ -26,7 +26,8 @@ class WorstAgain(PromptSampler):
     def take(self, first: int, count: int) -> list[int]:
         new = list(range(self._asked, min(self._asked + count, len(self.prompts))))
         self._asked += len(new)
-        worst = sorted(self._scores, key=lambda uid: (self._scores[uid], uid))
+        taken = [uid for uid in self._scores if uid in self._places]  # others have replaced some
+        worst = sorted(taken, key=lambda uid: (self._scores[uid], uid))
         worst_places = [self._places[uid] for uid in worst]
         self._places |= {self.prompts[place].uid: place for place in new}
         selected = new + worst_places[: count - len(new)]

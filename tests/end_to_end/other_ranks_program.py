@@ -31,6 +31,14 @@ CHAINS = (
         ((2, 3), (1, 0)),
         "--enable_ema --ema_decay 0.5 --actor_weight_decay 0.1 --critic_warmup 1 --mtp_num_layers 1",
     ),
+    # Half of the groups are equal, and the sampler has seen what replaced them.
+    Chain(
+        "drawn",
+        "ppo",
+        ((1, 0), (2, 2)),
+        "--advantage grpo --num_samples_per_prompt 2 --dynamic_sampling_tries 2 --reward regex --reward_regex e "
+        "--prompt_sampler examples/curriculum.py:WorstAgain --adam_epsilon 1e-3 --actor_learning_rate 1e-2",
+    ),
 )
 
 

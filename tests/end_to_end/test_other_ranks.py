@@ -37,8 +37,13 @@ def test_it_goes_on_within_rounding(runs, chain):
         for name in sorted(name for name in one.keys() & two.keys() if "/rank_tokens_" not in name):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), (one["step"], name)
     models = sorted(path.parent.name for path in unbroken.glob("*/model.safetensors"))
-    assert models == (["critic", "model", "model_ema"] if chain.program == "ppo" else ["model"])
-    for model in [*models, "model/mtp"]:  # and the head: of a loss of its own beside PPO, of one loss with SFT
+    assert models == (["critic", "model", "model_ema"] if chain.name == "ppo" else ["model"])
+    if chain.name == "drawn":
+        names = ("replaced", "kept_equal", "dropped")
+        assert min(sum(line.get(f"dynamic_sampling/{name}", 0) for line in mine) for name in names) > 0
+    else:
+        models.append("model/mtp")  # the head: of a loss of its own beside PPO, of one loss with SFT
+    for model in models:
         first, second = (load_file(folder / model / "model.safetensors") for folder in (unbroken, moved))
         assert first.keys() == second.keys()
         for name in first:

@@ -58,6 +58,15 @@ STEP = Step(
             "share that ended before the length limit",
             {"rollouts": "rollout/ended_share", "held-out prompts": "eval/ended_share"},
         ),
+        Curve(
+            "Dynamic sampling",
+            "prompts of a rollout whose samples all score the same",
+            {
+                "replaced": "dynamic_sampling/replaced",
+                "kept": "dynamic_sampling/kept_equal",
+                "drawn and dropped": "dynamic_sampling/dropped",
+            },
+        ),
         Curve("Policy loss", "", {"actor": "actor/policy_loss"}),
         Curve("Value loss", "", {"critic": "critic/value_loss"}),
         Curve(

@@ -16,7 +16,6 @@ from training.step3_ppo.dynamic_sampling import equal_groups
 from training.step3_ppo.measures import NOTHING, Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.figures import PROBABILITIES, mismatch_measures
 from training.step3_ppo.records import Experience
-from training.step3_ppo.scoring import outcome_scores
 from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import gathered
 from training.utils.environments.episodes import FAILURES
@@ -98,7 +97,6 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
     """Return what is reported of one experience, the same list for each experience and rank."""
     rollout, mask_BR = experience.rollout, experience.rollout.drawn.mask_BR
     old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.drawn.logprobs_BR
-    outcomes_B = outcome_scores(rollout, experience.scores_B, settings.length)
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
     measures = [
         Measure(lengths_B + prompts_B, {"total": "rollout/tokens"}),
@@ -110,7 +108,6 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         Measure(rollout.ended_B & (lengths_B == 1), {"mean": "rollout/empty_share"}),
         Measure(prompts_B, spread("rollout/prompt_tokens")),
         Measure(experience.scores_B, spread("rollout/score", mean="rollout/score")),
-        Measure(outcomes_B, {"mean": "rollout/outcome"}),
         # With the KL's part, where the reward has one.
         Measure(experience.rewards_BR.double().sum(dim=1), spread("rollout/reward", mean="rollout/reward")),
         Measure(rollout.ended_B, {"mean": "rollout/ended_share"}),
@@ -130,9 +127,11 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
             Measure(rollout.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
             Measure(rollout.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")),
         ]
-    if settings.samples_per_prompt > 1:
-        equal = equal_groups(outcomes_B, settings.samples_per_prompt)
-        measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
+    if experience.outcomes_B is not None:
+        measures.append(Measure(experience.outcomes_B, {"mean": "rollout/outcome"}))
+        if settings.samples_per_prompt > 1:
+            equal = equal_groups(experience.outcomes_B, settings.samples_per_prompt)
+            measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
     if ref_BR is not None:  # without a training forward, from the rollout's own log-probabilities
         kl_BR = (sampled_BR if old_BR is None else old_BR) - ref_BR
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))

@@ -20,6 +20,7 @@ from training.step3_ppo.roles import Roles
 from training.step3_ppo.settings import ExperienceSettings
 from training.utils.engine.collectives import summed
 from training.utils.generation.records import Rollout
+from training.utils.layout.documents import first_alike
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import environment_weight
@@ -50,11 +51,13 @@ def make_experience(
     if bypasses:
         old_BR = torch.where(mask_BR, sampled_BR.float(), 0.0)
     with clock.phase("5_rewards"):
-        kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-        if "kl" in read:
-            kl_BR = read["kl"]
-        elif not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
+        kl_BR = read.get("kl")
+        if kl_BR is None and not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
             kl_BR = settings.kl.estimator.estimate(old_BR, ref_BR)
+        if kl_BR is None:
+            kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+        else:  # one for equal responses to a prompt: the rounding of their forwards differs
+            kl_BR = kl_BR[first_alike(rollout.sequences())]
         scored = samples.scored
         if turns_BR is not None:
             turns_BR = environment_weight(settings.rewards.named) * turns_BR
@@ -96,6 +99,7 @@ def make_experience(
         weights_BR=weights_BR,
         kept_BR=kept_BR,
         score_norms_BR=_score_norms(policy_BR, read.get("collisions"), mask_BR) if settings.reports_variance else None,
+        outcomes_B=scored.outcomes_B,
         reward_parts=scored.parts,
         reusable=reusable,
     )

@@ -13,9 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, overload
 
-from training.step3_ppo.records import Experience
+import torch
+
+from training.step3_ppo.records import Experience, LeftOut
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered, on_main
@@ -26,12 +29,16 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.user_files import call_user, load_named
 
 State = dict[str, Any]
+_Answers = tuple[PromptRow, list[tuple[str, float]]]  # a prompt, its responses and their scores
 
 
 @dataclass(frozen=True)
 class RolloutResults:
     """Results of one rollout of all ranks: one entry per response, responses to one prompt adjacent. Its objects are
     the receiver's, which may change them.
+
+    First those that are trained on; then, with --dynamic_sampling_tries, those that were drawn and scored besides:
+    prompts that were replaced since all of their samples score the same, and prompts drawn to replace them that do too.
 
     rows: the prompts. responses: texts, without the end-of-conversation token.
     """
@@ -61,7 +68,8 @@ class PromptSampler(ABC):
         for each position, in order."""
 
     def update(self, uids: Sequence[str], scores: Sequence[float]) -> None:  # noqa: B027 (some ignore results)
-        """See a rollout's results: one uid and one score per response."""
+        """See a rollout's results: one uid and one score per response, those of RolloutResults. With
+        --dynamic_sampling_tries there are prompts among them that `take` did not return."""
 
     @abstractmethod
     def state_dict(self) -> State: ...
@@ -163,8 +171,9 @@ class PromptSource:
         """Return replacements: the prompts at positions first .. of all there are, in shuffled epochs by `seed`."""
         return [self.prompts[row] for row in ShuffledStream(len(self.prompts), seed).take(first, count)]
 
-    def observe(self, rows: Sequence[PromptRow], experience: Experience) -> None:
-        """See what became of this rank's prompts: `experience` has the same number of adjacent responses to each."""
+    def observe(self, rows: Sequence[PromptRow], experience: Experience, left_out: Sequence[LeftOut] = ()) -> None:
+        """See what became of this rank's prompts: `experience` has the same number of adjacent responses to each.
+        left_out: prompts that were scored and are not trained on."""
 
     def state_dict(self) -> State:
         return {}
@@ -203,16 +212,24 @@ class SampledPrompts(PromptSource):
     def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
         return on_main(lambda: super(SampledPrompts, self).spare(seed, first, count), self.ranks.is_main)
 
-    def observe(self, rows: Sequence[PromptRow], experience: Experience) -> None:
-        scores = experience.scores_B.tolist()
-        texts = [""] * len(scores) if self.dataset is None else self.texts_of(experience.rollout)
-        answers = list(zip(texts, scores, strict=True))
-        each = len(scores) // len(rows)
-        own = [(row, answers[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
+    def observe(self, rows: Sequence[PromptRow], experience: Experience, left_out: Sequence[LeftOut] = ()) -> None:
         # Ranks hold every world_size-th prompt: back into the order of the positions.
-        groups = [group for place in zip(*gathered(own), strict=True) for group in place]
+        trained = self._answers(rows, experience.rollout, experience.scores_B)
+        groups = [group for place in zip(*gathered(trained), strict=True) for group in place]
+        others: list[tuple[tuple[int, ...], _Answers]] = []
+        for part in left_out:
+            others += zip(part.keys, self._answers(part.rows, part.rollout, part.scores_B), strict=True)
+        groups += [group for _, group in sorted(chain.from_iterable(gathered(others)), key=lambda each: each[0])]
         entries = [(row, response, score) for row, group in groups for response, score in group]
         on_main(lambda: self._observe(entries), self.ranks.is_main)
+
+    def _answers(self, rows: Sequence[PromptRow], rollout: Rollout, scores_B: torch.Tensor) -> list[_Answers]:
+        """Return each prompt with its responses and their scores."""
+        scores = scores_B.tolist()
+        texts = [""] * len(scores) if self.dataset is None else self.texts_of(rollout)
+        answers = list(zip(texts, scores, strict=True))
+        each = len(scores) // max(len(rows), 1)
+        return [(row, answers[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
 
     def _observe(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
         rows, responses, scores = (list(column) for column in zip(*entries, strict=True))

@@ -30,7 +30,8 @@ class Scored:
     """float32 [B] each.
 
     scores_B: the weighted sum of the rewards.
-    outcomes_B: the scores minus what lengths and ends take off; samples of a prompt are compared by them.
+    outcomes_B: the scores minus what lengths and ends take off; samples of a prompt are compared by them. The same
+        number for all samples of a prompt whose outcomes differ by rounding alone (`advantages.inputs.settled`).
     parts: each reward by its name, and a function's further values as NAME/KEY; NaN where it gave none.
     """
 
@@ -53,6 +54,20 @@ class Samples:
     @cached_property
     def scored(self) -> Scored:
         return self.collect()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Groups that were drawn and scored, and that nothing is trained on.
+
+    keys: of each group; all ranks' groups have an order by them, the same for any number of ranks.
+    rows, rollout: as of Samples. scores_B: float32, as of Scored.
+    """
+
+    keys: Sequence[tuple[int, ...]]
+    rows: tuple[PromptRow, ...]
+    rollout: Rollout
+    scores_B: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,8 @@ class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32, of the tokens that were drawn
     (`Rollout.drawn`: all of a response, but for inserted tags of parallel thinking), and 0 behind them.
 
-    scores_B: before what the response's length and end take off; reward_parts: its summands (Scored).
+    scores_B: before what the response's length and end take off; reward_parts: its summands; outcomes_B: after it, as
+        samples of a prompt are compared (Scored).
     counts_B: bool, False where the response is left out of the loss.
     rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.
     advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
@@ -109,5 +125,6 @@ class Experience:
     weights_BR: torch.Tensor | None = None
     kept_BR: torch.Tensor | None = None
     score_norms_BR: torch.Tensor | None = None
+    outcomes_B: torch.Tensor | None = None
     reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
     reusable: Sequence[Forward] = ()

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from training.step3_ppo.description import described
-from training.step3_ppo.dynamic_sampling import with_differing_groups
+from training.step3_ppo.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
 from training.step3_ppo.evaluation import Evaluator, PpoEvaluation, PpoResult
 from training.step3_ppo.experience import make_experience
 from training.step3_ppo.learning import Updates
@@ -78,17 +78,19 @@ class PpoTrainer:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
+                counts = GroupCounts()
                 for batch in range(settings.generation_batches):
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
                     rollout = self.roll_out(prompts, seeds)  # 2
                     samples = self.score(prompts, rollout)  # 3
-                    if settings.dynamic_sampling_tries:
-                        samples = self.replace_equal_groups(samples, iteration, batch)  # 1 to 3 again
-                    experiences.append(self.experience_of(samples))  # 4 to 6
-                    rows += samples.rows
-                    self.prompt_source.observe(samples.rows, experiences[-1])
+                    drawn = self.replace_equal_groups(samples, iteration, batch)  # 1 to 3 again, if asked for
+                    counts += drawn.counts
+                    experiences.append(self.experience_of(drawn.samples))  # 4 to 6
+                    rows += drawn.samples.rows
+                    self.prompt_source.observe(drawn.samples.rows, experiences[-1], drawn.left_out)
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
+                figures |= counts.figures() if settings.dynamic_sampling_tries else {}
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
@@ -137,8 +139,8 @@ class PpoTrainer:
         """Part 3: score with the reward model; reward functions run on until the scores are read in part 5."""
         return start_scoring(prompts.rows, rollout, self.roles, self.settings.experience)
 
-    def replace_equal_groups(self, samples: Samples, iteration: int, batch: int) -> Samples:
-        """Repeat parts 1 to 3 with other prompts where all samples of a prompt score the same."""
+    def replace_equal_groups(self, samples: Samples, iteration: int, batch: int) -> DrawnGroups:
+        """Repeat parts 1 to 3 with other prompts where all samples of a prompt score the same. A collective."""
         settings = self.settings
         # An order of its own, so that later iterations keep their prompts.
         order = derived_seed(settings.seed, "replacement", iteration, batch)

@@ -24,6 +24,17 @@ def test_every_prompt_once_and_then_the_worst():
     assert sampler.take(6, 6) == [2, 3, 0, 1, 2, 3]
 
 
+def test_scores_of_prompts_that_it_did_not_take():
+    """As of dynamic sampling: they count once the prompt is taken, and again if it is worst."""
+    prompts = rows(3)
+    sampler = WorstAgain(prompts, seed=1)
+    assert sampler.take(0, 1) == [0]
+    sampler.update([prompts[0].uid, prompts[2].uid], [1.0, -1.0])
+    assert sampler.take(1, 3) == [1, 2, 0]
+    sampler.update([prompts[1].uid], [0.0])
+    assert sampler.take(4, 3) == [2, 1, 0]
+
+
 def test_the_best_response_is_asked_about():
     class Maker:
         def make(self, prompt, ground_truth, row_id, **columns):

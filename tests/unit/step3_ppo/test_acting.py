@@ -178,7 +178,11 @@ def test_the_reward_model_reads_the_last_sequence_of_a_conversation_that_forks()
         read.append(rows.input_ids_NT.shape)
         return rows.end_B.float()
 
-    found = score(rollout, SimpleNamespace(reward_model=widths), how(plan=PlanSettings(1, max_rows_per_micro_batch=1)))
+    found, _ = score(
+        rollout,
+        SimpleNamespace(reward_model=widths, scorer=None),
+        how(plan=PlanSettings(1, max_rows_per_micro_batch=1)),
+    )
     parts = [each.parts for each in rollout.sequences()]
     assert found.tolist() == [len(each[-1]) - 1 for each in parts] and len(read) == 8 and max(map(len, parts)) > 2
 

@@ -50,6 +50,7 @@ def made() -> Experience:
         ref_logprobs_BR=torch.tensor([[-2.0, 0.0], [-2.5, -2.0]]),
         values_BR=torch.tensor([[1.0, 0.0], [2.0, 3.0]]),
         returns_BR=torch.tensor([[2.0, 0.0], [2.0, 5.0]]),
+        outcomes_B=torch.tensor([1.0, 1.0]),  # the second did not end
     )
 
 
@@ -79,12 +80,12 @@ def test_by_hand():
             "rollout/score_std": 0.5,
             "rollout/score_min": 1.0,
             "rollout/score_max": 2.0,
-            "rollout/outcome": (1.0 + 2.0 - 1.0) / 2,  # the second did not end
             "rollout/reward": 0.0,
             "rollout/reward_std": 0.0,
             "rollout/reward_min": 0.0,
             "rollout/reward_max": 0.0,
-            "rollout/equal_groups": 1.0,  # which makes both outcomes 1
+            "rollout/outcome": 1.0,
+            "rollout/equal_groups": 1.0,
             "rollout/kl": (0.5 + 0.5 + 0.0) / 2,
             "rollout/ended_share": 0.5,
             "rollout/left_out": 0.5,
@@ -166,14 +167,16 @@ def test_returns_that_are_all_the_same_have_nothing_to_explain():
 
 def test_what_is_missing_has_no_figure():
     bare = dataclasses.replace(
-        made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None, scores_B=torch.ones(2)
+        made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None, outcomes_B=None
     )
     figures = described([bare], SETTINGS)
     assert not any(name.startswith(("critic/", "mismatch/")) for name in figures)
     assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
-    assert figures["rollout/equal_groups"] == 0.0  # 1 and 1 - 1
+    assert "rollout/outcome" not in figures and "rollout/equal_groups" not in figures
+    differing = dataclasses.replace(made(), outcomes_B=torch.tensor([1.0, 0.0]))
+    assert described([differing], SETTINGS)["rollout/equal_groups"] == 0.0
     alone = dataclasses.replace(SETTINGS, samples_per_prompt=1)
-    assert "rollout/equal_groups" not in described([bare], alone)
+    assert "rollout/equal_groups" not in described([made()], alone)
 
 
 def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():

@@ -43,6 +43,7 @@ def roles() -> SimpleNamespace:
         reference=PolicyModel(tiny_causal_lm("llama", seed=2)),
         critic=ScalarModel(tiny_scalar_model("llama", seed=3)),
         reward_model=ScalarModel(tiny_scalar_model("llama", seed=4)),
+        scorer=None,
         entered=0,
     )
 
@@ -89,7 +90,9 @@ def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scor
         return Samples((), rollout, lambda: scored)
 
     greedy = None if greedy_scores_B is None else samples(greedy_scores_B)
-    return make_experience(samples(score(rollout, roles, settings)), greedy, roles, settings, 0.1, PhaseClock())
+    return make_experience(
+        samples(score(rollout, roles, settings).values_B), greedy, roles, settings, 0.1, PhaseClock()
+    )
 
 
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
@@ -192,21 +195,61 @@ def test_whitening_counts_what_learns(rollout, roles):
 
 
 def test_scores_are_clipped(rollout, roles):
-    free = score(rollout, roles, how()).detach()
+    free = score(rollout, roles, how()).values_B
     bound = float(free.abs().median())
-    clipped = score(rollout, roles, how(clip_reward=bound)).detach()
+    clipped = score(rollout, roles, how(clip_reward=bound)).values_B
     torch.testing.assert_close(clipped, free.clamp(-bound, bound))
     assert not torch.equal(clipped, free)
 
 
 def test_scores_are_put_on_a_scale_before_the_clip(rollout, roles):
-    free = score(rollout, roles, how()).detach()
+    free = score(rollout, roles, how()).values_B
     scale = ScoreScale(mean=float(free.mean()), std=0.5)
-    scaled = score(rollout, roles, how(score_scale=scale)).detach()
+    scaled = score(rollout, roles, how(score_scale=scale)).values_B
     torch.testing.assert_close(scaled, (free - free.mean()) * 2)
     bound = float(scaled.abs().median())
-    clipped = score(rollout, roles, how(score_scale=scale, clip_reward=bound)).detach()
+    clipped = score(rollout, roles, how(score_scale=scale, clip_reward=bound)).values_B
     torch.testing.assert_close(clipped, scaled.clamp(-bound, bound))
+
+
+def with_a_twin(rollout: Rollout) -> Rollout:
+    """The first sequence four times, then all."""
+    places = torch.tensor([0, 0, 0, *range(len(PROMPTS))])
+    tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
+    fields = {name: getattr(rollout, name)[places] for name in (*tensors, "ended_B")}
+    return Rollout(**{**vars_of(rollout), **fields})
+
+
+def test_equal_responses_are_scored_once(rollout, roles):
+    read = []
+
+    def counted(rows):
+        read.append(len(rows.end_B))
+        return roles.reward_model(rows)
+
+    scorer = SimpleNamespace(dtype=torch.bfloat16)
+    once = SimpleNamespace(**{**vars(roles), "reward_model": counted, "scorer": scorer})
+    found = score(with_a_twin(rollout), once, how())
+    assert sum(read) == len(PROMPTS)
+    torch.testing.assert_close(found.values_B[3:], score(rollout, roles, how()).values_B)
+    assert found.values_B[:4].unique().numel() == 1
+    # 2 units of bfloat16, 2^-7, and 32 of float32, 2^-23; of the score, not of where it is put.
+    share = 2 * 2.0**-7 + 32 * 2.0**-23
+    torch.testing.assert_close(found.rounding_B, share * found.values_B.abs())
+    scaled = score(with_a_twin(rollout), once, how(score_scale=ScoreScale(mean=1.0, std=0.5)))
+    torch.testing.assert_close(scaled.rounding_B, 2 * share * found.values_B.abs())
+    bound = float(found.values_B.abs().median())
+    clipped = score(with_a_twin(rollout), once, how(clip_reward=bound))
+    assert (clipped.rounding_B == 0.0).equal(found.values_B.abs() > bound)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "full"])
+def test_equal_responses_have_the_same_kl_in_the_reward(rollout, roles, estimator):
+    """Padded rows of several widths, in which rounding differs."""
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
+    made = made_from(with_a_twin(rollout), roles, how(kl=kl, plan=PlanSettings(1, max_rows_per_micro_batch=3)))
+    assert all(row_R.equal(made.rewards_BR[0]) for row_R in made.rewards_BR[1:4])
+    assert made.rewards_BR[0, : RESPONSES[0] - 1].any()
 
 
 def test_the_score_is_read_at_the_end_token(rollout, roles):
@@ -215,11 +258,11 @@ def test_the_score_is_read_at_the_end_token(rollout, roles):
     for row, length in enumerate(RESPONSES):
         other_ids_BR[row, length - 1] = 17
     other = Rollout(**{**vars_of(rollout), "response_ids_BR": other_ids_BR})
-    assert (score(rollout, roles, how()) - score(other, roles, how())).abs().min() > 1e-3
+    assert (score(rollout, roles, how()).values_B - score(other, roles, how()).values_B).abs().min() > 1e-3
     longer = Rollout(
         **{**vars_of(rollout), "response_ids_BR": torch.nn.functional.pad(rollout.response_ids_BR, (0, 4), value=PAD)}
     )
-    torch.testing.assert_close(score(longer, roles, how()), score(rollout, roles, how()))
+    torch.testing.assert_close(score(longer, roles, how()).values_B, score(rollout, roles, how()).values_B)
 
 
 def vars_of(rollout: Rollout) -> dict:

@@ -19,7 +19,7 @@ from training.step3_ppo.prompt_source import (
     SampledPrompts,
     open_prompt_source,
 )
-from training.step3_ppo.records import Experience
+from training.step3_ppo.records import Experience, LeftOut
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.startup import Ranks
 from training.utils.generation.records import Rollout
@@ -190,6 +190,18 @@ def test_what_is_told_may_be_changed():
     assert source.state_dict()["dataset"]["added"] == [
         {"prompt": [{"role": "user", "content": "again"}], "ground_truth": None, "tags": ["x"]}
     ]
+
+
+def test_what_is_left_out_is_told_after_what_is_trained_on():
+    source, asked = source_of((AtRandom, None), rows(4)), rows(4)
+    later, sooner = ((1, 0, 1), (0, 1, 0)), ((0, 0, 0),)
+    left_out = [
+        LeftOut(keys, tuple(asked[place] for place in places), experience(scores).rollout, torch.tensor(scores))
+        for keys, places, scores in ((later, (2, 3), [7.0, 8.0]), (sooner, (1,), [9.0]))
+    ]
+    source.observe(asked[:1], experience([1.0]), left_out)
+    ((uids, scores),) = source.state_dict()["sampler"]["seen"]
+    assert scores == [1.0, 9.0, 8.0, 7.0] and uids == [asked[place].uid for place in (0, 1, 3, 2)]
 
 
 def test_prompts_that_are_added():

@@ -134,7 +134,7 @@ def replaced(world_size: int) -> list[list[int]]:
         trainer = made_trainer(Engine(odd_prompts_differ), rank, world_size, tries=1, advantage="grpo")
         prompts, seeds = trainer.next_prompts(2, 0)
         samples = trainer.score(prompts, trainer.roll_out(prompts, seeds))
-        samples = trainer.replace_equal_groups(samples, 2, 0)
+        samples = trainer.replace_equal_groups(samples, 2, 0).samples
         assert samples.rollout.prompt_ids_BP[::2, -1].tolist() == [10 + row.row_id for row in samples.rows]
         found.append([row.row_id for row in samples.rows])
     return found

@@ -54,9 +54,14 @@ class AdvantageInputs:
 
     @cached_property
     def outcomes_B(self) -> torch.Tensor:
-        """float64, the sum of each response's rewards. In float64 the mean of equal scores is that score, so a group
-        of equal scores has advantages of exactly 0, whatever they are divided by."""
-        return torch.where(self.inside_BR, self.rewards_BR, 0.0).double().sum(dim=1)
+        """float64, the sum of each response's rewards; within a group the same number where the sums differ by no more
+        than the rounding of their summands (`settled`). In float64 the mean of equal float32 numbers is that number, so
+        a group of equal outcomes has advantages of exactly 0, whatever they are divided by."""
+        rewards_BR = torch.where(self.inside_BR, self.rewards_BR, 0.0)
+        # A single summand is as it was given.
+        sizes_B = rewards_BR.abs().double().sum(dim=1) * ((rewards_BR != 0).sum(dim=1) > 1)
+        rounding_B = torch.finfo(rewards_BR.dtype).eps * sizes_B
+        return settled(rewards_BR.double().sum(dim=1), rounding_B, self.group_B)
 
     def on_tokens(self, advantages_B: torch.Tensor) -> torch.Tensor:
         """Return [B, R], each sequence's number on all its tokens."""
@@ -98,6 +103,21 @@ def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
     """Return for each sequence its group's standard deviation, with denominator n - 1; 0 in a group of one."""
     squares_B = group_sums(group_centred(values_B, group_B).square(), group_B)
     return (squares_B / (group_sizes(group_B) - 1).clamp(min=1)).sqrt()
+
+
+def settled(values_B: torch.Tensor, rounding_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Return the values; in a group whose values are no farther apart than the largest rounding of one of them, their
+    mean in float32 for all of them. rounding_B: what a difference may be without meaning anything, >= 0."""
+    _, place_B = torch.unique(group_B, return_inverse=True)
+
+    def of_group(each_B: torch.Tensor, reduction: str) -> torch.Tensor:
+        # At most B groups.
+        found_G = torch.zeros_like(each_B).scatter_reduce(0, place_B, each_B, reduction, include_self=False)
+        return found_G[place_B]
+
+    is_equal_B = of_group(values_B, "amax") - of_group(values_B, "amin") <= of_group(rounding_B, "amax")
+    mean_B = of_group(values_B.double(), "mean").float()
+    return torch.where(is_equal_B, mean_B.to(values_B.dtype), values_B)
 
 
 def rewards_to_go(inputs: AdvantageInputs, gamma: float) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_sums
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_centred, group_sums
 
 
 def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
@@ -13,6 +13,8 @@ def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Ten
     Hao et al. 2025 (arXiv:2505.23585): the baseline of least variance if gradients of tokens are orthogonal and of
     similar size. A group of one gets 0.
     """
-    outcomes_B, lengths_B = inputs.outcomes_B, inputs.response_lengths_B.double()
-    weighted_B = group_sums(lengths_B * outcomes_B, inputs.group_B)
-    return inputs.on_tokens(outcomes_B - weighted_B / group_sums(lengths_B, inputs.group_B)), None
+    lengths_B = inputs.response_lengths_B.double()
+    # Relative to the group's mean, which is exact where all are equal: the baseline then is what they are.
+    centred_B = group_centred(inputs.outcomes_B, inputs.group_B)
+    weighted_B = group_sums(lengths_B * centred_B, inputs.group_B)
+    return inputs.on_tokens(centred_B - weighted_B / group_sums(lengths_B, inputs.group_B)), None

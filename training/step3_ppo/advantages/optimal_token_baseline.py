@@ -19,7 +19,7 @@ def optimal_token_baseline(inputs: AdvantageInputs, settings: AdvantageSettings)
 
     Li et al. 2026 (arXiv:2602.07078): the baseline of least variance, if the square of a token's gradient is that of
     the gradient by its logits, w_j. p is the policy that rolled out; with weights against a mismatch w_j is multiplied
-    by the square of its token's weight. Where all W_t are 0 (one token has all probability), B_t is 0.
+    by the square of its token's weight. Where all W_t are 0 (one token has all probability), B_t is the plain mean.
 
     What the longest response has beyond the end of all others is compared with nothing: with `zero_tail` B_t is 0 there
     and the token learns from its return, without it B_t is its own return and the token learns nothing. A group of one
@@ -53,11 +53,12 @@ def _above_baseline(inputs: AdvantageInputs, settings: AdvantageSettings, place_
     # Relative to the least return, so that equal returns have exactly themselves as the baseline.
     least_K = torch.full_like(nothing_K, torch.inf).scatter_reduce(0, key_M, returns_M, "amin")
     above_M = returns_M - least_K[key_M]
-    energy_K = nothing_K.index_add(0, key_M, energy_M)
-    mean_K = nothing_K.index_add(0, key_M, above_M * energy_M) / energy_K.clamp(min=torch.finfo(torch.float64).tiny)
-    has_baseline_M = energy_K[key_M] > 0
+    has_energy_M = nothing_K.index_add(0, key_M, energy_M)[key_M] > 0
+    weights_M = torch.where(has_energy_M, energy_M, 1.0)
+    mean_K = nothing_K.index_add(0, key_M, above_M * weights_M) / nothing_K.index_add(0, key_M, weights_M)
+    has_baseline_M = torch.ones_like(has_energy_M)
     if settings.zero_tail:
-        has_baseline_M &= place_BR[drawn_BR] <= _last_of_others(place_BR, drawn_BR, group_B)[drawn_BR]
+        has_baseline_M = place_BR[drawn_BR] <= _last_of_others(place_BR, drawn_BR, group_B)[drawn_BR]
     advantages_M = torch.where(has_baseline_M, above_M - mean_K[key_M], returns_M)
     return torch.zeros_like(inputs.rewards_BR).masked_scatter(drawn_BR, advantages_M.to(inputs.rewards_BR.dtype))
 

@@ -57,6 +57,14 @@ class TokenSequence:
         return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images)
 
 
+def first_alike(sequences: Sequence[TokenSequence]) -> list[int]:
+    """Return for each sequence the place of the first one that a model reads alike: of the same tokens, images and
+    forks."""
+    first: dict[tuple[object, ...], int] = {}
+    keys = ((each.input_ids.cpu().numpy().tobytes(), each.images, each.forks) for each in sequences)
+    return [first.setdefault(key, place) for place, key in enumerate(keys)]
+
+
 @dataclass(frozen=True)
 class Segment:
     """sees: earlier segments of its document that every token of it sees whole.

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, settled
 
 HOW = AdvantageSettings(gamma=0.9, lam=0.7, norm_by_std=True)
 WITHOUT_STD = AdvantageSettings(gamma=0.9, lam=0.7, norm_by_std=False)
@@ -108,11 +108,11 @@ def test_weights_of_a_mismatch_weigh_the_energy_by_their_squares():
     torch.testing.assert_close(got_BR[:3], want, rtol=1e-5, atol=1e-6)
 
 
-def test_a_policy_without_a_choice_has_no_baseline():
-    """Probability 1: w and W are 0, and B with them."""
+def test_a_policy_without_a_choice_has_the_mean_as_its_baseline():
+    """Probability 1: w and W are 0; B_0 = (1 + 4 + 1) / 3, B_1 = (4 + 2) / 2, and none for a response alone."""
     inputs = replace(table_inputs(), logprobs_BR=torch.zeros(4, 3), collisions_BR=torch.ones(4, 3))
     got_BR, _ = ESTIMATORS["optimal_token_baseline"].estimate(inputs, HOW)
-    assert got_BR.tolist() == [[1, 0, 0], [4, 4, 3], [1, 2, 0], [2.5, 2, 0]]
+    assert got_BR.tolist() == [[-1, 0, 0], [2, 1, 3], [-1, -1, 0], [2.5, 2, 0]]
 
 
 def test_deviations_of_the_group_and_of_the_batch():
@@ -204,7 +204,8 @@ def otb_line_by_line(inputs: AdvantageInputs, by_drawn: bool, zero_tail: bool) -
         for where, t in place[b].items():
             there = [(i, place[i][where]) for i in [b, *others] if where in place[i]]
             weight = sum(energy[i][k] for i, k in there)
-            baseline = sum(to_go[i][k] * energy[i][k] for i, k in there) / weight if weight > 0 else 0.0
+            shares = [energy[i][k] / weight if weight > 0 else 1 / len(there) for i, k in there]
+            baseline = sum(to_go[i][k] * share for (i, k), share in zip(there, shares, strict=True))
             advantages[b][t] = to_go[b][t] - (0.0 if zero_tail and where > last else baseline)
     return advantages
 
@@ -356,3 +357,49 @@ def test_arguments_keep_their_values():
 def test_what_is_missing_is_said(name, needs):
     with pytest.raises(AssertionError, match=needs):
         ESTIMATORS[name].estimate(AdvantageInputs(torch.ones(1, 1), torch.ones(1).long(), torch.zeros(1)), HOW)
+
+
+# --- rounding
+
+
+def test_what_differs_by_rounding_alone_is_one_number():
+    """Groups, in any order: 1 and 1.25 within 0.25, of either; 2 and 2.5 beyond; what is not finite stays."""
+    values_B = torch.tensor([1.0, 2.0, 1.25, 2.5, torch.inf, torch.inf, 3.0], dtype=torch.float64)
+    rounding_B = torch.tensor([0.0, 0.25, 0.25, 0.25, 9.0, 9.0, 0.0], dtype=torch.float64)
+    group_B = torch.tensor([4, 1, 4, 1, 0, 0, 2])
+    assert settled(values_B, rounding_B, group_B).tolist() == [1.125, 2.0, 1.125, 2.5, torch.inf, torch.inf, 3.0]
+    third = torch.tensor([1 / 3, 1 / 3 + 1e-16], dtype=torch.float64)
+    one, two = settled(third, torch.full_like(third, 1e-15), torch.zeros(2, dtype=torch.int64)).tolist()
+    assert one == two == float(torch.tensor(1 / 3))  # of float32, whose mean is exact
+
+
+def test_sums_of_rewards_differ_by_the_rounding_of_their_summands():
+    """0.1 + 0.2 and 0.3 as float32 differ by 1e-8; two scores that were given differ, however little."""
+
+    def outcomes(rewards: list[list[float]]) -> list[float]:
+        return AdvantageInputs(torch.tensor(rewards), torch.tensor([2, 2]), torch.tensor([0, 0])).outcomes_B.tolist()
+
+    one, two = outcomes([[0.1, 0.2], [0.0, 0.3]])
+    assert one == two
+    one, two = outcomes([[0.0, 0.3], [0.0, 0.3 + 1e-7]])
+    assert one != two
+    one, two = outcomes([[0.1, 0.2], [0.1, 0.2 + 1e-6]])
+    assert one != two
+
+
+@pytest.mark.parametrize("name", [name for name, each in ESTIMATORS.items() if each.needs_groups])
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.booleans())
+def test_a_group_of_equal_responses_has_no_advantage(name, seed, is_sure):
+    """Exactly none, also where every token of it has all probability."""
+    inputs = random_inputs([[3, 3, 3], [2, 1, 4]], seed)
+    rewards_BR = inputs.rewards_BR.clone()
+    rewards_BR[:3] = rewards_BR[0]
+    inputs = replace(inputs, rewards_BR=rewards_BR)
+    if is_sure:
+        certain = {"logprobs_BR": torch.zeros_like(rewards_BR), "collisions_BR": torch.ones_like(rewards_BR)}
+        inputs = replace(inputs, **certain)
+    for how in (HOW, WITHOUT_STD, replace(HOW, norm_over="batch"), replace(HOW, zero_tail=False)):
+        advantages_BR, _ = ESTIMATORS[name].estimate(inputs, how)
+        assert not advantages_BR[:3].any()
+        assert advantages_BR[3:].any()

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.layout.documents import Document, Segment, TokenSequence, join, plain, shared_prompt, unshared
+from training.utils.layout.documents import (
+    Document,
+    Segment,
+    TokenSequence,
+    first_alike,
+    join,
+    plain,
+    shared_prompt,
+    unshared,
+)
+from training.utils.layout.images import ImageSpan
 
 
 def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:
@@ -95,3 +105,13 @@ def test_an_empty_segment_is_refused(make):
     """Its end, or what it predicts, would be another document's token."""
     with pytest.raises(AssertionError, match="no tokens"):
         make()
+
+
+def test_sequences_that_a_model_reads_alike():
+    """Whatever is to be predicted of them."""
+    image, other = (ImageSpan(0, 1, key=key) for key in (1, 2))
+    ids = torch.tensor([5, 6, 7])
+    with_images = [TokenSequence(ids, ids > 5, (each,)) for each in (image, other, image)]
+    forked = [TokenSequence(ids, ids > 5, forks=forks) for forks in ((1,), (2,), (1,))]
+    sequences = [run([5, 6, 7], [2]), run([5, 6]), run([5, 6, 7]), *with_images, *forked, run([5, 6])]
+    assert first_alike(sequences) == [0, 1, 0, 3, 4, 3, 6, 7, 6, 1]

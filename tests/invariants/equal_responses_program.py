@@ -1,0 +1,157 @@
+"""Launched on one or two ranks: advantages of groups of short responses at random, many of which are one text.
+
+Arguments: a folder, and the number of groups. Rank 0 writes FOLDER/RANKS.pt: by dtype and layout, the responses' ids,
+outcomes and advantages, in the order of the groups. Every batch of groups has another estimator; half of them have a KL
+in the reward.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+SAMPLES, BATCH = 4, 20  # of a group, and groups of a batch
+END, PAD = 2, 0
+ESTIMATORS = (
+    "grpo", "rloo", "gpg", "opo", "grpo_passk", "optimal_token_baseline", "tir_optimal_token_baseline", "dr_grpo",
+    "reinforce++_baseline", "grpo_over_batch",
+)  # fmt: skip
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "full")
+
+
+def main(folder: Path, groups: int) -> None:
+    import torch
+
+    from tests.distributed.launch import report
+    from training.utils.engine.startup import started_process_group
+
+    with started_process_group() as ranks:
+        found = {
+            f"{name}_{'packed' if packed else 'padded'}": every_batch(ranks, dtype, packed, groups)
+            for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+            for packed in (True, False)
+        }
+        if ranks.is_main:
+            torch.save(found, folder / f"{ranks.world_size}.pt")
+        report({})
+
+
+def group_at(number: int) -> tuple[list[int], list[list[int]]]:
+    """A prompt and its responses, of up to three tokens and an end; of few different tokens, so that they repeat."""
+    dice = random.Random(number)
+    prompt = [dice.randint(3, 63) for _ in range(dice.randint(1, 8))]
+    words = [dice.randint(3, 63) for _ in range(dice.choice([1, 1, 2, 9]))]
+    longest = dice.randint(0, 3)
+    return prompt, [
+        [dice.choice(words) for _ in range(dice.choice([longest, longest, 1]))] + [END] for _ in range(SAMPLES)
+    ]
+
+
+def every_batch(ranks: Any, dtype: Any, packed: bool, groups: int) -> list[dict[str, Any]]:
+    from training.utils.engine.collectives import gathered
+
+    roles = roles_of(ranks, dtype)
+    found = []
+    for first in range(0, groups, BATCH):
+        own = range(first + ranks.rank, first + BATCH, ranks.world_size)
+        number = first // BATCH
+        parts = gathered(one_batch(ranks, roles, packed, number, own))
+        found.append(
+            {
+                "estimator": ESTIMATORS[number % len(ESTIMATORS)],
+                "ids": [group_at(group)[1] for group in range(first, first + BATCH)],
+                **{name: interleaved([part[name] for part in parts]) for name in parts[0]},
+            }
+        )
+    return found
+
+
+def interleaved(parts: list[Any]) -> Any:
+    """[G, SAMPLES, ...] of all ranks, in the order of the groups, padded to one width."""
+    import torch
+    from torch.nn.functional import pad
+
+    width = max(part.shape[-1] for part in parts)
+    each = [pad(part, (0, width - part.shape[-1])).unflatten(0, (-1, SAMPLES)) for part in parts]
+    return torch.stack(each, dim=1).flatten(0, 1)
+
+
+def roles_of(ranks: Any, dtype: Any) -> Any:
+    from tests.support.plain_roles import plain_roles
+    from tests.support.tiny_models import tiny_scalar_model
+    from training.utils.models.token_model import ScalarModel
+
+    scorer = tiny_scalar_model("llama", dtype, seed=5)
+    roles, _ = plain_roles(ScalarModel(scorer).requires_grad_(False), with_critic=False, ranks=ranks)
+    assert roles.reference is not None and roles.reference.frozen is not None
+    for module in (roles.actor.module, roles.reference.frozen):
+        module.to(dtype)  # type: ignore[attr-defined]
+    return replace(roles, scorer=scorer)
+
+
+def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) -> dict[str, Any]:
+    """This rank's groups. Collectives."""
+    import numpy as np
+
+    from training.step3_ppo.experience import make_experience
+    from training.step3_ppo.scoring import start_scoring
+    from training.utils.data.rows.phases import PromptRow
+    from training.utils.run.phase_clock import PhaseClock
+
+    settings = settings_of(ranks, packed, number)
+    drawn = [group_at(group) for group in groups]
+    rows = [PromptRow(group, np.array(ids, np.int32), "", None) for group, (ids, _) in zip(groups, drawn, strict=True)]
+    samples = start_scoring(rows, rollout_of(drawn), roles, settings)
+    made = make_experience(samples, None, roles, settings, settings.kl.control.coefficient, PhaseClock())
+    return {"outcomes": samples.scored.outcomes_B.unsqueeze(1), "advantages": made.advantages_BR}
+
+
+def settings_of(ranks: Any, packed: bool, number: int) -> Any:
+    from training.step3_ppo.algorithm import experience_settings, selected_algorithm
+    from training.step3_ppo.algorithm_arguments import AlgorithmArguments
+    from training.step3_ppo.arguments import PpoArguments
+    from training.step3_ppo.mismatch_arguments import MismatchArguments
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.run.errors import Mistakes
+
+    estimator = ESTIMATORS[number % len(ESTIMATORS)]
+    forms = {
+        "dr_grpo": {"advantage": "grpo", "norm_adv_by_std": False},
+        "grpo_over_batch": {"advantage": "grpo", "norm_adv_over": "batch"},
+        "reinforce++_baseline": {"advantage": estimator, "whiten_advantages": False},  # its mean is not of a group
+    }
+    kl = {"kl_coef": 0.0}
+    if number // len(ESTIMATORS) % 2:
+        kl = {"kl_coef": 0.1, "kl_estimator": KL_ESTIMATORS[number // len(ESTIMATORS) // 2 % len(KL_ESTIMATORS)]}
+    flags = AlgorithmArguments(**forms.get(estimator, {"advantage": estimator}), **kl)
+    ppo = PpoArguments(num_samples_per_prompt=SAMPLES, clip_reward=100.0)
+    algorithm = selected_algorithm(flags, MismatchArguments(), ppo, Mistakes())
+    assert algorithm is not None
+    plan = PlanSettings(ranks.world_size, 300 if packed else None, 16, packed, 60 if packed else 0)
+    return experience_settings(algorithm, ppo, None, plan, PAD, rank=ranks.rank)
+
+
+def rollout_of(drawn: list[tuple[list[int], list[list[int]]]]) -> Any:
+    import torch
+
+    from training.utils.generation.records import Rollout
+
+    prompts = [prompt for prompt, responses in drawn for _ in responses]
+    responses = [response for _, own in drawn for response in own]
+    wide, long = max(map(len, prompts)), max(map(len, responses))
+    lengths_B = torch.tensor([len(response) for response in responses])
+    return Rollout(
+        prompt_ids_BP=torch.tensor([[PAD] * (wide - len(ids)) + ids for ids in prompts]),
+        prompt_mask_BP=torch.tensor([[False] * (wide - len(ids)) + [True] * len(ids) for ids in prompts]),
+        response_ids_BR=torch.tensor([ids + [PAD] * (long - len(ids)) for ids in responses]),
+        response_lengths_B=lengths_B,
+        sampled_logprobs_BR=torch.zeros(len(responses), long),
+        ended_B=torch.ones(len(responses), dtype=torch.bool),
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
