@@ -122,6 +122,9 @@ def make_parts(
         traces=flags.run.traces(),
         log_pace=flags.reporting.pace(),
     )
+    slow = experience.kl.control.slow_warning(inputs.total_rollouts * ppo.sequences_per_rollout * ranks.world_size)
+    if slow is not None:
+        log(slow, ranks.is_main)
     engine = make_engine(
         partial(_engine, flags=flags, components=components, roles=roles, tokenizer=tokenizer, inputs=inputs),
         lambda ids: str(tokenizer.decode(list(ids))),

@@ -20,6 +20,17 @@ class KlControl:
     target: float | None = None
     horizon: float = math.inf
 
+    def slow_warning(self, sequences: int) -> str | None:
+        """Return a sentence if the coefficient cannot double over so many responses; None if it can, or is fixed."""
+        most = math.exp(_LARGEST_ERROR * sequences / self.horizon)
+        if self.target is None or most >= 2.0:
+            return None
+        return (
+            f"warning: --kl_control adaptive can raise --kl_coef by {most - 1.0:.1%} at most over the {sequences:,} "
+            f"responses of this run: --kl_horizon {self.horizon:g} is long beside them, and the KL may stay off its "
+            "target; a horizon of a tenth of the run's responses follows it"
+        )
+
     def update(self, kl: float, sequences: int) -> None:
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
