@@ -144,6 +144,20 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
+def stranger(checkpoint: Path) -> str | None:
+    """The file or link in an undamaged checkpoint that its manifest does not list, with what to do about it; None if
+    there is none. Not damage: to skip the checkpoint for it would lose the steps since the one before."""
+    listed = {MANIFEST, *read_manifest(checkpoint)["files"]}
+    for folder, folders, files in os.walk(checkpoint):
+        for path in (Path(folder, name) for name in sorted([*folders, *files])):
+            name = path.relative_to(checkpoint).as_posix()
+            if path.is_symlink():
+                return f"{name} is a link, and a checkpoint holds files alone; put its content there, or remove it"
+            if not path.is_dir() and name not in listed:
+                return f"{name} is not in its {MANIFEST}, so somebody put it there later; remove it"
+    return None
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """The manifest of an undamaged checkpoint."""
     return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))

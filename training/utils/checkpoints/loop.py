@@ -18,7 +18,7 @@ from typing import Any
 
 from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
 from training.utils.checkpoints.expiry import Deadline, expiry_of
-from training.utils.checkpoints.folder import damage, read_manifest
+from training.utils.checkpoints.folder import damage, read_manifest, stranger
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
@@ -182,7 +182,7 @@ class RunCheckpoints(Checkpoints):
         if best is None or best.step == step:
             return None
         path = self.plan.folder.of(best.step)
-        problem = on_main(lambda: damage(path), self._ranks.is_main, patient=True)
+        problem = on_main(lambda: damage(path) or stranger(path), self._ranks.is_main, patient=True)
         if problem is not None:
             log(
                 f"warning: the model is that after step {step:,}: {path}, of the best {best}: {problem}",

@@ -18,7 +18,7 @@ from training.utils.checkpoints.arguments import (
     CheckpointArguments,
 )
 from training.utils.checkpoints.expiry import expiry_of
-from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest
+from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
 from training.utils.run.console import log
@@ -68,6 +68,8 @@ def plan_checkpoints(
             expiry_of(flags.stop_at).read()
         found = _find(flags, folder)
         if found is not None:
+            if (problem := stranger(found)) is not None:
+                raise ThreestepError(f"--resume: {found}: {problem}")
             check_settings(found, read_manifest(found)["settings"], settings)
             folder.point_to(found)
         return found

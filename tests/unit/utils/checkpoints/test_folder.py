@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest
+from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 
 
 def write(folder: CheckpointFolder, step: int) -> Path:
@@ -97,3 +98,26 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path):
     assert damage(path) == "trainer.json does not have the size that was written"
     assert damage(write(folder, 1)) is None
     assert names(folder) == ["latest", "step_000001"]
+
+
+@pytest.mark.parametrize("name", ["stranger.pt", "actor/stranger.pt", "new/stranger.pt"])
+def test_a_file_that_its_manifest_does_not_list_is_seen(tmp_path, name):
+    path = write(CheckpointFolder(tmp_path), 1)
+    assert stranger(path) is None
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).touch()
+    assert stranger(path) == f"{name} is not in its manifest.json, so somebody put it there later; remove it"
+    assert damage(path) is None  # what was written is whole
+
+
+def test_links_are_seen(tmp_path):
+    path = write(CheckpointFolder(tmp_path), 1)
+    shutil.move(path / "trainer.json", tmp_path)
+    (path / "trainer.json").symlink_to(tmp_path / "trainer.json")  # with the right content, for now
+    assert damage(path) is None
+    assert stranger(path) == (
+        "trainer.json is a link, and a checkpoint holds files alone; put its content there, or remove it"
+    )
+    shutil.move(path / "actor", tmp_path)
+    (path / "actor").symlink_to(tmp_path / "actor")
+    assert str(stranger(path)).startswith("actor is a link")

@@ -95,6 +95,18 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, capsys):
         plan(tmp_path)
 
 
+@pytest.mark.parametrize("resume", ["latest", "checkpoints/step_000002"])
+def test_one_with_a_file_of_somebody_else_is_refused(tmp_path, resume):
+    """And is not passed over: the steps since the one before would be lost for a stray file."""
+    saved(tmp_path, (1, 2))
+    (tmp_path / "checkpoints/step_000002/zero_pp_rank_1_mp_rank_00_optim_states.pt").touch()
+    expected = r"--resume: .*/step_000002: zero_pp_rank_1_.*\.pt is not in its manifest.json, .*; remove it$"
+    with pytest.raises(ThreestepError, match=expected):
+        plan(tmp_path, resume if resume == "latest" else str(tmp_path / resume))
+    (tmp_path / "checkpoints/step_000002/zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    assert plan(tmp_path).resume_from == tmp_path / "checkpoints/step_000002"
+
+
 def test_one_by_its_path(tmp_path):
     saved(tmp_path, (1, 2))
     CheckpointFolder(tmp_path).point_to(tmp_path / "checkpoints/step_000002")
