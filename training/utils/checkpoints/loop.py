@@ -1,7 +1,7 @@
 """Checkpoints of a training loop on all ranks: when one is due, what is written, and what is loaded on resuming.
 
-DeepSpeed writes and loads its engines' files, which are pickles: they are loaded only from the run's own folder, and
-only after every byte was compared with the manifest. Everything else is JSON or safetensors.
+All files are JSON or safetensors, also those that DeepSpeed writes and loads for its engines (see
+`engine.state_files`). They are loaded only after every byte was compared with the manifest.
 """
 
 from __future__ import annotations

@@ -127,10 +127,7 @@ def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[s
 
     def collecting_save(state_dict: Any, path: Any) -> None:
         with collected_disk_errors(errors):
-            try:
-                save(state_dict, path)
-            except RuntimeError as problem:  # torch.save's error on a full disk
-                raise OSError(None, str(problem).splitlines()[0], str(path)) from problem
+            save(state_dict, path)
 
     def waiting_commit(info: Any) -> Any:
         wait_for_main()  # below stage 3 only the first rank writes the weights; DeepSpeed's barrier is next
