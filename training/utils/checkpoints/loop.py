@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from training.utils.checkpoints.folder import damage, read_manifest, stranger
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
+from training.utils.checkpoints.records import record_of
 from training.utils.engine.collectives import largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
@@ -99,10 +101,11 @@ def checkpointed_run(
     settings = {**plan.settings, "data": data_fingerprint, **contents}
     point = ResumePoint()
     if plan.resume_from is not None:
-        saved_settings = read_manifest(plan.resume_from)["settings"]
-        check_settings(plan.resume_from, saved_settings, settings)
+        manifest = read_manifest(plan.resume_from)
+        check_settings(plan.resume_from, manifest, settings, plan.defaults)
         saved = json.loads((plan.resume_from / _TRAINER_FILE).read_text(encoding="utf-8"))
-        point = ResumePoint(plan.resume_from, saved_settings, **saved)
+        resumed = partial(ResumePoint, plan.resume_from, manifest["settings"])
+        point = record_of(resumed, saved, str(plan.resume_from / _TRAINER_FILE))
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers)
@@ -129,7 +132,8 @@ class RunCheckpoints(Checkpoints):
         self._step_began = time.monotonic()
         self._longest_step_seconds = 0.0
         self._save_seconds: float | None = None
-        self._best = Best(**self.point.best) if self.point.best else None  # whose checkpoint is kept
+        best = self.point.best
+        self._best = record_of(Best, best, "the best evaluation") if best else None  # whose checkpoint is kept
         self._better: Best | None = None  # one that has none yet
         self._evaluations = 0
         stop_at = self.plan.flags.stop_at
@@ -248,7 +252,7 @@ class RunCheckpoints(Checkpoints):
         folder = self.plan.folder
         self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
-        folder.publish(step, {"settings": self.settings})
+        folder.publish(step, {"settings": self.settings, "defaults": dict(self.plan.defaults)})
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
             folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
 

@@ -144,7 +144,9 @@ def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, ty
     if kind in _ITEMS:
         return _ITEMS[kind](_decoded(each, tensors, classes) for each in content)
     if kind in _PAIRS:
-        return _PAIRS[kind]((_decoded(key, tensors, classes), _decoded(each, tensors, classes)) for key, each in content)
+        return _PAIRS[kind](
+            (_decoded(key, tensors, classes), _decoded(each, tensors, classes)) for key, each in content
+        )
     fields, known = _decoded(content, tensors, classes), classes[kind]
     if issubclass(known, enum.Enum):
         return known(fields)

@@ -86,6 +86,7 @@ class TrainingEngine:
                 dist_init_required=False,
             )
         self.engine.checkpoint_engine = plain_checkpoint_engine()
+        self.engine._copy_recovery_script = lambda folder: None  # programs of DeepSpeed's for its pickles
         ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)

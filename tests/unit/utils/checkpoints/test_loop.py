@@ -140,6 +140,27 @@ def test_other_settings_are_named(tmp_path):
             pass
 
 
+def test_a_flag_that_this_version_lost_is_named(tmp_path, capsys):
+    saved(tmp_path, (1,), changes={"gone": 4}.items())
+    assert plan(tmp_path).resume_from is not None
+    assert (
+        f"warning: --resume: {tmp_path}/checkpoints/step_000001 was written with --gone 4, which this version does"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_a_state_of_another_version_is_named(tmp_path):
+    saved(tmp_path, (1,))
+    folder = CheckpointFolder(tmp_path)
+    trainer = json.loads((folder.of(1) / "trainer.json").read_text())
+    folder.begin(2)
+    (folder.partial(2) / "trainer.json").write_text(json.dumps({**trainer, "step": 2, "mood": "good"}))
+    folder.publish(2, {"settings": {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}})
+    expected = "step_000002/trainer.json is not what this version writes .*unexpected keyword argument 'mood'.; resume"
+    with pytest.raises(ThreestepError, match=expected), opened(plan(tmp_path), tmp_path):
+        pass
+
+
 def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
     def run(content: str) -> None:
         start = {"critic_model_name_or_path": lambda: content * 20}
