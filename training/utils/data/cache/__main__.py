@@ -135,7 +135,7 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
 
 def _damage(folder: str, entry: dict[str, Any]) -> str | None:
     try:
-        return damage_of(folder, entry, math.inf)
+        return damage_of(folder, entry, "sha256")
     except OSError as error:
         return f"{entry['file']} does not open ({error.strerror})"
 

@@ -280,6 +280,26 @@ def test_a_damaged_file_of_pictures_is_built_anew(built):
     assert not again.report.resumed and sorted(again.train.pictures) == sorted([RED, BLUE])
 
 
+def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monkeypatch):
+    monkeypatch.setattr(cache, "PICTURES_CHECKED_BYTES", 10)
+    rows = [{"messages": TURNS, "images": PATHS}]
+    path = built(rows).train.pictures.path
+    data = open(path, "rb").read()
+    assert data.count(RED) == 1
+    place = data.index(RED) + len(RED) // 2
+    open(path, "wb").write(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    again = built(rows)
+    assert again.report.resumed
+    store = again.train.pictures
+    read = []
+    for key in range(2):
+        try:
+            read.append(store[key])
+        except ThreestepError as problem:
+            assert re.search("pictures.*: picture [01] does not have the content .* with --rebuild_cache", str(problem))
+    assert read == [BLUE]
+
+
 def test_shards_of_a_stopped_build_keep_their_pictures(built, monkeypatch):
     rows = [{"messages": TURNS, "images": PATHS if i % 2 else PATHS[::-1]} for i in range(520)]
     join = building.PictureWriter.finish
