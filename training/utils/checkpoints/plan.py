@@ -22,6 +22,7 @@ from training.utils.checkpoints.folder import CheckpointFolder, damage, read_man
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
 from training.utils.run.console import log
+from training.utils.run.credentials import redacted_value
 from training.utils.run.errors import ThreestepError
 
 
@@ -137,7 +138,7 @@ def check_settings(
     A setting that one version alone has is compared with its default, where that is known.
     manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`
     """
-    saved, saved_defaults = manifest["settings"], manifest.get("defaults", {})
+    saved, saved_defaults = redacted_value(manifest["settings"]), manifest.get("defaults", {})  # earlier: credentials
     both = saved.keys() & mine.keys()
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
     free = MAY_CHANGE | PLACEMENT | {flag for flags in batches.values() for flag in flags}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -11,9 +11,11 @@ class TrainingResult:
     """before, after: the evaluations; None without evaluation rows
     summary: the run's closing figures
     sentence: the same in words, up to the seconds
+    reports: further JSON files of the run's folder by name, written once the model is
     """
 
     before: Any
     after: Any
     summary: dict[str, float | None]
     sentence: str
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -41,6 +41,8 @@ class Engine:
 
 
 class SimpleKeeper:
+    def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
+
     def save(self, content: object, path: str) -> None:
         write_state(content, path)
 
@@ -80,7 +82,8 @@ def test_on_a_small_disk(tmp_path, capsys):
         assert len(told) == 2  # steps 4 and 5
         assert told[1].startswith("warning: NO CHECKPOINT was written after step 5 (")
         assert told[1].endswith(
-            f"; training continues, and the last good one is {folder.of(3)}; free disk space, or lower --keep_last"
+            "; training continues, the next try is after step 7 at the latest, and the last good one is "
+            f"{folder.of(3)}; free disk space, or lower --keep_last"
         )
         assert len((disk / "run" / "metrics.jsonl").read_text().splitlines()) == 5
 

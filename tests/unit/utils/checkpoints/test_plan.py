@@ -98,3 +98,9 @@ def test_a_setting_that_this_version_lacks_is_compared_with_its_default():
     with pytest.raises(ThreestepError, match="other settings: --old was 4, and this version does not have it; restore"):
         check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {})
     check({**saved, "old": 4}, SFT)  # of a version that wrote no defaults: a line of the log says so
+
+
+def test_an_earlier_versions_address_is_compared_without_its_credentials():
+    saved = {**SFT, "data_path": ["https://me:a-password@host/rows.jsonl?sig=0123456789abcdef"]}
+    check(saved, {**saved, "data_path": ["https://***@host/rows.jsonl?sig=***"]})
+    assert "a-password" not in told(saved, data_path=["https://***@host/others.jsonl"])
