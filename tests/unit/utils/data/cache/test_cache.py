@@ -173,9 +173,9 @@ def test_a_bit_that_flips_in_a_large_file_is_found_and_the_file_built_again(ask,
 
 
 def test_a_file_without_its_end_does_not_open(ask, monkeypatch):
-    monkeypatch.setattr(cache, "xxh3_of", lambda path: json.loads(manifest.read_text())["splits"]["train"]["xxh3"])
+    monkeypatch.setattr(cache, "damage_of", lambda *_: None)
     folder, _ = ask()
-    path, manifest = Path(folder.path, "train.arrow"), Path(folder.path, "manifest.json")
+    path = Path(folder.path, "train.arrow")
     path.write_bytes(path.read_bytes()[:-20] + b"\0" * 20)  # the same size, no footer
     again, log = ask()
     assert not again.resumed and "does not open" in log[-2]
