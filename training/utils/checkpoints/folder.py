@@ -25,7 +25,7 @@ from training.utils.run.errors import ThreestepError
 from training.utils.run.storage import flush_to_disk, sha256_of, sha256_of_object
 
 MANIFEST = "manifest.json"
-# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the settings' defaults.
+# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults.
 FORMAT = 2
 _KEYS = ("format", "step", "settings", "defaults", "files", "sha256")
 _PARTIAL = ".partial"

@@ -20,8 +20,8 @@ def check_keys(saved: Mapping[str, Any], known: Collection[str], what: str) -> N
 
 
 def record_of(make: Callable[..., _Record], saved: Mapping[str, Any], what: str) -> _Record:
-    """The record that a dataclass, or its inverse of `asdict`, makes of its fields in `saved`. ThreestepError that names
-    a field that it does not know, or that is missing."""
+    """The record that a dataclass, or its inverse of `asdict`, makes of its fields in `saved`. ThreestepError that
+    names a field that it does not know, or that is missing."""
     try:
         return make(**saved)
     except TypeError as problem:  # of the constructor: an unexpected keyword argument, a missing one

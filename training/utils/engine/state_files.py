@@ -187,7 +187,7 @@ def plain_torch_files() -> Iterator[None]:
     def plain_save(state: Any, path: Any, *ignored: Any, **others: Any) -> None:
         write_state(state, path)
 
-    torch.load, torch.save = plain_load, plain_save
+    torch.load, torch.save = plain_load, plain_save  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ ages count from the last use, and folders that a build or a running program hold
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import shutil

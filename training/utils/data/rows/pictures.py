@@ -116,8 +116,8 @@ class PictureWriter:
 
 
 class PictureStore(Sequence):
-    """The pictures of a file: `store[key]` is a picture's encoded bytes. Opening reads only the file's footer; a picture
-    is compared with its sha256 when it is read. ThreestepError if it differs."""
+    """The pictures of a file: `store[key]` is a picture's encoded bytes. Opening reads only the file's footer; a
+    picture is compared with its sha256 when it is read. ThreestepError if it differs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -136,8 +136,8 @@ class PictureStore(Sequence):
         data = self._cell("bytes", int(key)).as_buffer().to_pybytes()
         if hashlib.sha256(data).digest() != self.digest(int(key)):
             raise ThreestepError(
-                f"{self.path}: picture {key} does not have the content that was written; run again with --rebuild_cache "
-                "(and --resume)"
+                f"{self.path}: picture {key} does not have the content that was written; run again with "
+                "--rebuild_cache (and --resume)"
             )
         return data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_
 from tests.support.pair_rows import all_rows
 from training.utils.data.build import build as building
 from training.utils.data.build.build import build_phase
+from training.utils.data.cache import cache
 from training.utils.data.images import reader as reading
 from training.utils.data.images.decoding import decoded
 from training.utils.data.rows.documents import responses_document, sentence_document
