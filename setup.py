@@ -33,6 +33,7 @@ INSTALL_REQUIRES = [
     "mpld3",  # carries D3, which the report's pages hold; nothing else of it is used
     "ninja",
     "pyyaml",
+    "xxhash",  # which datasets needs too
 ]
 TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
 # The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.

@@ -38,8 +38,11 @@ def main(argv: Sequence[str]) -> None:
     checkpoint = find_checkpoint(run)
 
     from training.utils.checkpoints.export import described_engines, export_model
+    from training.utils.checkpoints.folder import stranger
     from training.utils.report.card import write_card
 
+    if (problem := stranger(checkpoint)) is not None:
+        raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")
     name = engine_of(arguments.part, described_engines(checkpoint), checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(checkpoint, name, out, of_average=arguments.part == "average", keep_lora=arguments.keep_lora)

@@ -1,4 +1,5 @@
-"""Launched on one or two ranks: carries an engine's state from ZeRO stage to ZeRO stage, and reports what changed.
+"""Launched on one or two ranks: carries an engine's state from ZeRO stage to ZeRO stage, and reports what changed. On
+the way torch unpickles nothing: that would end the program.
 
 Arguments: the folder of the models, one that is not read, and "long" for the cases of LONG too. Report: {case: {"from
 to": {...}}}, on the first rank.
@@ -30,9 +31,15 @@ STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
 def main(models: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
+    from training.utils.engine import state_files
     from training.utils.engine.collectives import from_main
     from training.utils.engine.startup import started_process_group
 
+    def refuse(*arguments: Any, **others: Any) -> None:
+        raise AssertionError("a file is unpickled, or pickled")
+
+    state_files._load_tensors = refuse  # type: ignore[assignment]
+    torch.load = torch.save = refuse
     with started_process_group() as ranks, tempfile.TemporaryDirectory() as own:
         place = Path(from_main(own))
         names = [name for name in CASES if is_long or name not in LONG]
@@ -139,12 +146,14 @@ def largest_difference(found: dict[str, torch.Tensor], weights: dict[str, torch.
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from training.utils.engine.state_files import read_state
+
     found = {}
     for path in sorted(folder.glob("zero/**/step.pt")):  # DeepSpeed adds weights that are not trained, without one
         name = path.parent.relative_to(folder / "zero").as_posix()
-        found[f"{name}/step"] = torch.as_tensor(torch.load(path, weights_only=True)).float()
+        found[f"{name}/step"] = torch.as_tensor(read_state(path)).float()
         for key in STATES:
-            found[f"{name}/{key}"] = torch.load(path.parent / f"{key}.pt", weights_only=True)["param"].detach().float()
+            found[f"{name}/{key}"] = read_state(path.parent / f"{key}.pt")["param"].detach().float()
     return found
 
 

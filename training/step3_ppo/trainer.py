@@ -24,6 +24,7 @@ from training.step3_ppo.roles import Roles
 from training.step3_ppo.scoring import start_scoring
 from training.step3_ppo.settings import PpoSettings
 from training.utils.checkpoints.loop import Checkpoints
+from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
 from training.utils.engine.collectives import gathered
@@ -67,7 +68,11 @@ class PpoTrainer:
         done, saved = self.checkpoints.restore()
         before = after = None
         if saved:
-            before, after = (saved[name] and PpoEvaluation(**saved[name]) for name in ("before", "after"))
+            check_keys(saved, ("before", "after", "rollout/kl", "trainer"), "the loop's state")
+            before, after = (
+                saved[name] and record_of(PpoEvaluation, saved[name], f"the evaluation {name}")
+                for name in ("before", "after")
+            )
             self.load_state_dict(saved["trainer"])
         elif settings.evaluates_first:
             after = self.evaluate(0)
@@ -233,6 +238,7 @@ class PpoTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A collective."""
+        check_keys(state, self.state_dict().keys(), "the trainer's state")
         self.kl_control.coefficient = state["kl_control"]["coefficient"]
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])

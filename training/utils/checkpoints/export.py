@@ -1,8 +1,7 @@
 """A checkpoint's weights as a model folder, on one process and without an engine.
 
 The model is rebuilt as it was trained, with its adapters, then saved as at the end of a run: by `full_tensors` and
-`save_model`. Whole weights (ZeRO 0, 1, 2) are read as plain tensors. ZeRO-3's shards are joined by DeepSpeed's
-zero_to_fp32, which unpickles: export only checkpoints of your own runs, after comparing every byte with the manifest.
+`save_model`. ZeRO-3's shards are joined by DeepSpeed's zero_to_fp32. Nothing is unpickled (see `engine.state_files`).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joined_shards
+from training.utils.engine.state_files import file_of, read_state
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.description import DescribedModel, read_description
 from training.utils.models.processors import copy_files, processor_files
@@ -75,12 +75,10 @@ def _head_state(checkpoint: Path, name: str, state: Mapping[str, torch.Tensor]) 
 def engine_state(folder: Path) -> dict[str, torch.Tensor]:
     """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
     float32."""
-    if (folder / WHOLE_FILE).is_file():
-        found: dict[str, torch.Tensor] = torch.load(
-            folder / WHOLE_FILE, map_location="cpu", weights_only=True, mmap=True
-        )["module"]
+    if (file := file_of(folder / WHOLE_FILE)).is_file():
+        found: dict[str, torch.Tensor] = read_state(file, mapped=True)["module"]
         return found
-    if (folder / SHARD_FILE).is_file():
+    if file_of(folder / SHARD_FILE).is_file():
         return joined_shards(folder)
     raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
 

@@ -21,9 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.checkpoints.arguments import LATEST
+from training.utils.run.errors import ThreestepError
 from training.utils.run.storage import flush_to_disk, sha256_of, sha256_of_object
 
 MANIFEST = "manifest.json"
+# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults.
+FORMAT = 2
+_KEYS = ("format", "step", "settings", "defaults", "files", "sha256")
 _PARTIAL = ".partial"
 _OLD = ".old"
 _UNIVERSAL = ".universal"
@@ -69,7 +73,7 @@ class CheckpointFolder:
     def publish(self, step: int, description: dict[str, Any]) -> Path:
         """Make what was written for `step` the latest checkpoint; its manifest records `description`."""
         partial, final = self.partial(step), self.of(step)
-        _write_manifest(partial, {"step": step, **description})
+        _write_manifest(partial, {"format": FORMAT, "step": step, **description})
         old = final.with_name(final.name + _OLD)
         if final.exists():  # abandoned by resuming from an earlier checkpoint
             os.rename(final, old)
@@ -123,7 +127,8 @@ class CheckpointFolder:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a published checkpoint, every byte read; None if it is undamaged."""
+    """What is wrong with a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later
+    version wrote it."""
     try:
         content = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         files, own = content["files"], content.pop("sha256")
@@ -133,6 +138,7 @@ def damage(checkpoint: Path) -> str | None:
         return f"{MANIFEST} is damaged"
     if own != sha256_of_object(content):
         return f"{MANIFEST} is damaged"
+    _check_format(checkpoint, content)
     for name, entry in files.items():
         try:
             if (checkpoint / name).stat().st_size != entry["size_bytes"]:
@@ -142,6 +148,32 @@ def damage(checkpoint: Path) -> str | None:
         except OSError as problem:
             return f"{name} cannot be read ({problem.strerror})"
     return None
+
+
+def stranger(checkpoint: Path) -> str | None:
+    """The file or link in an undamaged checkpoint that its manifest does not list, with what to do about it; None if
+    there is none. Not damage: to skip the checkpoint for it would lose the steps since the one before."""
+    listed = {MANIFEST, *read_manifest(checkpoint)["files"]}
+    for folder, folders, files in os.walk(checkpoint):
+        for path in (Path(folder, name) for name in sorted([*folders, *files])):
+            name = path.relative_to(checkpoint).as_posix()
+            if path.is_symlink():
+                return f"{name} is a link, and a checkpoint holds files alone; put its content there, or remove it"
+            if not path.is_dir() and name not in listed:
+                return f"{name} is not in its {MANIFEST}, so somebody put it there later; remove it"
+    return None
+
+
+def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
+    """ThreestepError if a later version of the program wrote the manifest."""
+    unknown = sorted(manifest.keys() - set(_KEYS))
+    written = manifest.get("format", 1)
+    if written > FORMAT or unknown:
+        what = f"in format {written}" if written > FORMAT else f"with {', '.join(unknown)} in its {MANIFEST}"
+        raise ThreestepError(
+            f"{checkpoint} was written {what} by a later version of Threestep, and this one knows format {FORMAT}; "
+            "resume or export it with that version"
+        )
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:

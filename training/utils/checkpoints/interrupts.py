@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -62,7 +63,13 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def seconds_since_start() -> float:
-    """How long this process has run."""
+    """How long this process has run, by the clock that nobody sets."""
+    return time.monotonic() - _began(os.getpid())
+
+
+@functools.cache
+def _began(process: int) -> float:
+    """When `process`, this one, began, by the monotonic clock."""
     import psutil
 
-    return time.time() - psutil.Process().create_time()
+    return time.monotonic() - (time.time() - psutil.Process(process).create_time())

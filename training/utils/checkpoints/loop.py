@@ -1,7 +1,7 @@
 """Checkpoints of a training loop on all ranks: when one is due, what is written, and what is loaded on resuming.
 
-DeepSpeed writes and loads its engines' files, which are pickles: they are loaded only from the run's own folder, and
-only after every byte was compared with the manifest. Everything else is JSON or safetensors.
+All files are JSON or safetensors, also those that DeepSpeed writes and loads for its engines (see
+`engine.state_files`). They are loaded only after every byte was compared with the manifest.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
 from training.utils.checkpoints.expiry import Deadline, expiry_of
-from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest
+from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
+from training.utils.checkpoints.records import record_of
 from training.utils.engine.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
@@ -100,10 +102,11 @@ def checkpointed_run(
     settings = {**plan.settings, "data": data_fingerprint, **contents}
     point = ResumePoint()
     if plan.resume_from is not None:
-        saved_settings = read_manifest(plan.resume_from)["settings"]
-        check_settings(plan.resume_from, saved_settings, settings)
+        manifest = read_manifest(plan.resume_from)
+        check_settings(plan.resume_from, manifest, settings, plan.defaults)
         saved = json.loads((plan.resume_from / _TRAINER_FILE).read_text(encoding="utf-8"))
-        point = ResumePoint(plan.resume_from, saved_settings, **saved)
+        resumed = partial(ResumePoint, plan.resume_from, manifest["settings"])
+        point = record_of(resumed, saved, str(plan.resume_from / _TRAINER_FILE))
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers, run.run_log("metrics.jsonl"))
@@ -132,7 +135,8 @@ class RunCheckpoints(Checkpoints):
         self._save_seconds: float | None = None
         self._retry_at: int | None = None  # the step after which a save that failed is tried again
         self._failures = 0  # in a row
-        self._best = Best(**self.point.best) if self.point.best else None  # whose checkpoint is kept
+        best = self.point.best
+        self._best = record_of(Best, best, "the best evaluation") if best else None  # whose checkpoint is kept
         self._better: Best | None = None  # one that has none yet
         self._evaluations = 0
         stop_at = self.plan.flags.stop_at
@@ -185,7 +189,7 @@ class RunCheckpoints(Checkpoints):
         if best is None or best.step == step:
             return None
         path = self.plan.folder.of(best.step)
-        problem = on_main(lambda: damage(path), self._ranks.is_main, patient=True)
+        problem = on_main(lambda: damage(path) or stranger(path), self._ranks.is_main, patient=True)
         if problem is not None:
             log(
                 f"warning: the model is that after step {step:,}: {path}, of the best {best}: {problem}",
@@ -279,7 +283,7 @@ class RunCheckpoints(Checkpoints):
         with disk_errors(folder.partial(step)):
             self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
-        folder.publish(step, {"settings": self.settings})
+        folder.publish(step, {"settings": self.settings, "defaults": dict(self.plan.defaults)})
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
             folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
 

@@ -126,31 +126,24 @@ def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[s
     save: Callable[..., Any] = keeper.save
     commit: Callable[..., Any] = keeper.commit
     makedirs: Callable[..., Any] = keeper.makedirs
-    copy_scripts: Callable[..., Any] = engine.engine._copy_recovery_script
 
     def collecting_save(state_dict: Any, path: Any) -> None:
-        with collected_disk_errors(errors), disk_errors(path):
+        with collected_disk_errors(errors):
             save(state_dict, path)
 
     def collecting_makedirs(path: Any, exist_ok: bool = False) -> None:
         with collected_disk_errors(errors):
             makedirs(path, exist_ok=exist_ok)
 
-    def collecting_copy(path: Any) -> None:
-        with collected_disk_errors(errors):
-            copy_scripts(path)
-
     def waiting_commit(info: Any) -> Any:
         wait_for_main()  # below stage 3 only the first rank writes the weights; DeepSpeed's barrier is next
         return commit(info)
 
     keeper.save, keeper.commit, keeper.makedirs = collecting_save, waiting_commit, collecting_makedirs
-    engine.engine._copy_recovery_script = collecting_copy
     try:
         engine.engine.save_checkpoint(str(folder), tag=name, save_latest=False)
     finally:
         del keeper.save, keeper.commit, keeper.makedirs  # the class's methods are visible again
-        del engine.engine._copy_recovery_script
 
 
 def _random_file(checkpoint: Path, rank: int) -> Path:

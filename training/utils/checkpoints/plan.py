@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from training.utils.checkpoints.arguments import (
     CheckpointArguments,
 )
 from training.utils.checkpoints.expiry import expiry_of
-from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest
+from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
 from training.utils.run.console import log
@@ -32,12 +32,14 @@ class CheckpointPlan:
 
     settings: every flag of the run, its `program` and its number of `ranks`
     resume_from: an undamaged checkpoint in `folder`; None if the run starts from the beginning
+    defaults: of the flags among `settings`
     """
 
     flags: CheckpointArguments
     folder: CheckpointFolder
     settings: dict[str, Any]
     resume_from: Path | None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def began_with(self, name: str) -> Any:
         """The setting of the run that is resumed; None if none is, or it has no such setting."""
@@ -54,9 +56,16 @@ class CheckpointPlan:
 
 
 def plan_checkpoints(
-    flags: CheckpointArguments, output_dir: str, program: str, settings: dict[str, Any], ranks: Ranks
+    flags: CheckpointArguments,
+    output_dir: str,
+    program: str,
+    settings: dict[str, Any],
+    ranks: Ranks,
+    defaults: Mapping[str, Any] | None = None,
 ) -> CheckpointPlan:
-    """Find the checkpoint to resume from. program: the module, as `python -m` takes it. A collective.
+    """Find the checkpoint to resume from. A collective.
+
+    program: the module, as `python -m` takes it. settings, defaults: of every flag
 
     ThreestepError if a new run would overwrite checkpoints, if all of them are damaged, and if they were written with
     other settings, which are named; and where --stop_at can read no time.
@@ -69,11 +78,19 @@ def plan_checkpoints(
             expiry_of(flags.stop_at).read()
         found = _find(flags, folder)
         if found is not None:
-            check_settings(found, read_manifest(found)["settings"], settings)
+            if (problem := stranger(found)) is not None:
+                raise ThreestepError(f"--resume: {found}: {problem}")
+            manifest = read_manifest(found)
+            check_settings(found, manifest, settings, defaults or {})
+            for name in _of_unknown_default(manifest, settings):
+                log(
+                    f"warning: --resume: {found} was written with --{name} {manifest['settings'][name]}, which this "
+                    "version does not have"
+                )
             folder.point_to(found)
         return found
 
-    return CheckpointPlan(flags, folder, settings, on_main(find, ranks.is_main, patient=True))
+    return CheckpointPlan(flags, folder, settings, on_main(find, ranks.is_main, patient=True), defaults or {})
 
 
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
@@ -113,10 +130,15 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     return folder.path / path.resolve().name
 
 
-def check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def check_settings(
+    found: Path, manifest: Mapping[str, Any], mine: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
     """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.
-    saved, mine: flags by name, and `ranks`."""
-    saved = redacted_value(saved)  # an earlier version's have credentials
+
+    A setting that one version alone has is compared with its default, where that is known.
+    manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`
+    """
+    saved, saved_defaults = redacted_value(manifest["settings"]), manifest.get("defaults", {})  # earlier: credentials
     both = saved.keys() & mine.keys()
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
     free = MAY_CHANGE | PLACEMENT | {flag for flags in batches.values() for flag in flags}
@@ -124,6 +146,17 @@ def check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any
         f"{_displayed(name)} was {saved[name]} and is {mine[name]}"
         for name in sorted(both - free)
         if mine[name] not in (saved[name], KEPT_AS_BEGUN.get(name, saved[name]))
+    ]
+    only_mine = mine.keys() & defaults.keys() - saved.keys() - free - KEPT_AS_BEGUN.keys()
+    differ += [
+        f"{_displayed(name)} was not there yet, which is {defaults[name]}, and is {mine[name]}"
+        for name in sorted(only_mine)
+        if mine[name] != defaults[name]
+    ]
+    differ += [
+        f"{_displayed(name)} was {saved[name]}, and this version does not have it"
+        for name in sorted(saved.keys() & saved_defaults.keys() - mine.keys() - free)
+        if saved[name] != saved_defaults[name]
     ]
     for what, flags in batches.items():
         was, now = (math.prod(settings[name] for name in (*flags, "ranks")) for settings in (saved, mine))
@@ -137,6 +170,12 @@ def check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any
             f"--resume: {found} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
             "another --output_dir"
         )
+
+
+def _of_unknown_default(manifest: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """Flags of the checkpoint that are not in `mine`, and whose defaults a version before format 2 did not write."""
+    flags = {name for name in manifest["settings"] if " " not in name and name != "data"}
+    return sorted(flags - mine.keys() - manifest.get("defaults", {}).keys())
 
 
 def placement(settings: Mapping[str, Any]) -> dict[str, Any]:

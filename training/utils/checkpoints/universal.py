@@ -1,6 +1,7 @@
 """Converts one engine's state for another number of ranks or ZeRO stage, by DeepSpeed's universal checkpoint.
 
-A universal checkpoint has whole float32 tensors, `zero/NAME/{fp32,exp_avg,exp_avg_sq}.pt` for each trained weight.
+A universal checkpoint has whole float32 tensors, `zero/NAME/{fp32,exp_avg,exp_avg_sq}.pt` for each trained weight. The
+names are DeepSpeed's, the files those of `state_files`: nothing is pickled.
 DeepSpeed's own converter (deepspeed.checkpoint.ds_to_universal) and loaders support stages 1 to 3, to the same stage on
 another number of ranks. What they lack is done here (deepspeed 0.19):
 
@@ -26,8 +27,8 @@ from training.utils.engine.checkpoint_files import (
     holds_moments,
     joined_shards,
     load_engine,
-    read_file,
 )
+from training.utils.engine.state_files import file_of, read_state, write_state
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.models.sharding import whole_shape
 from training.utils.run.errors import ThreestepError
@@ -38,12 +39,12 @@ _MODEL_FILES = (WHOLE_FILE, SHARD_FILE)
 
 def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
     """Write the universal checkpoint of `source`, DeepSpeed's folder of the same model from any number of ranks and any
-    stage, into the new folder `target`, on one rank. The files are pickles: only for a run's own folder."""
+    stage, into the new folder `target`, on one rank."""
     try:
         target.mkdir(parents=True)
-        if (source / SHARD_FILE).exists() and not holds_moments(source):
+        if file_of(source / SHARD_FILE).exists() and not holds_moments(source):
             _convert_untouched(source, target, engine)
-        elif list(source.glob("*_optim_states.pt")):
+        elif list(source.glob("*_optim_states.*")):
             convert_shards(source, target)
         else:
             _convert_whole(source, target, engine)
@@ -80,7 +81,7 @@ def load(engine: TrainingEngine, folder: Path, name: str) -> None:
 
 def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
     """From stage 0, whose optimizer's state is numbered in the order of its groups."""
-    content = read_file(source / WHOLE_FILE)
+    content = read_state(file_of(source / WHOLE_FILE))
     optimizer, weights = content["optimizer"], content["module"]
     names = [name for group in engine.parameter_groups for name in group]
     masters = {name: weights[name].float() for name in names}
@@ -91,10 +92,10 @@ def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
         state = optimizer["state"].get(number, {})  # none before the first step
         folder = target / "zero" / name
         folder.mkdir(parents=True)
-        torch.save({"param": masters[name].detach()}, folder / "fp32.pt")
+        write_state({"param": masters[name].detach()}, folder / "fp32.pt")
         for key in _STATES:
-            torch.save({"param": state.get(key, torch.zeros_like(masters[name]))}, folder / f"{key}.pt")
-        torch.save(state.get("step", torch.tensor(0.0)), folder / "step.pt")
+            write_state({"param": state.get(key, torch.zeros_like(masters[name]))}, folder / f"{key}.pt")
+        write_state(state.get("step", torch.tensor(0.0)), folder / "step.pt")
 
 
 def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> None:
@@ -104,20 +105,20 @@ def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> No
     for name in (name for group in engine.parameter_groups for name in group):
         folder = target / "zero" / name
         folder.mkdir(parents=True)
-        torch.save({"param": weights[name]}, folder / "fp32.pt")
+        write_state({"param": weights[name]}, folder / "fp32.pt")
 
 
 def _write_common(source: Path, target: Path, engine: TrainingEngine) -> None:
     """Write what the loaders of all stages read besides the tensors. The groups stay empty: an engine keeps its own."""
     path = target / "zero" / "optimizer_state.pt"
-    saved = read_file(path) if path.exists() else {}
+    saved = read_state(path) if path.exists() else {}
     inner = saved.get("optimizer_state_dict", {}).get("state") or {0: {}}
     steps = [*target.glob("zero/**/step.pt")]
-    step = read_file(steps[0]) if steps else inner[0].get("step", torch.tensor(0.0))
+    step = read_state(steps[0]) if steps else inner[0].get("step", torch.tensor(0.0))
     weights: dict[str, Any] = dict(engine.module.named_parameters())
     for name in (name for group in engine.parameter_groups for name in group):
         folder = target / "zero" / name
-        torch.save(step, folder / "step.pt")
+        write_state(step, folder / "step.pt")
         for key in ("fp32", *_STATES):
             _complete(folder, key, whole_shape(weights[name]))
     scaling = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
@@ -127,11 +128,11 @@ def _write_common(source: Path, target: Path, engine: TrainingEngine) -> None:
         "param_groups": [{} for _ in engine.parameter_groups],
         "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": [{"params": []}]},
     }
-    torch.save(common, path)
-    (file,) = [source / name for name in _MODEL_FILES if (source / name).exists()]
-    content = {key: value for key, value in read_file(file).items() if key not in ("module", "optimizer")}
+    write_state(common, path)
+    (file,) = [path for name in _MODEL_FILES if (path := file_of(source / name)).exists()]
+    content = {key: value for key, value in read_state(file).items() if key not in ("module", "optimizer")}
     for name in _MODEL_FILES:
-        torch.save({**content, "module": {}}, target / name)
+        write_state({**content, "module": {}}, target / name)
 
 
 def _complete(folder: Path, key: str, shape: torch.Size) -> None:
@@ -140,9 +141,9 @@ def _complete(folder: Path, key: str, shape: torch.Size) -> None:
     path = folder / f"{key}.pt"
     if key == "fp32" and not path.exists():
         raise KeyError(folder.name)
-    content = read_file(path) if path.exists() else torch.zeros(shape)
+    content = read_state(path) if path.exists() else torch.zeros(shape)
     if isinstance(content, torch.Tensor):
-        torch.save({"param": content.detach().float().reshape(shape)}, path)
+        write_state({"param": content.detach().float().reshape(shape)}, path)
 
 
 def _load_whole(engine: TrainingEngine, folder: Path) -> None:
@@ -150,12 +151,12 @@ def _load_whole(engine: TrainingEngine, folder: Path) -> None:
     weights = dict(engine.module.named_parameters())
     for names, group in zip(engine.parameter_groups, adam.param_groups, strict=True):
         for name, master in zip(names, group["params"], strict=True):
-            tensors = {key: read_file(folder / "zero" / name / f"{key}.pt")["param"] for key in ("fp32", *_STATES)}
+            tensors = {key: read_state(folder / "zero" / name / f"{key}.pt")["param"] for key in ("fp32", *_STATES)}
             master.data.copy_(tensors["fp32"].view_as(master))
             weights[name].data.copy_(master.data)
             adam.state[master] = {key: tensors[key].view_as(master).to(master.device) for key in _STATES}
-            adam.state[master]["step"] = read_file(folder / "zero" / name / "step.pt")
-    content = read_file(folder / WHOLE_FILE)
+            adam.state[master]["step"] = read_state(folder / "zero" / name / "step.pt")
+    content = read_state(folder / WHOLE_FILE)
     engine.scheduler.load_state_dict(content["lr_scheduler"])
     inner.global_steps, inner.skipped_steps = content["global_steps"], content["skipped_steps"]
     inner.global_samples = content.get("global_samples", 0)

@@ -1,6 +1,6 @@
 """DeepSpeed's checkpoint files of one engine, by DeepSpeed's own functions. Knows nothing of a run's checkpoints.
 
-Shards are unpickled: call `convert_shards` and `joined_shards` only for a run's own folder, once its bytes are checked.
+What is in a file, and why none is unpickled: see `state_files`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from training.utils.engine.state_files import PICKLED_SUFFIX, file_of, plain_torch_files, read_state
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.run.errors import ThreestepError
 
@@ -24,20 +26,18 @@ SHARD_FILE = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 
 def load_engine(engine: TrainingEngine, folder: Path, name: str) -> None:
     """Load folder/name, written by the same number of ranks in the same ZeRO stage. A collective."""
-    loaded, _ = engine.engine.load_checkpoint(str(folder), tag=name)
-    if loaded is None:
-        raise ThreestepError(f"--resume: DeepSpeed finds no state of '{name}' in {folder}; resume from another one")
-
-
-def read_file(path: Path, mmap: bool = False) -> Any:
-    """Load one of DeepSpeed's files by torch's safe loader, which also gets DeepSpeed's own classes. mmap: tensors are
-    read where they are used."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    inner = engine.engine
+    # This rank's file alone: DeepSpeed takes any whose name fits a pattern.
+    rank = "0" if inner.load_universal_checkpoint() else None
+    file = file_of(inner._get_ckpt_name(str(folder), name, pp_placeholder=rank))
+    if not file.exists():
+        raise ThreestepError(f"--resume: there is no state of '{name}' in {folder}; resume from another one")
+    inner._get_all_ckpt_names = lambda folder, tag: [str(file)]
+    try:
+        with plain_torch_files():
+            inner.load_checkpoint(str(folder), tag=name)
+    finally:
+        del inner._get_all_ckpt_names  # the class's method is visible again
 
 
 def convert_shards(source: Path, target: Path) -> None:
@@ -45,7 +45,7 @@ def convert_shards(source: Path, target: Path) -> None:
     from deepspeed.checkpoint import ds_to_universal
 
     options = argparse.Namespace(
-        input_folder=str(source),
+        input_folder="",
         output_folder=str(target),
         num_extract_workers=1,  # more would be forked from a process that has threads
         num_merge_workers=1,
@@ -53,13 +53,13 @@ def convert_shards(source: Path, target: Path) -> None:
         strict=True,
         inject_missing_state=True,
     )
-    with _silence():
+    with _for_deepspeed(source) as options.input_folder:
         ds_to_universal.main(options)
 
 
 def holds_moments(folder: Path) -> bool:
     """Whether the shards in `folder` hold what Adam has counted and averaged: not before its first step."""
-    shard = read_file(min(folder.glob("*_optim_states.pt")), mmap=True)["optimizer_state_dict"]
+    shard = read_state(min(folder.glob("*_optim_states.*")), mapped=True)["optimizer_state_dict"]
     return bool(shard["optimizer_state_dict"]["state"])
 
 
@@ -67,11 +67,19 @@ def joined_shards(folder: Path) -> dict[str, torch.Tensor]:
     """The weights of ZeRO-3's shards in `folder`, in float32."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    with _silence():
-        return get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), folder.name)
+    with _for_deepspeed(folder) as named:
+        return get_fp32_state_dict_from_zero_checkpoint(*os.path.split(named))
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
+def _for_deepspeed(folder: Path) -> Iterator[str]:
+    """A folder of links to the files in `folder`, by the names that DeepSpeed's programs look for; inside, they read
+    and write plain files, and print nothing."""
+    with contextlib.ExitStack() as inside:
+        place = inside.enter_context(tempfile.TemporaryDirectory())
+        for path in folder.iterdir():
+            Path(place, path.stem + PICKLED_SUFFIX).symlink_to(path.resolve())
+        inside.enter_context(plain_torch_files())
+        inside.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        inside.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        yield place

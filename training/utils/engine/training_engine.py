@@ -26,6 +26,7 @@ from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.released import release
 from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.startup import Ranks
+from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.models.buffers import buffers_kept
 from training.utils.models.sharding import count_elements, whole_shape
@@ -84,6 +85,8 @@ class TrainingEngine:
                 config=config,
                 dist_init_required=False,
             )
+        self.engine.checkpoint_engine = plain_checkpoint_engine()
+        self.engine._copy_recovery_script = lambda folder: None  # programs of DeepSpeed's for its pickles
         ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)

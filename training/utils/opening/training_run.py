@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from training.utils.checkpoints.loop import Checkpoints
+from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.router_loss import RouterLoss
 from training.utils.engine.startup import Ranks
@@ -134,7 +135,8 @@ class TrainingLoop:
         self._run, self._evaluate, self._evaluation_from = run, evaluate, evaluation_from
         self._done, saved = run.checkpoints.restore()
         if saved:
-            self.before, self.after = (saved[name] and evaluation_from(saved[name]) for name in ("before", "after"))
+            check_keys(saved, ("before", "after"), "the loop's state")
+            self.before, self.after = (self._evaluation_in(saved, name) for name in ("before", "after"))
         else:
             self.before = self.after = self._evaluated(0)
 
@@ -183,7 +185,12 @@ class TrainingLoop:
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
         best = run.checkpoints.load_best(total)
         if best is not None:
-            self.after = self._evaluation_from(best["after"])
+            self.after = self._evaluation_in(best, "after")
+
+    def _evaluation_in(self, saved: dict[str, Any], name: str) -> Any:
+        """The evaluation that a checkpoint holds under `name`; None where the run has no evaluation rows."""
+        plain = saved[name]
+        return plain and record_of(lambda **fields: self._evaluation_from(fields), plain, f"the evaluation {name}")
 
     def _evaluates_after(self, step: int) -> bool:
         settings = self._run.settings

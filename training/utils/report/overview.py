@@ -9,7 +9,6 @@ from typing import Any
 
 from training.utils.report.numbers import duration
 from training.utils.report.reading import ReportedRun, StepRun, finite
-from training.utils.run.arguments import defaults_of, list_defaults_of
 
 # Shown on lines of their own, or words of the machinery that say nothing about what was trained.
 _ELSEWHERE = ("program", "output_dir", "config", "resume", "data_path", "report", "report_to")
@@ -34,7 +33,7 @@ def facts_of(run: ReportedRun) -> list[tuple[str, str]]:
 
 def changed_settings(step: StepRun) -> list[tuple[str, str, str]]:
     """(setting, value, default) of each setting that is not its flag's default; models and data stand elsewhere."""
-    defaults = defaults_of(step.declaration.groups) | list_defaults_of(step.declaration.groups)
+    defaults = step.declaration.defaults
     found = []
     for name, value in sorted(step.settings.items()):
         if name in defaults and name not in _ELSEWHERE and _MODEL_FLAG not in name:

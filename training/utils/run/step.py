@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.utils.run.arguments import defaults_of
+from training.utils.run.arguments import defaults_of, list_defaults_of
 from training.utils.run.old_flags import OldFlag
 
 _PACKAGE = "training"
@@ -114,6 +114,11 @@ class Step:
         default = defaults_of(self.groups)[self.variant_flag]
         variant = settings.get(self.variant_flag, default)
         return self.title if variant == default else str(variant).upper()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every flag with its default."""
+        return defaults_of(self.groups) | list_defaults_of(self.groups)
 
     @property
     def program(self) -> str:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.checkpoints import export
+from training.utils.engine.state_files import write_state
 from training.utils.models.description import write_description
 from training.utils.mtp.folder import layers_in, read_head
 from training.utils.mtp.head import new_head
@@ -86,7 +87,7 @@ def test_a_head_is_exported_too(exported, tiny_tokenizer, tmp_path, joint):
         folder = exported(model, weights, inside)
     else:
         (tmp_path / "mtp").mkdir()
-        torch.save({"module": head.float().state_dict()}, tmp_path / "mtp" / "mp_rank_00_model_states.pt")
+        write_state({"module": head.float().state_dict()}, tmp_path / "mtp" / "mp_rank_00_model_states.safetensors")
         folder = exported(model, weights)
     assert layers_in(folder) == 2
     stored = load_file(folder / "mtp" / "model.safetensors")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest
+from training.utils.checkpoints.folder import FORMAT, MANIFEST, CheckpointFolder, damage, read_manifest, stranger
+from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import sha256_of_object
 
 
 def write(folder: CheckpointFolder, step: int) -> Path:
@@ -97,3 +103,51 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path):
     assert damage(path) == "trainer.json does not have the size that was written"
     assert damage(write(folder, 1)) is None
     assert names(folder) == ["latest", "step_000001"]
+
+
+@pytest.mark.parametrize("name", ["stranger.pt", "actor/stranger.pt", "new/stranger.pt"])
+def test_a_file_that_its_manifest_does_not_list_is_seen(tmp_path, name):
+    path = write(CheckpointFolder(tmp_path), 1)
+    assert stranger(path) is None
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).touch()
+    assert stranger(path) == f"{name} is not in its manifest.json, so somebody put it there later; remove it"
+    assert damage(path) is None  # what was written is whole
+
+
+def test_links_are_seen(tmp_path):
+    path = write(CheckpointFolder(tmp_path), 1)
+    shutil.move(path / "trainer.json", tmp_path)
+    (path / "trainer.json").symlink_to(tmp_path / "trainer.json")  # with the right content, for now
+    assert damage(path) is None
+    assert stranger(path) == (
+        "trainer.json is a link, and a checkpoint holds files alone; put its content there, or remove it"
+    )
+    shutil.move(path / "actor", tmp_path)
+    (path / "actor").symlink_to(tmp_path / "actor")
+    assert str(stranger(path)).startswith("actor is a link")
+
+
+def with_manifest(checkpoint: Path, **changes: Any) -> Path:
+    content = {**read_manifest(checkpoint), **changes}
+    content = {name: value for name, value in content.items() if name != "sha256" and value is not None}
+    (checkpoint / MANIFEST).write_text(json.dumps({**content, "sha256": sha256_of_object(content)}))
+    return checkpoint
+
+
+def test_one_of_a_later_version_is_named_and_not_skipped(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    path = write(folder, 2)
+    assert read_manifest(path)["format"] == FORMAT == 2
+    for changes, what in [({"format": 3}, "in format 3"), ({"seal": 1}, "with seal in its manifest.json")]:
+        with_manifest(path, **{"format": 2, "seal": None, **changes})
+        expected = f"{path} was written {what} by a later version of Threestep, and this one knows format 2; resume or"
+        for look in (lambda: damage(path), folder.latest_undamaged):
+            with pytest.raises(ThreestepError, match=re.escape(expected)):
+                look()
+
+
+def test_one_of_the_first_format_has_no_number(tmp_path):
+    path = with_manifest(write(CheckpointFolder(tmp_path), 1), format=None)
+    assert damage(path) is None and "format" not in read_manifest(path)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -70,6 +71,12 @@ def test_a_run_in_a_thread_notes_no_signal():
     thread.start()
     thread.join()
     assert noted == [None]
+
+
+def test_a_clock_that_is_set_moves_no_deadline(monkeypatch):
+    first, now = seconds_since_start(), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600.0)
+    assert first <= seconds_since_start() < first + 60.0
 
 
 def test_the_time_since_the_start_grows():

@@ -98,6 +98,18 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path, capsys):
         plan(tmp_path)
 
 
+@pytest.mark.parametrize("resume", ["latest", "checkpoints/step_000002"])
+def test_one_with_a_file_of_somebody_else_is_refused(tmp_path, resume):
+    """And is not passed over: the steps since the one before would be lost for a stray file."""
+    saved(tmp_path, (1, 2))
+    (tmp_path / "checkpoints/step_000002/zero_pp_rank_1_mp_rank_00_optim_states.pt").touch()
+    expected = r"--resume: .*/step_000002: zero_pp_rank_1_.*\.pt is not in its manifest.json, .*; remove it$"
+    with pytest.raises(ThreestepError, match=expected):
+        plan(tmp_path, resume if resume == "latest" else str(tmp_path / resume))
+    (tmp_path / "checkpoints/step_000002/zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    assert plan(tmp_path).resume_from == tmp_path / "checkpoints/step_000002"
+
+
 def test_one_by_its_path(tmp_path):
     saved(tmp_path, (1, 2))
     CheckpointFolder(tmp_path).point_to(tmp_path / "checkpoints/step_000002")
@@ -129,6 +141,27 @@ def test_other_settings_are_named(tmp_path):
     with pytest.raises(ThreestepError, match="the data's fingerprint was rows and is others"):  # noqa: SIM117
         with opened(plan(tmp_path), tmp_path, data="others"):
             pass
+
+
+def test_a_flag_that_this_version_lost_is_named(tmp_path, capsys):
+    saved(tmp_path, (1,), changes={"gone": 4}.items())
+    assert plan(tmp_path).resume_from is not None
+    assert (
+        f"warning: --resume: {tmp_path}/checkpoints/step_000001 was written with --gone 4, which this version does"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_a_state_of_another_version_is_named(tmp_path):
+    saved(tmp_path, (1,))
+    folder = CheckpointFolder(tmp_path)
+    trainer = json.loads((folder.of(1) / "trainer.json").read_text())
+    folder.begin(2)
+    (folder.partial(2) / "trainer.json").write_text(json.dumps({**trainer, "step": 2, "mood": "good"}))
+    folder.publish(2, {"settings": {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}})
+    expected = "step_000002/trainer.json is not what this version writes .*unexpected keyword argument 'mood'.; resume"
+    with pytest.raises(ThreestepError, match=expected), opened(plan(tmp_path), tmp_path):
+        pass
 
 
 def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):

@@ -21,17 +21,21 @@ PPO = {
 }  # fmt: skip
 
 
+def check(saved: dict, mine: dict, defaults: dict | None = None) -> None:
+    check_settings(Path("c"), {"settings": saved}, mine, defaults or {})
+
+
 def told(saved: dict, **changes: object) -> str:
     with pytest.raises(ThreestepError) as mistake:
-        check_settings(Path("c"), saved, {**saved, **changes})
+        check(saved, {**saved, **changes})
     return str(mistake.value)
 
 
 def test_ranks_and_stages_may_change_where_a_step_takes_as_much():
-    check_settings(Path("c"), SFT, {**SFT, "ranks": 1, "zero_stage": 3, "gradient_accumulation_steps": 2})
-    check_settings(Path("c"), SFT, {**SFT, "ranks": 4, "per_device_train_batch_size": 1, "offload": True})
+    check(SFT, {**SFT, "ranks": 1, "zero_stage": 3, "gradient_accumulation_steps": 2})
+    check(SFT, {**SFT, "ranks": 4, "per_device_train_batch_size": 1, "offload": True})
     four = {"per_device_generation_batch_size": 2, "per_device_training_batch_size": 1}
-    check_settings(Path("c"), PPO, {**PPO, "ranks": 4, "critic_zero_stage": 0, **four})
+    check(PPO, {**PPO, "ranks": 4, "critic_zero_stage": 0, **four})
     assert told(SFT, ranks=1, learning_rate=0.25) == (
         "--resume: c was written with other settings: --learning_rate was 0.5 and is 0.25; the sequences of an "
         "optimizer step (--per_device_train_batch_size x --gradient_accumulation_steps x ranks) were 4 on 2 ranks and "
@@ -60,10 +64,10 @@ def test_where_a_run_keeps_its_models():
 
 def test_a_style_that_is_left_open_stays_what_the_run_began_with():
     begun = {**SFT, "prompt_style": "human_assistant"}
-    check_settings(Path("c"), begun, {**begun, "prompt_style": "auto"})
+    check(begun, {**begun, "prompt_style": "auto"})
     assert "--prompt_style was human_assistant and is chat_template" in told(begun, prompt_style="chat_template")
     begun = {**SFT, "head_chunk_mb": 512}
-    check_settings(Path("c"), begun, {**begun, "head_chunk_mb": 0})
+    check(begun, {**begun, "head_chunk_mb": 0})
     assert "--head_chunk_mb was 512 and is 256" in told(begun, head_chunk_mb=256)
 
 
@@ -75,7 +79,28 @@ def test_what_the_flags_left_open_is_written_as_decided():
     assert plan.began_with("prompt_style") is None
 
 
+def test_a_setting_that_the_run_began_without_is_compared_with_its_default():
+    """The version that wrote the checkpoint had no such flag, and did as its default does."""
+    defaults = {"new": 3, "new_list": [], "save_every": 0, "prompt_style": "auto", "learning_rate": 0.1}
+    mine = {**SFT, "new": 3, "new_list": [], "save_every": 7, "prompt_style": "chat_template", "content": "a"}
+    check(SFT, mine, defaults)
+    expected = (
+        "--new was not there yet, which is 3, and is 4; --new_list was not there yet, which is .., and is .'a'.; "
+    )
+    with pytest.raises(ThreestepError, match=expected):
+        check(SFT, {**mine, "new": 4, "new_list": ["a"]}, defaults)
+
+
+def test_a_setting_that_this_version_lacks_is_compared_with_its_default():
+    saved, defaults = {**SFT, "old": 3, "save_every": 7}, {"old": 3, "save_every": 0, "learning_rate": 0.1}
+    manifest: dict = {"format": 2, "defaults": defaults}
+    check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {})
+    with pytest.raises(ThreestepError, match="other settings: --old was 4, and this version does not have it; restore"):
+        check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {})
+    check({**saved, "old": 4}, SFT)  # of a version that wrote no defaults: a line of the log says so
+
+
 def test_an_earlier_versions_address_is_compared_without_its_credentials():
     saved = {**SFT, "data_path": ["https://me:a-password@host/rows.jsonl?sig=0123456789abcdef"]}
-    check_settings(Path("c"), saved, {**saved, "data_path": ["https://***@host/rows.jsonl?sig=***"]})
+    check(saved, {**saved, "data_path": ["https://***@host/rows.jsonl?sig=***"]})
     assert "a-password" not in told(saved, data_path=["https://***@host/others.jsonl"])

@@ -12,7 +12,6 @@ ages count from the last use, and folders that a build or a running program hold
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import shutil
@@ -135,7 +134,7 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
 
 def _damage(folder: str, entry: dict[str, Any]) -> str | None:
     try:
-        return damage_of(folder, entry, math.inf)
+        return damage_of(folder, entry, "sha256")
     except OSError as error:
         return f"{entry['file']} does not open ({error.strerror})"
 

@@ -8,8 +8,8 @@ of rows or tokens.
     python -m training.utils.data.cache list | verify | prune    (see `__main__`)
 
 Checked when a folder is opened: the manifest (readable, this format, this fingerprint, these parts, its own checksum),
-and of each file its size, its Arrow footer, and its sha256 where it has at most `CHECKED_BYTES`. A changed byte in the
-middle of a larger file goes unnoticed; `--rebuild_cache` rebuilds it.
+and of each file its size, its Arrow footer and its checksum, whatever its size. A file of pictures beyond
+`PICTURES_CHECKED_BYTES` is the exception: each picture is compared with its checksum when it is read.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from training.utils.run.storage import (
     sha256_of_object,
     try_lock,
     write_json,
+    xxh3_of,
 )
 
 if TYPE_CHECKING:
     from training.utils.data.rows.dataset import CachedSplit
 
 CACHE_FORMAT = 4  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have images
-CHECKED_BYTES = 16 * 2**20
+PICTURES_CHECKED_BYTES = 2**30
 MANIFEST = "manifest.json"
 PICTURES = "pictures"  # the key of their entry
 LOCK = ".lock"
@@ -196,7 +197,8 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     splits = {}
     for key, entry in entries_of(manifest).items():
         try:
-            if damage := damage_of(final, entry, CHECKED_BYTES):
+            reads_all = key != PICTURES or entry["bytes"] <= PICTURES_CHECKED_BYTES
+            if damage := damage_of(final, entry, "xxh3" if reads_all else None):
                 raise Damaged(damage)
             if key != PICTURES:
                 splits[key] = CachedSplit(os.path.join(final, entry["file"]), entry["rows"], manifest)
@@ -211,13 +213,15 @@ def entries_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {**manifest["splits"], **({PICTURES: pictures} if pictures else {})}
 
 
-def damage_of(folder: str, entry: dict[str, Any], checked_bytes: float) -> str | None:
-    """How a file differs from its manifest's entry; its content is compared up to this size."""
+def damage_of(folder: str, entry: dict[str, Any], checksum: str | None) -> str | None:
+    """How a file differs from its manifest's entry. checksum: the one to compare, if any; an earlier version's manifest
+    has sha256 alone, which is then compared."""
     path = os.path.join(folder, entry["file"])
     size = os.path.getsize(path)
     if size != entry["bytes"]:
         return f"{entry['file']} has {size} bytes, expected {entry['bytes']}"
-    if size <= checked_bytes and sha256_of(path) != entry["sha256"]:
+    by_xxh3 = checksum == "xxh3" and "xxh3" in entry
+    if checksum and (xxh3_of(path) != entry["xxh3"] if by_xxh3 else sha256_of(path) != entry["sha256"]):
         return f"{entry['file']} does not have the checksum in its manifest"
     return None
 

@@ -63,6 +63,7 @@ class Written:
     tokens: int
     bytes: int
     sha256: str
+    xxh3: str
 
 
 def write_rows(path: str, row_type: type, rows: Iterable[Row]) -> Written:
@@ -102,7 +103,7 @@ def _write(path: str, row_type: type, batches: Iterable[pa.RecordBatch]) -> Writ
             rows += batch.num_rows
             tokens += int(_view(batch.column("length_tokens")).sum())
         stream.close()  # only here: a file that fails half-way gets no footer
-    return Written(rows, tokens, file.size_bytes, file.sha256)
+    return Written(rows, tokens, file.size_bytes, file.sha256, file.xxh3)
 
 
 def _to_batch(row_type: type, rows: list[Any]) -> pa.RecordBatch:

@@ -9,12 +9,14 @@ i // PICTURES_PER_BATCH.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from training.utils.run.errors import ThreestepError
 from training.utils.run.storage import HashedFile
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ class PictureWriter:
             return None
         self._stream.close()
         self._file.close()
-        return {"pictures": len(self._keys), "bytes": self._file.size_bytes, "sha256": self._file.sha256}
+        file = self._file
+        return {"pictures": len(self._keys), "bytes": file.size_bytes, "sha256": file.sha256, "xxh3": file.xxh3}
 
     def close(self) -> None:
         """Close the file, as it is: without `finish` it has no footer."""
@@ -113,7 +116,8 @@ class PictureWriter:
 
 
 class PictureStore(Sequence):
-    """The pictures of a file: `store[key]` is a picture's encoded bytes. Opening reads only the file's footer."""
+    """The pictures of a file: `store[key]` is a picture's encoded bytes. Opening reads only the file's footer; a
+    picture is compared with its sha256 when it is read. ThreestepError if it differs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -129,7 +133,13 @@ class PictureStore(Sequence):
         return self._count
 
     def __getitem__(self, key: Any) -> Any:
-        return self._cell("bytes", int(key)).as_buffer().to_pybytes()
+        data = self._cell("bytes", int(key)).as_buffer().to_pybytes()
+        if hashlib.sha256(data).digest() != self.digest(int(key)):
+            raise ThreestepError(
+                f"{self.path}: picture {key} does not have the content that was written; run again with "
+                "--rebuild_cache (and --resume)"
+            )
+        return data
 
     def digest(self, key: int) -> bytes:
         """A picture's sha256."""

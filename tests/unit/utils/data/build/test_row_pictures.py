@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_
 from tests.support.pair_rows import all_rows
 from training.utils.data.build import build as building
 from training.utils.data.build.build import build_phase
+from training.utils.data.cache import cache
 from training.utils.data.images import reader as reading
 from training.utils.data.images.decoding import decoded
 from training.utils.data.rows.documents import responses_document, sentence_document
@@ -278,6 +280,26 @@ def test_a_damaged_file_of_pictures_is_built_anew(built):
     open(store.path, "wb").write(data)
     again = built(rows)
     assert not again.report.resumed and sorted(again.train.pictures) == sorted([RED, BLUE])
+
+
+def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monkeypatch):
+    monkeypatch.setattr(cache, "PICTURES_CHECKED_BYTES", 10)
+    rows = [{"messages": TURNS, "images": PATHS}]
+    path = built(rows).train.pictures.path
+    data = open(path, "rb").read()
+    assert data.count(RED) == 1
+    place = data.index(RED) + len(RED) // 2
+    open(path, "wb").write(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    again = built(rows)
+    assert again.report.resumed
+    store = again.train.pictures
+    read = []
+    for key in range(2):
+        try:
+            read.append(store[key])
+        except ThreestepError as problem:
+            assert re.search("pictures.*: picture [01] does not have the content .* with --rebuild_cache", str(problem))
+    assert read == [BLUE]
 
 
 def test_shards_of_a_stopped_build_keep_their_pictures(built, monkeypatch):

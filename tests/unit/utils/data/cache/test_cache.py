@@ -150,12 +150,33 @@ def test_a_byte_flipped_anywhere_in_the_manifest_is_found_out(ask):
         assert json.loads(path.read_bytes()) == json.loads(content)
 
 
-def test_large_files_are_checked_by_size_and_footer(ask, monkeypatch):
-    monkeypatch.setattr(cache, "CHECKED_BYTES", 10)
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "of_an_earlier_version"])
+def test_a_bit_that_flips_in_a_large_file_is_found_and_the_file_built_again(ask, earlier):
+    """20 MB; an earlier version compared up to 16, and wrote no quick checksum."""
+
+    def large(folder):
+        rows = (TextBlock(row, np.full(2**20, row, np.int32)) for row in range(5))
+        written = asdict(write_rows(os.path.join(folder, "train.arrow"), TextBlock, rows))
+        if earlier:
+            written.pop("xxh3")
+        return {"splits": {"train": written}}
+
+    folder, _ = ask(build=large)
+    path = Path(folder.path, "train.arrow")
+    assert path.stat().st_size > 20 * 2**20 and ask(build=never)[0].resumed
+    state = path.stat()
+    flip_a_byte(path)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    again, log = ask(build=large)
+    assert not again.resumed and "was damaged: train.arrow does not have the checksum in its manifest" in log[-2]
+    assert again.splits["train"][2].input_ids.tolist() == [2] * 2**20 and ask(build=never)[0].resumed
+
+
+def test_a_file_without_its_end_does_not_open(ask, monkeypatch):
+    monkeypatch.setattr(cache, "damage_of", lambda *_: None)
     folder, _ = ask()
     path = Path(folder.path, "train.arrow")
-    content = path.read_bytes()
-    path.write_bytes(content[:-20] + b"\0" * 20)  # the same size, no footer
+    path.write_bytes(path.read_bytes()[:-20] + b"\0" * 20)  # the same size, no footer
     again, log = ask()
     assert not again.resumed and "does not open" in log[-2]
 

@@ -1,0 +1,194 @@
+"""Files of an engine's state that hold tensors and plain values alone, so that reading one runs no code.
+
+A file is a safetensors file: its header has the state as JSON, in which each tensor is a number, its name in the body.
+DeepSpeed writes and reads its checkpoints through `plain_checkpoint_engine`, its own extension point, and through
+`plain_torch_files` where its code calls torch.save and torch.load. Checkpoints of earlier versions, which are torch's
+pickles, are read by torch's safe loader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import naming
+
+SUFFIX = ".safetensors"
+PICKLED_SUFFIX = ".pt"  # of DeepSpeed's names
+_STATE = "state"  # its place in the header
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_TYPES = {dtype: name for name, dtype in _DTYPES.items()}
+# Torch's safe loader, also inside `plain_torch_files`.
+_load_tensors = partial(torch.load, map_location="cpu", weights_only=True)
+_PLAIN = (type(None), bool, int, float, str)
+_PAIRS = {"dict": dict, "ordered": OrderedDict}
+_ITEMS = {"tuple": tuple, "size": torch.Size}
+
+
+def _known_classes() -> dict[str, type]:
+    """DeepSpeed's classes in its optimizers' states, by name: numbers with a name each (deepspeed 0.19)."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return {known.__name__: known for known in (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)}
+
+
+def write_state(state: Any, path: str | Path) -> None:
+    """Write a state of tensors, numbers, texts and containers to `path`. A tensor on a GPU is on the host only while it
+    is written (safetensors' own save_file would have all of them there at once).
+
+    Raises OSError, which names the file, and ThreestepError for anything else in the state.
+    """
+    tensors: dict[tuple[Any, ...], tuple[int, torch.Tensor]] = {}
+    text = json.dumps(_encoded(state, tensors, _known_classes()))
+    # The largest elements first, so that each tensor begins at a multiple of its element's size, as in safetensors'.
+    ordered = sorted(tensors.values(), key=lambda each: (-each[1].element_size(), each[0]))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", _STATE: text}}
+    end = 0
+    for number, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[str(number)] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with naming(str(path)), open(path, "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for _, tensor in ordered:
+            if tensor.numel():
+                file.write(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _encoded(value: Any, tensors: dict[tuple[Any, ...], tuple[int, torch.Tensor]], classes: dict[str, type]) -> Any:
+    """`value` as JSON holds it: a list as a list, anything that JSON lacks as {kind: content}. Adds to `tensors`, where
+    a tensor that two places share stands once."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dtype in _TYPES:
+        place = value.data_ptr() if value.numel() else len(tensors)
+        key = (place, value.device, value.dtype, value.shape, value.stride())
+        return {"tensor": tensors.setdefault(key, (len(tensors), value.detach()))[0]}
+    if kind is list:
+        return [_encoded(each, tensors, classes) for each in value]
+    for name, container in _ITEMS.items():
+        if kind is container:
+            return {name: [_encoded(each, tensors, classes) for each in value]}
+    for name, container in _PAIRS.items():
+        if kind is container:
+            return {name: [[_encoded(each, tensors, classes) for each in pair] for pair in value.items()]}
+    if kind is torch.dtype:
+        return {"dtype": _TYPES[value]}
+    if classes.get(kind.__name__) is kind:
+        content = value.value if isinstance(value, enum.Enum) else vars(value)
+        return {kind.__name__: _encoded(content, tensors, classes)}
+    raise ThreestepError(
+        f"a checkpoint holds tensors, numbers and texts, and DeepSpeed's state has a {kind.__module__}."
+        f"{kind.__qualname__}; use the version in constraints.txt"
+    )
+
+
+def read_state(path: str | Path, mapped: bool = False) -> Any:
+    """The state in a file of `write_state`, or in one of torch.save by an earlier version, on the CPU.
+
+    mapped: tensors are read where they are used, and stay good only while the file stays on its disk
+    Raises ThreestepError where the file holds anything else, OSError where it cannot be read.
+    """
+    with open(path, "rb") as file:
+        is_ours = file.read(9)[8:] == b"{"  # the header's first byte; torch's files have another one there
+    try:
+        if not is_ours:
+            with torch.serialization.safe_globals(list(_known_classes().values())):
+                return _load_tensors(path, mmap=mapped)
+        with safe_open(str(path), framework="pt") as body:
+            tensors = {name: body.get_tensor(name) for name in body.keys()}  # noqa: SIM118  # it is no dict
+            state = json.loads(body.metadata()[_STATE])
+        if not mapped:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        return _decoded(state, tensors, _known_classes())
+    except torch.serialization.pickle.UnpicklingError as problem:  # type: ignore[attr-defined]
+        raise ThreestepError(
+            f"{path} is a pickle of more than tensors and plain values, which could run code; it was not loaded; take "
+            "another checkpoint"
+        ) from problem
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        reason = f"{type(problem).__name__}: {str(problem)[:200]}"
+        raise ThreestepError(f"{path} is not a state that Threestep wrote ({reason})") from problem
+
+
+def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, type]) -> Any:
+    """What `_encoded` made `value` of."""
+    if isinstance(value, list):
+        return [_decoded(each, tensors, classes) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[str(content)]
+    if kind == "dtype":
+        return _DTYPES[content]
+    if kind in _ITEMS:
+        return _ITEMS[kind](_decoded(each, tensors, classes) for each in content)
+    if kind in _PAIRS:
+        return _PAIRS[kind](
+            (_decoded(key, tensors, classes), _decoded(each, tensors, classes)) for key, each in content
+        )
+    fields, known = _decoded(content, tensors, classes), classes[kind]
+    if issubclass(known, enum.Enum):
+        return known(fields)
+    made = known.__new__(known)
+    vars(made).update(fields)
+    return made
+
+
+def file_of(path: str | Path) -> Path:
+    """Where the state that DeepSpeed calls `path` is: earlier versions wrote it under that name."""
+    ours = Path(path).with_suffix(SUFFIX)
+    return Path(path) if not ours.exists() and Path(path).exists() else ours
+
+
+def plain_checkpoint_engine() -> Any:
+    """A `checkpoint_engine` of a DeepSpeed engine, which writes and reads its files by the functions above."""
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+    class PlainCheckpointEngine(TorchCheckpointEngine):
+        def save(self, state_dict: Any, path: str) -> None:
+            write_state(state_dict, Path(path).with_suffix(SUFFIX))
+
+        def load(self, path: str, map_location: object = None) -> Any:
+            return read_state(file_of(path))
+
+    return PlainCheckpointEngine()
+
+
+@contextlib.contextmanager
+def plain_torch_files() -> Iterator[None]:
+    """Inside, torch.save and torch.load are the functions above: DeepSpeed's universal checkpoints and its
+    zero_to_fp32 call them, the latter with weights_only=False (deepspeed 0.19)."""
+    load, save = torch.load, torch.save
+
+    def plain_load(path: Any, *ignored: Any, mmap: bool | None = None, **others: Any) -> Any:
+        return read_state(path, mapped=bool(mmap))
+
+    def plain_save(state: Any, path: Any, *ignored: Any, **others: Any) -> None:
+        write_state(state, path)
+
+    torch.load, torch.save = plain_load, plain_save  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.load, torch.save = load, save
