@@ -26,6 +26,9 @@ from training.utils.run.old_flags import OldFlag, flags_with_values, old_default
 from training.utils.run.typed import typed_command
 
 
+_SWITCHED = {"true": True, "false": False}
+
+
 class ProgramParser(argparse.ArgumentParser):
     """The flags of a small program. Unknown ones fail, with suggestions; every mistake is a ThreestepError."""
 
@@ -43,9 +46,31 @@ class ProgramParser(argparse.ArgumentParser):
         raise ThreestepError(f"{self.prog}: {message}; see --help")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        options, unknown = self.parse_known_args(argv)
+        """Read the flags. A switch may have `true` or `false` behind it, as the steps' flags may."""
+        words, off = self._without_values_of_switches(argv)
+        options, unknown = self.parse_known_args(words)
         _refuse_unknown_flags(unknown, self)
+        for switch in off:
+            setattr(options, switch, False)
         return options
+
+    def _without_values_of_switches(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the words with each switch that is on bare, and those that are off left out; and the names of the
+        latter."""
+        switches = {name: action.dest for action in self._actions if action.const is True for name in action.option_strings}
+        words, off, rest = [], [], list(argv)
+        while rest:
+            word = rest.pop(0)
+            name, has_value, value = word.partition("=")
+            if name in switches and not has_value and rest and rest[0].lower() in _SWITCHED:
+                has_value, value = "=", rest.pop(0)
+            if name not in switches or not has_value or value.lower() not in _SWITCHED:
+                words.append(word)
+            elif _SWITCHED[value.lower()]:
+                words.append(name)
+            else:
+                off.append(switches[name])
+        return words, off
 
 
 def _program() -> str:
