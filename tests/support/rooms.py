@@ -38,6 +38,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data": ("data.sources", "run"),
     "models": ("layout", "run"),
     "loading": ("models", "layout", "run"),
+    "divergence": ("run",),
     "engine": ("models", "layout", "run"),
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
@@ -47,6 +48,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
     "opening": (
         "checkpoints",
+        "divergence",
         "dry_run",
         "mtp",
         "engine",

@@ -121,7 +121,8 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         save_roles(roles, tokenizers, folder)
     folder.write_json("summary.json", result.summary())
     close_run(folder.path, settings, ranks.is_main, not flags.ppo.val_only)
-    log(closing_sentence(result.summary(), folder, flags.ppo.val_only), ranks.is_main)
+    signs = trainer.divergence.closing()
+    log(closing_sentence(result.summary(), folder, flags.ppo.val_only) + signs, ranks.is_main)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ after the end is 0. Knows neither flags nor files; what it needs is passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -26,6 +27,8 @@ from training.step3_ppo.settings import PpoSettings
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
+from training.utils.divergence.signs import Uniform
+from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
@@ -59,6 +62,9 @@ class PpoTrainer:
         self.kl_control = replace(self.settings.experience.kl.control)  # its coefficient moves
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
         self._warned_of_cut = False
+        vocabulary = self.roles.actor_model.config.get_text_config().vocab_size
+        uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens", "the policy's entropy")
+        self.divergence = DivergenceWatch(self.metrics.folder, self.ranks.is_main, uniform, "rollout/entropy")
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
@@ -184,6 +190,7 @@ class PpoTrainer:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
+        self.divergence.see(iteration, figures)
         show(bar, *_shown(figures))
         self._warn_of_cut(figures, iteration)
 

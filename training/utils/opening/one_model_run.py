@@ -128,7 +128,7 @@ def run_one_model(
         folder.write_json("summary.json", result.summary)
         close_run(folder.path, flags.settings, ranks.is_main)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-        log(f"{said}; the model is in {folder.model}", ranks.is_main)
+        log(f"{said}; the model is in {folder.model}{result.signs}", ranks.is_main)
 
 
 def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:

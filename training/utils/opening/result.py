@@ -11,9 +11,11 @@ class TrainingResult:
     """before, after: the evaluations; None without evaluation rows
     summary: the run's closing figures
     sentence: the same in words, up to the seconds
+    signs: that the run has diverged, to be put behind the last line; "" for none
     """
 
     before: Any
     after: Any
     summary: dict[str, float | None]
     sentence: str
+    signs: str = ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from training.utils.run.console import log
+from training.utils.run.run_folder import METRICS
 
 
 class Tracker(Protocol):
@@ -43,14 +44,14 @@ class MetricsWriter:
         done_seconds: float = 0.0,
         trackers: Sequence[Tracker] = (),
     ) -> None:
+        self.folder = Path(output_dir)
         self._file = None
         self.evaluation: dict[str, float] = {}  # the figures of the last evaluation, on the main rank
         self._trackers = list(trackers)
         self._started = time.monotonic() - done_seconds
         if is_main_rank:
-            folder = Path(output_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(folder / "metrics.jsonl", "a" if done_steps else "w", encoding="utf-8")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.folder / METRICS, "a" if done_steps else "w", encoding="utf-8")
 
     @property
     def seconds(self) -> float:
