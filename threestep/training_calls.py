@@ -87,7 +87,7 @@ def _trained(
     given = folder / _GIVEN_FOLDER
     try:
         resumes = _resumes(folder, plain.get("resume"))
-        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks)
+        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks, plain)
         flags["data_path"] = address_of_rows(rows, given, resumes)
         if is_in_memory(rows):
             flags["data_split"] = _all_rows(step)
@@ -107,7 +107,12 @@ def _trained(
 
 
 def _models_as_flags(
-    kind: str, models: Mapping[str, tuple[Any, Any]], given: Path, resumes: bool, on_ranks: bool
+    kind: str,
+    models: Mapping[str, tuple[Any, Any]],
+    given: Path,
+    resumes: bool,
+    on_ranks: bool,
+    settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, GivenObject]]:
     """The models' paths by flag, and by path the objects that were written there.
 
@@ -129,6 +134,11 @@ def _models_as_flags(
             raise ThreestepError(
                 f"{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "
                 f"{type(model).__name__}: {only_object}; leave num_ranks out, or save what a folder holds"
+            )
+        if only_object is not None and settings.get("rollout_engine") == "vllm":
+            raise ThreestepError(
+                f"{name}: rollout_engine='vllm' draws by vLLM's code for the family, not by this {type(model).__name__} "
+                f"({only_object}); use rollout_engine='hf'"
             )
         objects[flags[name]] = GivenObject(model)
     return flags, objects

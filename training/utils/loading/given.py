@@ -121,6 +121,13 @@ def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_s
     return _copied(where, given, given.only_object, dtype, settings, is_scalar)
 
 
+def is_copy_of_object(model: PreTrainedModel) -> bool:
+    """Whether `copy_of_object` or `proven` made the model of an object, not of a folder."""
+    from training.utils.models.own_forward import WHOLE_FORWARD
+
+    return hasattr(model, WHOLE_FORWARD)
+
+
 def proven(
     model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
 ) -> PreTrainedModel:
@@ -238,17 +245,21 @@ def _uses_noted(model: PreTrainedModel) -> Iterator[list[str]]:
 
 def read_numbers(model: PreTrainedModel) -> Numbers:
     """Return what `model` computes of a short sequence, in eval mode; train mode and buffers are as before. A collective
-    under ZeRO-3, of a model that no engine owns."""
+    under ZeRO-3, of a model that no engine owns.
+
+    ThreestepError for a model that cannot be called with token ids alone, or has no logits; for numbers that are not
+    finite; and for those that are drawn at random.
+    """
     import torch
 
-    from training.utils.layout.documents import Document
     from training.utils.models.own_forward import in_eval_mode
     from training.utils.models.probes import make_probes
     from training.utils.models.rounding import rms, rounded_once_more
     from training.utils.models.sharding import whole_where_used
 
-    document: Document = make_probes(model.config, 0).alone[0]
-    ids_1T = document.segments[0].tokens.input_ids.unsqueeze(0).to(model.device)
+    kind = type(model).__name__
+    (segment,) = make_probes(model.config, 0).alone[0].segments
+    ids_1T = segment.tokens.input_ids.unsqueeze(0).to(model.device)
 
     def read(seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         with contextlib.nullcontext() if seed is None else rounded_once_more(model, seed):
@@ -259,14 +270,27 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
 
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with torch.no_grad(), in_eval_mode(model), whole_where_used(model):
-        plain = read()
-        noisy = [read(seed) for seed in _NOISE_SEEDS]
-        for buffer, was in buffers:
-            buffer.copy_(was)
+        try:
+            plain, again, *noisy = [read(seed) for seed in (None, None, *_NOISE_SEEDS)]
+        except Exception as problem:  # noqa: BLE001 (a user's forward may fail by any error)
+            raise ThreestepError(
+                f"a model expects a forward that makes logits (or a score) of token ids alone, and that of {kind} fails "
+                f"({type(problem).__name__}: {first_line(problem)})"
+            ) from problem
+        finally:
+            for buffer, was in buffers:
+                buffer.copy_(was)
     noise = []
     for place, numbers in enumerate(plain):
-        moved = rms(torch.cat([other[place] - numbers for other in noisy]))
-        noise.append(_NOISE_FACTOR * moved + float(torch.finfo(model.dtype).eps * numbers.abs().max()))
+        if not bool(numbers.isfinite().all()):
+            raise ThreestepError(f"the {kind} computes {float(numbers[~numbers.isfinite()][0])}; check its weights")
+        rounding = torch.finfo(model.dtype).eps * float(numbers.abs().max())
+        if rms(again[place] - numbers) > _NOISE_FACTOR * rounding:
+            raise ThreestepError(
+                f"the {kind} computes other numbers in each call in eval mode, so that none could be checked or repeated: "
+                "draw at random in train mode alone, and let hooks keep no state"
+            )
+        noise.append(_NOISE_FACTOR * rms(torch.cat([other[place] - numbers for other in noisy])) + rounding)
     return Numbers(plain[0].tolist(), noise[0], plain[1].tolist(), noise[1])
 
 
