@@ -50,24 +50,34 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, kind: s
     if tokenizer is None:
         raise ThreestepError(f"{name} is a loaded model, and tokenizer expects its tokenizer, got None")
     _check_weights(model, name)
+    skeleton = _skeleton(model)
+    _check_saved_again(model, skeleton)
+    _check_ties(model, skeleton)
     path, fresh = folder / name, folder / f".{name}.new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _save(model, tokenizer, fresh, name)
+        _check_tokenizer(tokenizer, fresh)
+        write_given(fresh, _described(model, fresh, skeleton, name, kind))
+        if resumes and path.is_dir():
+            _check_same(fresh, path, name)
+        shutil.rmtree(path, ignore_errors=True)
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return str(path)
+
+
+def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with _configs_kept(model):
         try:
-            model.save_pretrained(fresh)
-            tokenizer.save_pretrained(fresh)
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
         except (OSError, ValueError, RuntimeError, NotImplementedError) as problem:
             raise ThreestepError(
                 f"{name} expects a model that can be saved, and saving this {_kind(model)} fails: {first_line(problem)}"
             ) from problem
-    _check_tokenizer(tokenizer, fresh)
-    write_given(fresh, _described(model, fresh, name, kind))
-    if resumes and path.is_dir():
-        _check_same(fresh, path, name)
-    shutil.rmtree(path, ignore_errors=True)
-    fresh.rename(path)
-    return str(path)
 
 
 def _check_kind(model: Any, name: str) -> None:
@@ -99,11 +109,9 @@ def _check_weights(model: Any, name: str) -> None:
             )
 
 
-def _described(model: Any, folder: Path, name: str, kind: str) -> GivenModel:
-    """What the folder does not say of the object. ThreestepError for one whose trained weights no folder could hold."""
-    plain, skeleton = _plain_model(model, folder), _skeleton(model)
-    _check_saved_again(model, skeleton)
-    _check_ties(model, skeleton)
+def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str) -> GivenModel:
+    """What the folder does not say of the object."""
+    plain = _plain_model(model, folder)
     is_plain = type(plain) is type(model)
     reasons = [] if is_plain else [f"its class is {type(model).__module__}.{_kind(model)}"]
     reasons += _differences(model, plain if is_plain else skeleton)
@@ -273,7 +281,6 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
     if then is not None and now is not None and (now.frozen, now.only_object) != (then.frozen, then.only_object):
         odd.append("what is frozen or of the object alone")
     if odd:
-        shutil.rmtree(fresh)
         raise ThreestepError(
             f"{name} is another model than the run in {began.parent.parent} began with ({', '.join(odd[:_SHOWN])}); give "
             "that one to resume it, or another output_dir"

@@ -7,6 +7,7 @@ import logging
 import random
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -55,7 +56,7 @@ def test_a_launchers_ranks_share_paths_alone(monkeypatch):
 
 def test_every_call_has_a_new_folder(here, monkeypatch):
     words = []
-    monkeypatch.setattr(training_calls, "run_here", lambda program, own, functions: words.append((program, own)))
+    monkeypatch.setattr(training_calls, "run_here", lambda program, own, functions, folder: words.append((program, own)))
     first, second = threestep.reward("m", ROWS), threestep.reward("m", ROWS, data_split="1,1,1")
     assert [result.folder for result in (first, second)] == [here / "runs/reward", here / "runs/reward_2"]
     assert repr(first) == f"<reward: no figures; in {first.folder}>"
@@ -75,7 +76,7 @@ def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
 
 def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     taken = []
-    monkeypatch.setattr(training_calls, "run_here", lambda program, words, functions: taken.append((words, functions)))
+    monkeypatch.setattr(training_calls, "run_here", lambda program, words, functions, _: taken.append((words, functions)))
 
     def best(prompts, responses):
         return [1.0]
@@ -97,7 +98,8 @@ def test_settings_as_flags():
     [
         (
             SystemExit(0),
-            "^the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=",
+            "^the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=True, "
+            "output_dir='a/b' goes on$",
         ),
         (SystemExit(1), "^the run ended with code 1; what it printed says why$"),
         (MemoryError("no more"), "^out of memory"),
@@ -109,7 +111,7 @@ def test_no_call_ends_the_process(raised, sentence, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "a_program", SimpleNamespace(main=main))
     with pytest.raises(threestep.ThreestepError, match=sentence):
-        running.run_here("a_program", [], {})
+        running.run_here("a_program", [], {}, Path("a/b"))
 
 
 @pytest.mark.parametrize("failure", [None, KeyboardInterrupt("at once")])
@@ -144,7 +146,7 @@ def test_a_call_gives_back_the_callers_state(failure, monkeypatch):
             random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
             before = told()
             with pytest.raises(KeyboardInterrupt, match="^at once$") if failure else contextlib.nullcontext():
-                running.run_here("a_program", [], {})
+                running.run_here("a_program", [], {}, Path("a/b"))
             assert told() == before and drawn() == expected
     finally:
         transformers_logging.set_verbosity_warning()

@@ -188,6 +188,8 @@ def _copied(
         started_as_main_rank(),
     )
     model = _deep_copy(held.model, given, what)
+    if is_scalar:
+        _check_score(model, what)
     for weight in model.parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(dtype)
@@ -219,6 +221,27 @@ def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrain
             "changes from call to call"
         )
     return copied
+
+
+def _check_score(model: PreTrainedModel, what: str) -> None:
+    """ThreestepError if the model's score is not what its head gives at the last token: values are read of the head, at
+    every token."""
+    import torch
+
+    from training.utils.models.own_forward import in_eval_mode
+    from training.utils.models.probes import make_probes
+
+    kept: list[torch.Tensor] = []
+    (segment,) = make_probes(model.config, 0).alone[0].segments
+    handle = model.score.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    with torch.no_grad(), in_eval_mode(model):
+        score = model(input_ids=segment.tokens.input_ids.unsqueeze(0).to(model.device)).logits.flatten()
+    handle.remove()
+    if not kept or not torch.equal(kept[-1][0, -1].flatten(), score):
+        raise ThreestepError(
+            f"{what}; its forward makes another score than its head `score` gives at the last token, where scores and "
+            "values are read: let the head, or what is below it, compute the score"
+        )
 
 
 @contextlib.contextmanager
@@ -315,6 +338,14 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         return
     own = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
     frozen = [own[name] for name in given.frozen if name in own]
+    adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter_tensor(name)}
+    held_fast = [name for name in given.frozen if name.rpartition(".")[0] in adapted]
+    if held_fast and len(frozen) < len(own):
+        raise ThreestepError(
+            f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights that "
+            "were given frozen, which would move them as saved; name the layers with --lora_module_name, unfreeze them, or "
+            "give a model that is frozen as a whole"
+        )
     for weight in frozen:
         weight.requires_grad_(False)
     if frozen:
