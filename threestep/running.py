@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from training.utils.run.arguments import words_of
+from training.utils.run.console import output_may_be_lost
+from training.utils.run.credentials import lend, redacted
+from training.utils.run.disk_errors import disk_error_in, disk_sentence
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launch import RANKS_VARIABLE
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
@@ -45,14 +48,17 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
     no_telemetry(os.environ)
     main = importlib.import_module(program).main
     try:
-        with _callers_state(), functions_given(functions):
+        with _callers_state(), functions_given(functions), output_may_be_lost():
             main(words)
     except SystemExit as end:
         raise ThreestepError(_stopped(end.code, folder)) from end
     except Exception as problem:
-        if not is_out_of_memory(problem):
+        if is_out_of_memory(problem):
+            raise ThreestepError(out_of_memory_sentence(problem)) from problem
+        refusal = disk_error_in(problem)
+        if refusal is None:
             raise
-        raise ThreestepError(out_of_memory_sentence(problem)) from problem
+        raise ThreestepError(disk_sentence(refusal)) from problem
 
 
 @contextlib.contextmanager
@@ -82,8 +88,9 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -
     """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. What they print goes to this
     process's streams, a notebook's too. ThreestepError with what the ranks said against it, and if they were stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
+    lend(list(words), environment)
     process = subprocess.Popen(
-        [sys.executable, str(_FRONT), command, *words, f"--num_ranks={ranks}"],
+        [sys.executable, str(_FRONT), command, *map(redacted, words), f"--num_ranks={ranks}"],
         env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
     )  # fmt: skip

@@ -24,9 +24,11 @@ import yaml
 
 from training.utils.report.writing import report_at_end
 from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, words_of
+from training.utils.run.credentials import lend, redacted_value
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
+from training.utils.run.run_folder import RunFolder
 from training.utils.run.step import known_steps
 from training.utils.run.typed import (
     COMMAND_VARIABLE,
@@ -76,13 +78,15 @@ def main(argv: Sequence[str]) -> None:
     if resumes:
         resumed = {name: {**own, "resume": "latest"} for name, own in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
+    lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
     config_files = write_settings(plan)
     check_settings(config_files)
     seconds = run_plan(plan, config_files, finished, resuming_whole_run("training.all_steps", argv))
     summary = summarize(plan.output_dir, seconds)
-    path = plan.output_dir / "summary.json"
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    print(f"\n{format_table(summary, seconds)}\n\nwritten to {path}", flush=True)
+    folder = RunFolder(plan.output_dir, is_main_rank=True)
+    folder.write_figures("summary.json", summary)
+    print(f"\n{format_table(summary, seconds)}\n\nwritten to {folder.path / 'summary.json'}", flush=True)
+    folder.settle()
     report_at_end(plan.output_dir, plan.report)
 
 
@@ -171,7 +175,7 @@ def write_settings(plan: Plan) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = {step: folder / f"{step}.yaml" for step in plan.settings}
     for step, path in files.items():
-        text = yaml.safe_dump(plan.settings[step], sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(redacted_value(plan.settings[step]), sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")
     return files
 
@@ -195,7 +199,8 @@ def finished_steps(plan: Plan) -> tuple[str, ...]:
     found: list[str] = []
     for step, settings in plan.settings.items():
         written = plan.output_dir / "configs" / f"{step}.yaml"
-        same = written.exists() and {**read_yaml(written), "resume": None} == {**settings, "resume": None}
+        mine = redacted_value({**settings, "resume": None})
+        same = written.exists() and redacted_value({**read_yaml(written), "resume": None}) == mine
         if not (same and (plan.output_dir / step / "summary.json").exists()):
             break
         found.append(step)
@@ -229,7 +234,7 @@ def run_plan(
             _run(title, step.program, flags, plan.ranks, environment)
         finally:
             seconds[step.name] = seconds.get(step.name, 0.0) + time.monotonic() - started
-            (plan.output_dir / _SECONDS).write_text(json.dumps(seconds), encoding="utf-8")
+            RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
         _end_where_stopped(title, plan.output_dir / step.name, again)
     return {name: seconds.get(name, 0.0) for name in plan.settings}
 
@@ -368,4 +373,4 @@ def _end_where_stopped(title: str, folder: Path, again: str) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, output_is_log=True)

@@ -80,7 +80,11 @@ class TalkArguments:
         None, "Columns of the row with which a question opens --environment, as a JSON object.", unit="json"
     )
     seed: int = flag(RunArguments.seed, "Seed of sampling; the same seed gives the same answers.", least=0, unit="seed")
-    web: bool = flag(False, "Serve a page on 127.0.0.1 instead of the terminal (needs the package gradio).")
+    web: bool = flag(
+        False,
+        "Serve a page on 127.0.0.1 instead of the terminal, to whoever has the token of the "
+        "address that is printed (needs the package gradio).",
+    )
     web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535, unit="port")
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -112,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     if chat.web:
         from training.asking.web import serve
 
-        serve(loaded(flags), chat.web_port)
+        serve(loaded(flags), chat.web_port, lambda address: print(address, flush=True))
     elif sys.stdin.isatty():
         converse(loaded(flags)())
     else:

@@ -70,6 +70,10 @@ class Engine:
     def commit(self, info: object) -> bool:
         return True
 
+    def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
+
+    def _copy_recovery_script(self, folder: str) -> None: ...
+
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         if self.ranks.is_main:
             self.checkpoint_engine.save({}, f"{folder}/{tag}/states.pt")

@@ -21,6 +21,7 @@ from training.utils.report.live import LivePage, make_server
 from training.utils.report.rows_page import PageRow, rows_page
 from training.utils.report.writing import write_report
 from training.utils.run.run_folder import RunFolder
+from training.utils.serving.door import Door
 
 pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="needs a browser: apt-get install chromium"),
@@ -126,11 +127,12 @@ def test_every_page_fits_a_phone(browser, tmp_path, dark):
 
 def test_a_page_follows_its_run_and_keeps_what_was_opened(browser, tmp_path):
     folder = make_run(tmp_path / "run", 20)
-    server = make_server(LivePage([folder]), 0)
+    door = Door()
+    server = make_server(LivePage([folder]), 0, door)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        browser.show(f"http://127.0.0.1:{server.server_address[1]}/")
+        browser.show(door.address(server.server_address[1]))
         browser.wait(f"document.querySelector('{LOSS} svg')")
         browser.evaluate("window.stays = true; document.querySelector('#sft details').open = true")
         with open(folder / "metrics.jsonl", "a") as file:

@@ -80,9 +80,16 @@ def make_files(place: Path, rows: int = 240) -> Files:
 
 
 def run(
-    program: str, ranks: int, flags: Sequence[str], log: Path, moment: Moment | None = None, number: int = 0
+    program: str,
+    ranks: int,
+    flags: Sequence[str],
+    log: Path,
+    moment: Moment | None = None,
+    number: int = 0,
+    prepare: Callable[[int], None] | None = None,
 ) -> Ended:
-    """Run the program on so many ranks, and send signal `number` to all of them at `moment`."""
+    """Run the program on so many ranks, and send signal `number` to all of them at `moment`. prepare: called in each
+    rank's process, with its number, before the program."""
     from training.utils.run.launch import free_port
 
     reader, writer = os.pipe()
@@ -92,7 +99,7 @@ def run(
         process = os.fork()
         if process == 0:
             os.close(reader)
-            _rank(program, rank, ranks, port, flags, log, writer)
+            _rank(program, (rank, ranks, port), flags, log, writer, prepare)
         processes[process] = rank
     os.close(writer)
     try:
@@ -169,8 +176,16 @@ def _watch(
                 due = time.monotonic() + moment.delay_seconds
 
 
-def _rank(program: str, rank: int, ranks: int, port: int, flags: Sequence[str], log: Path, writer: int) -> None:
-    """One rank, in a process of its own, which ends here."""
+def _rank(
+    program: str,
+    group: tuple[int, int, int],
+    flags: Sequence[str],
+    log: Path,
+    writer: int,
+    prepare: Callable[[int], None] | None,
+) -> None:
+    """One rank, in a process of its own, which ends here. group: its number, how many there are, and their port"""
+    rank, ranks, port = group
     code = 1
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -186,6 +201,8 @@ def _rank(program: str, rank: int, ranks: int, port: int, flags: Sequence[str], 
         tqdm.set_lock(threading.RLock())
         if rank == 0:
             _tell_parts(writer)
+        if prepare is not None:
+            prepare(rank)
         code = _ran(MODULES[program], flags)
     finally:
         if sys.exc_info()[0] is not None:
@@ -198,15 +215,13 @@ def _rank(program: str, rank: int, ranks: int, port: int, flags: Sequence[str], 
 def _ran(module: str, flags: Sequence[str]) -> int:
     import importlib
 
-    from training.utils.run.errors import ThreestepError
+    from training.utils.run.program import run_program
 
+    sys.argv = [f"training.{module}.main", *flags]
     try:
-        importlib.import_module(f"training.{module}.main").main(flags)
+        run_program(importlib.import_module(f"training.{module}.main").main, output_is_log=True)
     except SystemExit as end:
         return int(end.code or 0)
-    except ThreestepError as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
     return 0
 
 
@@ -246,7 +261,10 @@ def _tell_parts(writer: int) -> None:
 
 
 def import_everything() -> None:
-    """What every run needs, so that a fork has it."""
+    """What every run needs, so that a fork has it; and what is there now is no longer looked at by the garbage
+    collector, which would copy all of it in each fork."""
+    import gc
+
     import datasets  # noqa: F401
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
@@ -266,3 +284,6 @@ def import_everything() -> None:
     import training.utils.checkpoints.loop
     import training.utils.models.saving
     import training.utils.opening.one_model_run  # noqa: F401
+
+    gc.collect()
+    gc.freeze()

@@ -17,7 +17,8 @@ from tests.support.sources import tree
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "run": (),
     "layout": ("run",),
-    "report": ("run",),
+    "serving": (),
+    "report": ("serving", "run"),
     "data.files": ("run",),
     "data.rows": ("layout", "run"),
     "data.sources": ("data.files", "run"),
@@ -46,7 +47,9 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "generation": ("mtp", "engine", "models", "layout", "run"),
     "environments": ("generation", "data.chat", "run"),
     "rewards": ("generation", "engine", "data.rows", "data.sources", "run"),
+    "outputs": ("checkpoints", "engine", "models", "run"),
     "opening": (
+        "outputs",
         "checkpoints",
         "divergence",
         "dry_run",

@@ -343,3 +343,17 @@ def test_the_settings_of_the_examples_are_known(name, tmp_path, monkeypatch):
     all_steps.check_settings(all_steps.write_settings(plan))
     new = parse_arguments(GROUPS, [word for flag in plan.new_model.items() for word in words_of(*flag)], "")
     assert len(plan.settings) == 3 and new[1].out == str(tmp_path / "new_model")
+
+
+def test_the_steps_files_are_without_credentials_and_are_compared_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(all_steps.os, "environ", {})
+    address = "jsonl:https://me:a-password@host/rows.jsonl?sig={}"
+    values = {**VALUES, "shared": {"data_path": [address.format("0123456789abcdef")]}}
+    plan = all_steps.read_plan(values, "run.yaml", str(tmp_path))
+    for path in all_steps.write_settings(plan).values():
+        assert read_yaml(path)["data_path"] == [address.format("***").replace("me:a-password", "***")]
+    for step in plan.settings:
+        (tmp_path / step).mkdir()
+        (tmp_path / step / "summary.json").write_text("{}")
+    again = {**VALUES, "shared": {"data_path": [address.format("fedcba9876543210")]}}
+    assert all_steps.finished_steps(all_steps.read_plan(again, "run.yaml", str(tmp_path))) == tuple(plan.settings)

@@ -18,6 +18,7 @@ from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.flags import note_mistakes
 from training.utils.run.seeds import derived_seed
+from training.utils.run.storage import parse_json
 
 
 @dataclass
@@ -204,7 +205,7 @@ def _seed(talk: Talk, argument: str) -> Reply:
 def columns_of(given: str, flag: str) -> dict[str, Any]:
     """Return the columns of a row that are given as JSON; ThreestepError for anything but an object."""
     try:
-        columns = json.loads(given or "{}")
+        columns = parse_json(given or "{}")
     except ValueError:
         columns = None
     if not isinstance(columns, dict):

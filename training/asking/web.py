@@ -1,16 +1,25 @@
-"""A Gradio chat page, served to this machine only."""
+"""A Gradio chat page, served to this machine only, and there to whoever has its token."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from training.asking.talk import Talk
+from training.utils.data.images.values import MOST_FILE_BYTES
 from training.utils.run.errors import ThreestepError
+from training.utils.serving.asgi import GuardedApp, listening, server_of
+from training.utils.serving.door import Door
 
-ADDRESS = "127.0.0.1"
-
+# An answer is Markdown that a model wrote: whatever it names elsewhere (pictures, styles, frames, scripts) is not
+# fetched, for its address could carry the conversation away. Gradio's own page needs inline scripts and styles.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+    "manifest-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
 
 # The conversation takes the room that is left, and what one types stays at the bottom of the screen, a phone's too.
 _STYLE = """
@@ -24,17 +33,34 @@ _STYLE = """
 _SEED = "seed"
 
 
-def serve(new_talk: Callable[[], Talk], port: int) -> None:
-    """Serve the page on the loopback address until the program ends. ThreestepError without Gradio, or if the port is
-    in use. new_talk: makes a conversation for each visitor."""
-    page = build_page(new_talk)
+def serve(new_talk: Callable[[], Talk], port: int, say: Callable[[str], None]) -> None:
+    """Serve the page on the loopback address until the program ends, to whoever has the token of its address. say:
+    called with the address. ThreestepError without Gradio, or if the port is in use. new_talk: makes a conversation for
+    each visitor."""
+    door = Door()
+    app = guarded_page(new_talk, door)
     try:
-        # No public link, no telemetry, no fonts or links from elsewhere.
-        page.launch(
-            server_name=ADDRESS, server_port=port, share=False, quiet=False, css=_STYLE, theme=_theme(), footer_links=[]
-        )
+        socket = listening(port)
     except OSError as problem:
-        raise ThreestepError(f"--web_port {port}: {problem}; give another port") from problem
+        raise ThreestepError(f"--web_port {port}: {problem.strerror}; give another port") from problem
+    say(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
+    server_of(app).run(sockets=[socket])
+
+
+def guarded_page(new_talk: Callable[[], Talk], door: Door) -> GuardedApp:
+    """The page as an ASGI application behind `door`. ThreestepError without Gradio."""
+    # Gradio reads these when it is imported: no telemetry, no record of conversations in the browser.
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
+    gradio = _gradio()
+    from fastapi import FastAPI  # Gradio's
+
+    page = build_page(new_talk)
+    app = FastAPI(openapi_url=None)
+    # No fonts or links from elsewhere.
+    gradio.mount_gradio_app(
+        app, page, path="/", css=_STYLE, theme=_theme(), footer_links=[], ssr_mode=False, max_file_size=MOST_FILE_BYTES
+    )
+    return GuardedApp(app, door, POLICY)
 
 
 def build_page(new_talk: Callable[[], Talk]) -> Any:

@@ -3,7 +3,7 @@
 python -m training.step2_reward.main --model_name_or_path SFT_MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from training.step2_reward import STEP
 from training.step2_reward.arguments import RewardModelArguments, check_margins, check_sharing
@@ -22,8 +22,8 @@ def train(opened: OpenedModel, reward: RewardModelArguments) -> TrainingResult:
     chosen = trainer.chosen_scores(reward.normalization_rows)
     set_score_scale(opened.model.config, ScoreScale(chosen.mean, chosen.std) if chosen else None)
     report = {"evaluation": result.after, "before": result.before, "training_chosen": chosen}
-    opened.folder.write_json("reward_report.json", {name: part and asdict(part) for name, part in report.items()})
-    return result
+    in_json = {name: part and asdict(part) for name, part in report.items()}
+    return replace(result, reports={"reward_report.json": in_json})
 
 
 main = one_model_program(__name__, STEP, train, phase=2, scores=True, check=check_sharing, check_rows=check_margins)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,7 +14,7 @@ from training.step3_ppo.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.algorithm import experience_settings, learning_settings
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.checks import Components
-from training.step3_ppo.evaluation import Evaluator
+from training.step3_ppo.evaluation import Evaluator, closing_sentence
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.inputs import Inputs
 from training.step3_ppo.kept_pictures import with_kept_pictures
@@ -47,7 +48,10 @@ from training.utils.models.vision import placeholder_id
 from training.utils.mtp.head import new_head
 from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
+from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import compute_meter, may_pack
+from training.utils.outputs.final_models import FinalModels
+from training.utils.report.writing import close_run
 from training.utils.rewards.weighted import Rewards
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
@@ -288,7 +292,19 @@ def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale |
     return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
 
 
-def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
+def check_roles_saving(roles: Roles, tokenizers: Tokenizers, folder: RunFolder, flags: PpoFlags) -> None:
+    """ThreestepError if what `save_roles` will write could not be saved or loaded again. A collective."""
+    if flags.ppo.val_only:
+        return
+    saved = [SavedModel(roles.actor_model, tokenizers.actor)]
+    tokenizer = tokenizers.saved_with(roles.shares_trunk)["critic"]
+    if roles.critic_model is not None and tokenizer is not None:
+        saved.append(SavedModel(roles.critic_model, tokenizer))
+    ranks = roles.actor.ranks
+    check_saving(folder.path, saved, roles.processor, flags.roles.trust_remote_code, ranks.is_main)
+
+
+def save_roles(roles: Roles, tokenizers: Tokenizers, final: FinalModels) -> None:
     """Write model/ and, where they exist, critic/ and model_ema/. A collective, and the last use of the models: the
     average takes the place of the actor's weights."""
     for name, engine, model, tokenizer in (
@@ -300,6 +316,29 @@ def save_roles(roles: Roles, tokenizers: Tokenizers, folder: RunFolder) -> None:
             roles.average.put_in_place()
         if engine is not None and model is not None and tokenizer is not None:
             tensors, write_head = engine.full_state(model), head_writer(roles.mtp) if name == "model" else None
-            if engine.ranks.is_main:
-                beside = partial(write_beside, write_head, roles.processor)
-                save_model(folder.path / name, model, tensors, tokenizer, beside)
+            beside = partial(write_beside, write_head, roles.processor)
+            save = partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside)
+            final.write(name, save)
+
+
+def finish(
+    flags: PpoFlags,
+    settings: dict[str, Any],
+    roles: Roles,
+    tokenizers: Tokenizers,
+    folder: RunFolder,
+    summary: dict[str, Any],
+    signs: str,
+) -> None:
+    """Write the models, and then all else that a run leaves; say what it reached. A collective. ThreestepError if a
+    model is not where it belongs.
+
+    signs: that the run has diverged, to be put behind the last line; "" for none
+    """
+    final = FinalModels(folder.path, flags.saving, roles.actor.ranks)
+    if not flags.ppo.val_only:
+        save_roles(roles, tokenizers, final)
+    folder.write_figures("summary.json", summary)
+    close_run(folder, settings, not flags.ppo.val_only)
+    final.check()
+    log(closing_sentence(summary, folder, flags.ppo.val_only) + signs, folder.is_main_rank)

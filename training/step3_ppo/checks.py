@@ -16,7 +16,7 @@ from training.utils.generation.base import RolloutEngine, Speculation
 from training.utils.generation.engines import checked_engine
 from training.utils.generation.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.layout.pictures import RowImages
-from training.utils.loading.configurations import check_positions, load_config
+from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.mtp.for_vllm import check_form
 from training.utils.rewards.calling import Rule
@@ -265,9 +265,10 @@ def check_beside_images(flags: PpoFlags, components: Components, images: RowImag
     mistakes.raise_if_any()
 
 
-def check_lengths(flags: PpoFlags, with_critic: bool) -> None:
-    """ThreestepError if a prompt with its response may exceed a model's positions; nothing is loaded."""
+def check_models(flags: PpoFlags, with_critic: bool) -> None:
+    """ThreestepError if a prompt with its response may exceed a model's positions, or if a model is stored in a form
+    that cannot be trained; nothing is loaded."""
     for role in ("actor", "critic") if with_critic else ("actor",):
-        check_positions(
-            flags.roles.model(role), flags.longest_tokens, "--max_prompt_seq_len and --max_answer_seq_len together"
-        )
+        model = flags.roles.model(role)
+        check_positions(model, flags.longest_tokens, "--max_prompt_seq_len and --max_answer_seq_len together")
+        check_trains(model, generates=role == "actor")

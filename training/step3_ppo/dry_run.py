@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.checks import Components, check_lengths
+from training.step3_ppo.checks import Components, check_models
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.roles_arguments import RolesArguments
 from training.utils.dry_run.activations import cache_bytes
@@ -46,7 +46,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     dtype = DTYPES[roles.dtype]
-    check_lengths(flags, components.with_critic_tokenizer)
+    check_models(flags, components.with_critic_tokenizer)
     actor = model_on_meta(roles.model("actor"), dtype)
     needs_critic = components.algorithm.estimator.needs_critic
     critic = model_on_meta(roles.model("critic"), dtype, scores=True) if needs_critic else None

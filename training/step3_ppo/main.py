@@ -48,15 +48,15 @@ def main(argv: Sequence[str]) -> None:
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
     from training.step3_ppo.assembly import (
+        check_roles_saving,
         checked_roles,
+        finish,
         make_parts,
-        save_roles,
         start_digests,
         wanted_score_scale,
         with_head,
     )
-    from training.step3_ppo.checks import check_beside_images, check_lengths
-    from training.step3_ppo.evaluation import closing_sentence
+    from training.step3_ppo.checks import check_beside_images, check_models
     from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
     from training.step3_ppo.learning import Updates
     from training.step3_ppo.roles import RolesNeeded, load_roles
@@ -66,12 +66,13 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run, with_head_chunk
-    from training.utils.report.writing import close_run
+    from training.utils.outputs.room import check_room
     from training.utils.run.console import log
+    from training.utils.run.run_folder import BAD_STEPS
 
     run, settings = flags.run, resolved_settings(flags)
     plan = plan_checkpoints(flags.saving, run.output_dir, "training.step3_ppo.main", settings, ranks)
-    check_lengths(flags, components.with_critic_tokenizer)
+    check_models(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     plan = plan.decided(adopt_styles(tokenizers, flags.data.chat, plan.began_with("prompt_style"), ranks))
     plan = with_head_chunk(plan, flags.roles.model("actor"), flags.roles.dtype, ranks)
@@ -95,16 +96,19 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     )
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
+    check_roles_saving(roles, tokenizers, folder, flags)
     folder.write_json("data_report.json", asdict(inputs.data_report))
     digests = start_digests(flags.roles, components, flags.data.cache.cache_dir)
     parts = CheckpointParts(
         roles.trained, ranks, roles.average, tokenizers.saved_with(roles.shares_trunk), roles.processor
     )
+    if not flags.ppo.val_only:
+        check_room(folder.path, flags.saving, parts)
     with checkpointed_run(plan, folder, parts, inputs.data_fingerprint, digests, inputs.rollouts_per_epoch) as (
         metrics,
         checkpoints,
     ):
-        bad_steps = BadSteps(flags.faults.max_bad_steps, folder.path, ranks.is_main, flags.roles.dtype)
+        bad_steps = BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), ranks.is_main, flags.roles.dtype)
         trainer = PpoTrainer(
             roles,
             rollout_engine,
@@ -117,13 +121,8 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         )
         result = trainer.train()
 
-    if not flags.ppo.val_only:
-        save_roles(roles, tokenizers, folder)
-    folder.write_json("summary.json", result.summary())
-    close_run(folder.path, settings, ranks.is_main, not flags.ppo.val_only)
-    signs = trainer.divergence.closing()
-    log(closing_sentence(result.summary(), folder, flags.ppo.val_only) + signs, ranks.is_main)
+    finish(flags, settings, roles, tokenizers, folder, result.summary(), trainer.divergence.closing())
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, output_is_log=True)

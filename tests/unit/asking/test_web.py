@@ -17,25 +17,23 @@ def test_a_missing_package_is_one_sentence(asked, monkeypatch):
     with pytest.raises(
         ThreestepError, match="--web needs the package gradio, which is not installed; run: pip install"
     ):
-        web.serve(lambda: Talk([asked], SamplingArguments(), 1), 7860)
+        web.serve(lambda: Talk([asked], SamplingArguments(), 1), 7860, print)
 
 
-def test_it_listens_on_this_machine_alone_and_says_where_it_cannot(asked, monkeypatch):
-    launched = {}
+def test_it_listens_on_this_machine_alone_and_says_where_it_cannot(monkeypatch):
+    said, served = [], []
+    monkeypatch.setattr(web, "guarded_page", lambda new_talk, door: "the page behind its door")
 
-    class Page:
-        def launch(self, **how):
-            launched.update(how)
-            raise OSError("Cannot find empty port in range: 7860-7860")
+    class Server:
+        def run(self, sockets):
+            served.append(sockets[0].getsockname())
+            with pytest.raises(ThreestepError, match=f"--web_port {served[0][1]}: .* in use; give another port"):
+                web.serve(None, served[0][1], said.append)
 
-    monkeypatch.setattr(web, "build_page", lambda new_talk: Page())
-    monkeypatch.setattr(web, "_theme", lambda: None)
-    with pytest.raises(ThreestepError, match="--web_port 7860: Cannot find empty port .*; give another port"):
-        web.serve(lambda: Talk([asked], SamplingArguments(), 1), 7860)
-    assert (launched["server_name"], launched["share"], launched["footer_links"]) == ("127.0.0.1", False, [])
-    assert (
-        "#asking { position: fixed; left: 0; right: 0; bottom: 0" in launched["css"]
-    )  # what one types stays on a phone's screen
+    monkeypatch.setattr(web, "server_of", lambda app: Server())
+    web.serve(None, 0, said.append)
+    assert served[0][0] == "127.0.0.1" and said[0].startswith(f"http://127.0.0.1:{served[0][1]}/?token=")
+    assert "#asking { position: fixed; left: 0; right: 0; bottom: 0" in web._STYLE  # what one types stays on a phone
 
 
 def test_lines_become_answers_and_notes(asked):

@@ -9,7 +9,7 @@ from transformers import Qwen2Config
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo import checks
-from training.step3_ppo.checks import check_beside_images, check_lengths, checked_components
+from training.step3_ppo.checks import check_beside_images, check_models, checked_components
 from training.utils.generation.base import Speculation
 from training.utils.generation.hf import TransformersRollout
 from training.utils.layout.images import ImagePixels
@@ -100,9 +100,9 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
         match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens and the model "
         f"'{tmp_path / short}' has 64 positions",
     ):
-        check_lengths(flags, with_critic=True)
+        check_models(flags, with_critic=True)
     if short == "critic":
-        check_lengths(flags, with_critic=False)
+        check_models(flags, with_critic=False)
 
 
 def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -22,6 +23,7 @@ MAY_CHANGE = frozenset(
         "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
         "profile_steps", "per_device_eval_batch_size",
         "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
+        "wait_for_disk_seconds", "rescue_dir",
         "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
         "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
     }
@@ -36,6 +38,7 @@ PER_STEP = {
     "prompts of a rollout": ("per_device_generation_batch_size", "generation_batches"),
     "sequences of a minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
 }
+MOST_WAIT_SECONDS = 12 * 3600.0  # other ranks wait a day for the first one
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 
@@ -92,12 +95,33 @@ class CheckpointArguments:
         unit="when",
     )
 
+    wait_for_disk_seconds: float = flag(
+        600.0,
+        "How long a finished run waits for a disk that refuses its model, and tries again; then the model goes to "
+        "--rescue_dir. Ctrl-C and SIGTERM end the wait.",
+        least=0,
+        below=MOST_WAIT_SECONDS,
+        unit="seconds",
+    )
+    rescue_dir: str | None = flag(
+        None,
+        "Folder for the model of a finished run, and for the checkpoint of one that is asked to stop, if OUTPUT_DIR "
+        "takes neither; default: the system's folder for temporary files (TMPDIR, else /tmp).",
+        unit="folder",
+    )
+
     def __post_init__(self) -> None:
         if self.resume is not None:
             self.resume = _RESUME_WORDS.get(self.resume.lower(), self.resume)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
+        if self.rescue_dir is not None:
+            place = self.rescue_dir
+            mistakes.require(
+                os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK),
+                f"--rescue_dir expects a folder that can be written to, got {place}; make it, or name another",
+            )
         for name in ("metric_for_best_model", "greater_is_better"):
             mistakes.require(
                 self.load_best_model_at_end or getattr(self, name) is None,

@@ -19,14 +19,16 @@ class Interrupts:
     SIGINT ends the run at once.
 
     announces: whether this rank prints the line
+    follows: what the line says
     alone: whether there are no other ranks. The second SIGINT is then a KeyboardInterrupt, which a notebook survives;
         a rank is ended by the system, even where it waits for others in a collective.
 
     Off the main thread Python handles no signals, and nothing is noted.
     """
 
-    def __init__(self, announces: bool = True, alone: bool = True) -> None:
+    def __init__(self, announces: bool = True, alone: bool = True, follows: str = _WHAT_FOLLOWS) -> None:
         self.reason: str | None = None
+        self._follows = follows
         self._announces = announces
         self._alone = alone
         self._before: dict[int, object] = {}
@@ -44,13 +46,13 @@ class Interrupts:
         if self.reason is None:
             self.reason = signal.Signals(number).name
             if self._announces:
-                _announce(self.reason)
+                _announce(self.reason, self._follows)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, _end_at_once if self._alone else signal.SIG_DFL)
 
 
-def _announce(reason: str) -> None:
-    line = f"{reason}: {_WHAT_FOLLOWS}{_SECOND if reason == 'SIGINT' else ''}"
+def _announce(reason: str, follows: str) -> None:
+    line = f"{reason}: {follows}{_SECOND if reason == 'SIGINT' else ''}"
     with contextlib.suppress(OSError):  # print() fails where the signal interrupts another print()
         os.write(2, f"\n{line}\n".encode())
 

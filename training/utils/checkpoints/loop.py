@@ -18,19 +18,20 @@ from typing import Any
 
 from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
 from training.utils.checkpoints.expiry import Deadline, expiry_of
-from training.utils.checkpoints.folder import damage, read_manifest
+from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
-from training.utils.engine.collectives import largest, on_main
+from training.utils.engine.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
 from training.utils.report.trackers import open_trackers
 from training.utils.run.console import log
+from training.utils.run.disk_errors import disk_errors
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.seeds import derived_seed
-from training.utils.run.storage import flush_to_disk
+from training.utils.run.storage import flush_to_disk, new_rescue_folder
 from training.utils.run.typed import WHOLE_RUN_VARIABLE, resuming_command
 
 _TRAINER_FILE = "trainer.json"
@@ -105,7 +106,7 @@ def checkpointed_run(
         point = ResumePoint(plan.resume_from, saved_settings, **saved)
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
-    writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers)
+    writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers, run.run_log("metrics.jsonl"))
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch)
 
@@ -129,6 +130,8 @@ class RunCheckpoints(Checkpoints):
         self._step_began = time.monotonic()
         self._longest_step_seconds = 0.0
         self._save_seconds: float | None = None
+        self._retry_at: int | None = None  # the step after which a save that failed is tried again
+        self._failures = 0  # in a row
         self._best = Best(**self.point.best) if self.point.best else None  # whose checkpoint is kept
         self._better: Best | None = None  # one that has none yet
         self._evaluations = 0
@@ -204,11 +207,15 @@ class RunCheckpoints(Checkpoints):
         if self._better is not None and self._better.step == step:
             return True
         by_steps = flags.save_every > 0 and step % flags.save_every == 0
-        return self._stop > 0 or by_steps or completes_epochs(step, flags.save_epochs, self.steps_per_epoch)
+        retries = step == self._retry_at
+        return self._stop > 0 or by_steps or retries or completes_epochs(step, flags.save_epochs, self.steps_per_epoch)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         started = time.monotonic()
-        error = self._write(step, state)
+        error = self._write(step, state, self.plan.folder)
+        if error is not None and self._stop:
+            error = self._write(step, state, self.plan.folder)  # an error of the moment?
+        self._plan_retry(step, failed=error is not None)
         if error is not None:
             log(self._save_failed_message(step, error), self._ranks.is_main)
         self._step_began = time.monotonic()
@@ -218,35 +225,59 @@ class RunCheckpoints(Checkpoints):
             where = self.plan.folder.of(step)
             log(f"checkpoint after step {step:,} in {self._save_seconds:.1f} s: {where}", self._ranks.is_main)
         if self._stop:
-            log(self._stop_message(step, was_saved=error is None), self._ranks.is_main)
+            rescued = self._rescued(step, state) if error is not None else None
+            log(self._stop_message(step, error is None, rescued), self._ranks.is_main)
             raise SystemExit(0 if error is None else 1)
 
-    def _write(self, step: int, state: Mapping[str, Any]) -> str | None:
-        """Write and publish a checkpoint; on a disk error, restore what was there before and return the error."""
-        folder, is_main = self.plan.folder, self._ranks.is_main
+    def _plan_retry(self, step: int, failed: bool) -> None:
+        """A save that failed is tried again after 1, 2, 4, ... further steps, besides those of --save_every. Steps, not
+        seconds: every rank must come to the same answer."""
+        self._failures = self._failures + 1 if failed else 0
+        self._retry_at = step + 2 ** min(self._failures - 1, 20) if failed else None
+
+    def _rescued(self, step: int, state: Mapping[str, Any]) -> Path | None:
+        """Write the checkpoint of a run that ends now to --rescue_dir; None if that fails too. A collective."""
+        places: list[str] = []
+        is_main = self._ranks.is_main
+        root = self.plan.flags.rescue_dir
+        error = disk_error_of(lambda: places.append(str(new_rescue_folder(root, self.run.path))), is_main)
+        if error is None:
+            folder = CheckpointFolder(from_main(places)[0])
+            error = self._write(step, state, folder)
+        if error is not None:
+            log(f"warning: --rescue_dir takes no checkpoint either ({error})", is_main)
+            return None
+        return folder.of(step)
+
+    def _write(self, step: int, state: Mapping[str, Any], folder: CheckpointFolder) -> str | None:
+        """Write and publish a checkpoint in `folder`; on a disk error, restore what was there before and return the
+        error."""
+        is_main = self._ranks.is_main
         error = (
             disk_error_of(lambda: folder.begin(step, self.parts.engines), is_main)
             or self.parts.write(folder.partial(step))
-            or disk_error_of(lambda: self._publish(step, state), is_main)
+            or disk_error_of(lambda: self._publish(step, state, folder), is_main)
         )
         if error is not None and is_main:
-            folder.give_up(step)
+            with contextlib.suppress(OSError):  # it stays as `step_x.partial`, which the next save removes
+                folder.give_up(step)
         return error
 
     def _best_at(self, step: int) -> Best | None:
         """The best whose checkpoint there is once that of `step` is written."""
         return self._better if self._better is not None and self._better.step == step else self._best
 
-    def _publish(self, step: int, state: Mapping[str, Any]) -> None:
+    def _publish(self, step: int, state: Mapping[str, Any], folder: CheckpointFolder) -> None:
         self.metrics.flush()
         sizes = self.run.log_sizes()
         for name in sizes:
-            flush_to_disk(self.run.path / name)
+            with contextlib.suppress(OSError):  # a checkpoint is worth more than its logs
+                flush_to_disk(self.run.path / name)
         saved = {"step": step, "seconds": self.metrics.seconds, "log_sizes": sizes, "state": dict(state)}
         best = self._best_at(step)
         saved["best"] = best and asdict(best)
-        folder = self.plan.folder
-        self.parts.describe(folder.partial(step))
+        with disk_errors(folder.partial(step)):
+            self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
         folder.publish(step, {"settings": self.settings})
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
@@ -272,13 +303,14 @@ class RunCheckpoints(Checkpoints):
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
+        again = "" if self._stop else f", the next try is after step {self._retry_at:,} at the latest"
         return (
-            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues, and "
+            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues{again}, and "
             f"{'there is no earlier checkpoint' if last is None else f'the last good one is {last}'}; free disk space, "
             "or lower --keep_last"
         )
 
-    def _stop_message(self, step: int, was_saved: bool) -> str:
+    def _stop_message(self, step: int, was_saved: bool, rescued: Path | None = None) -> str:
         reason = f"--stop_before {self.plan.flags.stop_before}"
         if self._stop == _EXPIRES:
             reason = f"--stop_at {self.plan.flags.stop_at}"
@@ -286,6 +318,8 @@ class RunCheckpoints(Checkpoints):
             reason = SIGNALS[self._stop - 1].name
         if not was_saved:
             reason += ", without its checkpoint"
+        if rescued is not None:
+            reason += f", which is in {rescued}: move it to {self.plan.folder.of(step)} before"
         if WHOLE_RUN_VARIABLE in os.environ:  # which is resumed as a whole
             return f"stopped after step {step} ({reason})"
         config = shlex.quote(str(self.run.path / "config.yaml"))

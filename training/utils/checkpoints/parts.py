@@ -25,6 +25,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.models.description import write_description
 from training.utils.models.processors import copy_files
+from training.utils.run.disk_errors import disk_errors
 from training.utils.run.seeds import random_state, seed_everything, set_random_state
 
 
@@ -124,23 +125,32 @@ def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[s
     keeper = engine.engine.checkpoint_engine
     save: Callable[..., Any] = keeper.save
     commit: Callable[..., Any] = keeper.commit
+    makedirs: Callable[..., Any] = keeper.makedirs
+    copy_scripts: Callable[..., Any] = engine.engine._copy_recovery_script
 
     def collecting_save(state_dict: Any, path: Any) -> None:
+        with collected_disk_errors(errors), disk_errors(path):
+            save(state_dict, path)
+
+    def collecting_makedirs(path: Any, exist_ok: bool = False) -> None:
         with collected_disk_errors(errors):
-            try:
-                save(state_dict, path)
-            except RuntimeError as problem:  # torch.save's error on a full disk
-                raise OSError(None, str(problem).splitlines()[0], str(path)) from problem
+            makedirs(path, exist_ok=exist_ok)
+
+    def collecting_copy(path: Any) -> None:
+        with collected_disk_errors(errors):
+            copy_scripts(path)
 
     def waiting_commit(info: Any) -> Any:
         wait_for_main()  # below stage 3 only the first rank writes the weights; DeepSpeed's barrier is next
         return commit(info)
 
-    keeper.save, keeper.commit = collecting_save, waiting_commit
+    keeper.save, keeper.commit, keeper.makedirs = collecting_save, waiting_commit, collecting_makedirs
+    engine.engine._copy_recovery_script = collecting_copy
     try:
         engine.engine.save_checkpoint(str(folder), tag=name, save_latest=False)
     finally:
-        del keeper.save, keeper.commit  # the class's methods are visible again
+        del keeper.save, keeper.commit, keeper.makedirs  # the class's methods are visible again
+        del engine.engine._copy_recovery_script
 
 
 def _random_file(checkpoint: Path, rank: int) -> Path:
@@ -148,10 +158,7 @@ def _random_file(checkpoint: Path, rank: int) -> Path:
 
 
 def _save_average(average: WeightAverage, path: Path) -> None:
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    try:
+    with disk_errors(path):
         save_file({str(index): share.contiguous() for index, share in enumerate(average.shares)}, path)
-    except SafetensorError as problem:
-        raise OSError(None, str(problem), str(path)) from problem

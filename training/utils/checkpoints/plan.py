@@ -22,6 +22,7 @@ from training.utils.checkpoints.folder import CheckpointFolder, damage, read_man
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
 from training.utils.run.console import log
+from training.utils.run.credentials import redacted_value
 from training.utils.run.errors import ThreestepError
 
 
@@ -120,6 +121,7 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
 def check_settings(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.
     saved, mine: flags by name, and `ranks`."""
+    saved = redacted_value(saved)  # an earlier version's have credentials
     both = saved.keys() & mine.keys()
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
     free = MAY_CHANGE | PLACEMENT | {flag for flags in batches.values() for flag in flags}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -13,24 +14,27 @@ from pathlib import Path
 from training.utils.engine.collectives import on_main
 from training.utils.engine.startup import Ranks
 from training.utils.run.errors import ThreestepError
+from training.utils.run.run_paths import make_output_dir
 from training.utils.run.storage import read_json_object, try_lock
 
 _NAME = ".running"
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems that have none
 # A process forked by a killed run holds its lock until it notices that its parent is gone.
 _PATIENCE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def only_run(output_dir: str | Path) -> Iterator[None]:
-    """Lock the folder, which is made if missing. ThreestepError if another run, which it names, holds it."""
+    """Lock the folder, which is made if missing. ThreestepError if another run, which it names, holds it, or if a run
+    could not write there."""
     path = Path(output_dir) / _NAME
     handle = None
     is_new = not path.parent.exists()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_output_dir(output_dir)
         handle = _held(path)
     except OSError as problem:
-        if not os.access(path.parent, os.W_OK):
+        if problem.errno not in _WITHOUT_LOCKS:
             raise ThreestepError(f"--output_dir {output_dir} cannot be written to ({problem.strerror})") from problem
     try:
         yield
@@ -38,7 +42,8 @@ def only_run(output_dir: str | Path) -> Iterator[None]:
         if handle is not None:  # None: a file system without locks
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            os.close(handle)
+            with contextlib.suppress(OSError):  # it is closed all the same
+                os.close(handle)
         if is_new:
             with contextlib.suppress(OSError):  # it is not empty
                 path.parent.rmdir()
@@ -59,8 +64,12 @@ def _held(path: Path) -> int:
             raise ThreestepError(_refusal(path))
         time.sleep(0.1)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    os.ftruncate(handle, 0)
-    os.write(handle, json.dumps(owner).encode())
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(owner).encode())
+    except OSError:
+        os.close(handle)
+        raise
     return handle
 
 

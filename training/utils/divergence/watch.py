@@ -9,6 +9,7 @@ from pathlib import Path
 from training.utils.divergence.signs import History, Uniform, signs
 from training.utils.run.console import log
 from training.utils.run.run_folder import DIVERGENCE, METRICS
+from training.utils.run.run_log import RunLog
 
 
 class DivergenceWatch:
@@ -26,11 +27,11 @@ class DivergenceWatch:
         loss: str = "",
         eval_loss: str = "",
     ) -> None:
-        self._path = None if folder is None or not is_main else Path(folder) / DIVERGENCE
+        self._notes = None if folder is None or not is_main else RunLog(Path(folder) / DIVERGENCE)
         self._is_main, self._uniform, self._names = is_main, uniform, (loss, eval_loss)
         self._history, self._step = History(), 0
         self._said: set[str] = set()
-        before = None if self._path is None else self._path.with_name(METRICS)
+        before = None if self._notes is None else self._notes.path.with_name(METRICS)
         if before is not None and before.is_file():
             for line in before.read_text(encoding="utf-8").splitlines():
                 figures = {name: value for name, value in json.loads(line).items() if value is not None}
@@ -47,6 +48,8 @@ class DivergenceWatch:
         """What the run's last line says of its signs; "" if it has none."""
         found = signs(self._history, self._uniform, at_end=True)
         self._note(found)
+        if self._notes is not None:
+            self._notes.settle()
         return "".join(f"; warning: {sentence}" for sentence in found.values())
 
     def _add(self, step: int, figures: Mapping[str, float]) -> None:
@@ -57,7 +60,6 @@ class DivergenceWatch:
         """Write the sentences that are new, and return them."""
         new = [sentence for kind, sentence in found.items() if kind not in self._said]
         self._said |= found.keys()
-        if self._path is not None and new:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps({"step": self._step, "sentence": sentence}) + "\n" for sentence in new)
+        if self._notes is not None:
+            self._notes.append(json.dumps({"step": self._step, "sentence": sentence}) for sentence in new)
         return new

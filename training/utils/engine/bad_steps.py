@@ -9,22 +9,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_arguments import FaultArguments
-from training.utils.run.run_folder import BAD_STEPS
+from training.utils.run.run_log import RunLog
 
 
 @dataclass
 class BadSteps:
-    """output_dir: where `bad_steps.jsonl` goes; None writes nothing, e.g. in tests.
+    """lines: `bad_steps.jsonl`; None writes nothing, e.g. in tests.
     dtype: with "fp16", a skipped step with a finite loss is DeepSpeed searching for a loss scale, and is not counted.
     """
 
     most: int = FaultArguments.max_bad_steps
-    output_dir: str | Path | None = None
+    lines: RunLog | None = None
     is_main_rank: bool = True
     dtype: str = "fp32"
     count: int = field(default=0, init=False)
@@ -41,14 +40,12 @@ class BadSteps:
         self.count += 1
         in_words = ", ".join(f"{name} {value:g}" for name, value in bad.items())
         where = ""
-        if self.output_dir is not None:
-            path = Path(self.output_dir) / BAD_STEPS
-            where = f"; the row ids of its batch are in {path}"
+        if self.lines is not None:
+            where = f"; the row ids of its batch are in {self.lines.path}"
             if self.is_main_rank:
                 texts = {name: str(value) for name, value in bad.items()}
                 line = {"step": step, "figures": texts, "row_ids": list(row_ids)}
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                self.lines.append([json.dumps(line)])
         if self.count >= self.most:
             raise ThreestepError(
                 f"{self.count} optimizer step{'s' if self.count > 1 else ''} had a loss or gradient that is not "

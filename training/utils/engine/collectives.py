@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from training.utils.run.disk_errors import disk_error_in, disk_sentence
 from training.utils.run.errors import ThreestepError
 
 Given = TypeVar("Given")
@@ -67,7 +68,8 @@ def from_main(item: Any) -> Any:
 
 
 def on_main(act: Callable[[], Given], is_main: bool, patient: bool = False) -> Given:
-    """Call `act` on rank 0 and return its result, or raise its ThreestepError, on every rank.
+    """Call `act` on rank 0 and return its result, or raise its ThreestepError, on every rank. An error of the disk
+    becomes one.
 
     patient: `act` reads or writes large files, and the other ranks wait as in `wait_for_main`.
     """
@@ -78,6 +80,11 @@ def on_main(act: Callable[[], Given], is_main: bool, patient: bool = False) -> G
             answer = act()
         except ThreestepError as error:
             mistake = str(error)
+        except Exception as error:
+            refusal = disk_error_in(error)
+            if refusal is None:
+                raise
+            mistake = disk_sentence(refusal)
     if patient:
         wait_for_main()
     answer, mistake = from_main((answer, mistake))

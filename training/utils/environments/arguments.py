@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from training.utils.environments.parsers import PARSERS
-from training.utils.environments.python_tool import NO_SANDBOX
+from training.utils.environments.python_tool import IN_BUBBLEWRAP, NO_SANDBOX
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import AUTO, flag
 from training.utils.run.user_files import check_address, is_address
@@ -28,8 +28,9 @@ class EnvironmentArguments:
     )
     tools: str | None = flag(
         None,
-        f"Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; {NO_SANDBOX} "
-        "runs the model's own Python programs on this machine, with limits and without a sandbox.",
+        "Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; "
+        f"{IN_BUBBLEWRAP} runs the model's own Python programs in bubblewrap, {NO_SANDBOX} as far from this machine "
+        "as it allows.",
         unit="names",
     )
     tool_parser: str = flag(
@@ -72,7 +73,7 @@ class EnvironmentArguments:
         """Note what is wrong with these settings. Runs none of the files."""
         for name, addresses in (("--environment", self.environment_addresses), ("--tools", self.tool_addresses)):
             for address in addresses:
-                if address != NO_SANDBOX or name != "--tools":
+                if address not in (NO_SANDBOX, IN_BUBBLEWRAP) or name != "--tools":
                     mistakes.note(check_address, address, name)
             names = [address.rpartition(":")[2] for address in addresses]
             mistakes.require(

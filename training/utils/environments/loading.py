@@ -10,10 +10,10 @@ from training.utils.environments.arguments import TOOLS, EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
 from training.utils.environments.interface import AssistantMessage
-from training.utils.environments.python_tool import NO_SANDBOX, python_tool
+from training.utils.environments.python_tool import IN_BUBBLEWRAP, NO_SANDBOX, isolation_of, python_tool
 from training.utils.environments.schemas import schema_of
 from training.utils.environments.tool_environment import CallLimits, Tool, ToolEnvironment
-from training.utils.run.console import log
+from training.utils.run.console import log, note
 from training.utils.run.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.run.user_files import load_function
 
@@ -104,7 +104,12 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
 
 
 def _tool(address: str, seconds: float) -> Tool:
-    function = python_tool(seconds) if address == NO_SANDBOX else load_function(address, "--tools")
+    if address in (NO_SANDBOX, IN_BUBBLEWRAP):
+        isolation = isolation_of(address)
+        note(f"--tools {address}: a program of the model runs in {isolation.name}: {isolation.sentence}")
+        function = python_tool(seconds, isolation)
+    else:
+        function = load_function(address, "--tools")
     return Tool(function, schema_of(function, "--tools"))
 
 

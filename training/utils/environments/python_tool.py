@@ -1,9 +1,11 @@
-"""A tool that runs the model's Python code in a process with limits. It is no sandbox: the code reads what the run's
-user may read, and reaches the network. Hence the name by which `--tools` asks for it.
+"""A tool that runs the model's Python code within limits of time, memory, processes, files and output, and as far from
+the machine as `isolation` can keep it. `--tools` asks for it by one of two names: one that promises no sandbox, and
+takes the strongest isolation there is; one that is refused where bubblewrap does not work.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -13,26 +15,30 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-NO_SANDBOX = "python_no_sandbox"  # in --tools
-MEMORY_BYTES = 1 << 30  # of each process
+from training.utils.environments import supervised
+from training.utils.environments.isolation import BUBBLEWRAP, DISK_BYTES, DISK_FILES, Isolation, strongest
+from training.utils.run.errors import ThreestepError
+
+NO_SANDBOX, IN_BUBBLEWRAP = "python_no_sandbox", "python_bubblewrap"  # in --tools
+MEMORY_BYTES = 1 << 30  # of each process, and of all together
 FILE_BYTES = 1 << 20  # of each file, and of the output
 OPEN_FILES = 64
+PROCESSES_AT_ONCE = 64
 _KILLED_AFTER_SECONDS = 1.0  # of a call's limit, so that the caller sees that it was slow
+_SUPERVISOR_SECONDS = 5.0  # in which the supervisor ends what is left
+_PROBE_SECONDS = 20.0
 _POLL_SECONDS = 0.005
-
-# Limits are set in the child and hold for the program that takes its place; the alarm ends it where the run has died.
-_LIMITED = """
-import os, resource, signal, sys
-seconds, memory, file_bytes, files = map(int, sys.argv[1:5])
-for name, most in (("CPU", seconds), ("AS", memory), ("FSIZE", file_bytes), ("NOFILE", files), ("CORE", 0)):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
-signal.alarm(seconds)
-os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "main.py"])
-"""
+_SOURCE = inspect.getsource(supervised) + "\n\nmain(sys.argv[1:])\n"
+_WENT_TOO_FAR = {
+    supervised.TOO_MANY_PROCESSES: f"the program had more than {PROCESSES_AT_ONCE} processes",
+    supervised.TOO_MUCH_MEMORY: f"the program's processes took more than {MEMORY_BYTES >> 20} MiB of memory",
+    supervised.TOO_MUCH_DISK: f"the program wrote more than {DISK_BYTES >> 20} MiB, or {DISK_FILES:,} files",
+    supervised.TOO_SLOW: "the program took too long",
+}
 
 
-def python_tool(seconds: float) -> Callable[[str], str]:
-    """Return the tool. seconds: after which its process group is killed, a moment later than a call is slow."""
+def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
+    """Return the tool. seconds: after which all its processes are killed, a moment later than a call is slow."""
     most = seconds + _KILLED_AFTER_SECONDS
 
     def python(code: str) -> str:
@@ -42,35 +48,77 @@ def python_tool(seconds: float) -> Callable[[str], str]:
             code: The program.
         """
         with tempfile.TemporaryDirectory(prefix="threestep_python_", ignore_cleanup_errors=True) as folder:
-            return _run(code, Path(folder), most)
+            return _run(code, Path(folder), most, isolation)
 
     return python
 
 
-def _run(code: str, folder: Path, seconds: float) -> str:
-    """The output of a program, errors included. Raises RuntimeError where a signal ended its process."""
-    (folder / "main.py").write_text(code, encoding="utf-8", errors="replace")
-    limits = [str(int(seconds) + 1), str(MEMORY_BYTES), str(FILE_BYTES), str(OPEN_FILES)]
-    with open(folder / "output", "w+b") as output:
+def isolation_of(name: str) -> Isolation:
+    """The isolation that a tool of this name runs in. ThreestepError where it asks for one that does not work here."""
+    found = strongest(_works)
+    if name == IN_BUBBLEWRAP and found is not BUBBLEWRAP:
+        raise ThreestepError(
+            f"--tools {IN_BUBBLEWRAP} expects bubblewrap, and {_why_not()}; install it and allow user namespaces, or "
+            f"run in a container with --tools {NO_SANDBOX}, which takes here: {found.name} ({found.sentence})"
+        )
+    return found
+
+
+def _works(isolation: Isolation) -> bool:
+    try:
+        return python_tool(_PROBE_SECONDS, isolation)("print('works')") == "works\n"
+    except (OSError, RuntimeError):
+        return False
+
+
+def _why_not() -> str:
+    try:
+        said = python_tool(_PROBE_SECONDS, BUBBLEWRAP)("print('works')")
+    except FileNotFoundError:
+        return "there is no program bwrap"
+    except (OSError, RuntimeError) as problem:
+        said = str(problem)
+    return f"bwrap says: {' '.join(said.split())[:200]}"
+
+
+def _run(code: str, folder: Path, seconds: float, isolation: Isolation) -> str:
+    """The output of a program, errors included. Raises RuntimeError where a signal or a limit ended it."""
+    limits = [
+        seconds,
+        MEMORY_BYTES,
+        FILE_BYTES,
+        OPEN_FILES,
+        PROCESSES_AT_ONCE,
+        DISK_FILES * isolation.has_disk,
+    ]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as source:
+        source.write(code.encode("utf-8", "replace"))
+        source.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LIMITED, *limits],
+            [*isolation.command(folder), sys.executable, "-I", "-S", "-c", _SOURCE, *map(str, limits)],
             cwd=folder,
             env={"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder)},
-            stdin=subprocess.DEVNULL,
+            stdin=source,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            _wait(process.pid, seconds)
+            _wait(process.pid, seconds + _SUPERVISOR_SECONDS)
         finally:
-            # Also what the program started. The leader is not reaped yet, so nobody else has its number.
+            # The supervisor ends what the program started; where it does not, it is killed, and a namespace with it. It
+            # is not reaped yet, so nobody else has its number.
             os.killpg(process.pid, signal.SIGKILL)
             ended = process.wait()
         output.seek(0)
         text = output.read(FILE_BYTES).decode("utf-8", "replace")
-    if ended < 0:
-        raise RuntimeError(f"the program was ended by {signal.Signals(-ended).name}")
+    if ended in _WENT_TOO_FAR:
+        raise RuntimeError(_WENT_TOO_FAR[ended])
+    if ended < 0 or ended > supervised.SIGNALLED:
+        number = -ended if ended < 0 else ended - supervised.SIGNALLED
+        raise RuntimeError(f"the program was ended by {signal.Signals(number).name}")
+    if ended:
+        raise RuntimeError(f"the program could not be started: {text.strip()[:200]}")
     return text
 
 

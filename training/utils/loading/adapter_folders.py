@@ -5,12 +5,12 @@ Imports no library and reads no weight; `adapters` puts them on a model.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import parse_json
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"  # PEFT's names
 _DESCRIPTION = "weights.json"  # beside CONFIG in a checkpoint, which describes a model and holds no weights
@@ -59,7 +59,7 @@ def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
         return None
     name = name or str(folder)
     try:
-        settings = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        settings = dict(parse_json((folder / CONFIG).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as problem:
         raise ThreestepError(
             f"'{folder / CONFIG}' is no JSON object ({problem}); download or copy the adapter again"

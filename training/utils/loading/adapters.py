@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.loading.adapter_folders import CONFIG, AdapterFolder
+from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
+from training.utils.loading.quantized_folders import is_rounded
 from training.utils.loading.weight_files import StoredTensor, read_header
 from training.utils.models.lora import ADAPTER, add_lora
 from training.utils.models.settings import ModelSettings
@@ -63,12 +65,17 @@ def plan_adapter(
     """
     kind, config = str(adapter.settings.get("peft_type")), _peft_config(adapter)
     model = make_empty()
-    if hasattr(model.config, "quantization_config"):
+    if is_rounded(model.config):
         raise ThreestepError(
             f"'{adapter.name}' is an adapter of '{adapter.base}', whose weights are quantized, so that a merge would "
             f"round; write the model that was quantized to base_model_name_or_path in '{adapter.folder / CONFIG}'"
         )
     stored = read_header(adapter.weights)
+    for name in sorted(name for name, tensor in stored.items() if not tensor.is_whole):
+        raise ThreestepError(
+            f"'{adapter.weights}': {name} expects floating-point values, got {stored[name].dtype}; save or download "
+            "the adapter again"
+        )
     scores = hasattr(model, HEAD.removesuffix("."))
     dropped = {name for name in stored if scores and _bare(name).startswith(OUTPUT_HEADS)}
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
@@ -92,9 +99,12 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
     """Merge the adapter into `model`, or add it as the run's LoRA adapter (without dropout), and log which. A
     collective under ZeRO-3. ThreestepError if PEFT cannot merge it, or computes something else after."""
     from peft import set_peft_model_state_dict
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors, adapter = load_file(plan.adapter.weights), plan.adapter
+    adapter = plan.adapter
+    with errors_explained("adapter", adapter.name, SafetensorError):
+        tensors = load_file(adapter.weights)
     _replace_whole(model, plan, tensors)
     own = {name: tensors[name] for name in plan.own}
     if plan.goes_on:

@@ -10,10 +10,12 @@ from typing import Any
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
+from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import stop_tokens_in
 from training.utils.models.vision import is_text_config, is_vision_config
 from training.utils.run.errors import ThreestepError, first_line
+from training.utils.run.memory import is_out_of_memory
 
 
 def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
@@ -31,8 +33,10 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
                 "(PEFT: merge_and_unload), and write the merged model to base_model_name_or_path"
             )
     base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
-    with errors_explained(what, base, OSError, ValueError):
-        return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    with errors_explained(what, base, Exception):  # each value of config.json has an error of its own
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+        check_quantization(config, base)
+    return config
 
 
 def saved_stop_tokens(name_or_path: str, trust_remote_code: bool = False) -> list[int]:
@@ -42,11 +46,33 @@ def saved_stop_tokens(name_or_path: str, trust_remote_code: bool = False) -> lis
 
     config = load_config(name_or_path, trust_remote_code)
     adapter = find_adapter(name_or_path)
+    base = name_or_path if adapter is None else adapter.base
+    with errors_explained("settings of generation (generation_config.json)", base, Exception):
+        try:
+            saved: Any = GenerationConfig.from_pretrained(base)
+        except OSError:  # it has none
+            saved = config.get_text_config()
+        return stop_tokens_in(saved, base)
+
+
+def check_trains(settings: ModelSettings, generates: bool) -> None:
+    """ThreestepError if the model's weights are stored in a form that cannot be trained, or its settings of generation
+    are not read. generates: it is a language model"""
+    config, adapter = (
+        load_config(settings.name_or_path, settings.trust_remote_code),
+        find_adapter(settings.name_or_path),
+    )
     try:
-        saved: Any = GenerationConfig.from_pretrained(name_or_path if adapter is None else adapter.base)
-    except OSError:  # it has none
-        saved = config.get_text_config()
-    return stop_tokens_in(saved)
+        check_trains_whole(config, settings.name_or_path if adapter is None else adapter.base)
+    except ThreestepError as mistake:
+        if adapter is None:
+            raise
+        raise ThreestepError(
+            f"of the adapter '{adapter.name}' the base: {mistake}, and write it to base_model_name_or_path in "
+            f"'{adapter.folder / ADAPTER_CONFIG}'"
+        ) from mistake
+    if generates:
+        saved_stop_tokens(settings.name_or_path, settings.trust_remote_code)
 
 
 def positions_of(config: Any) -> int | None:
@@ -92,12 +118,15 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
 
 @contextlib.contextmanager
 def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn `errors` of transformers inside into a ThreestepError."""
+    """Turn `errors` of transformers inside into a ThreestepError; those of memory, and of operations without values
+    (on the meta device), stay."""
     try:
         yield
     except ThreestepError:
         raise
     except errors as problem:
+        if is_out_of_memory(problem) or isinstance(problem, NotImplementedError):
+            raise
         if "trust_remote_code" in str(problem):
             raise ThreestepError(
                 f"'{name_or_path}' comes with Python code of its own, which is not run by default: read it, then give "
@@ -108,7 +137,16 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
                 f"'{name_or_path}' has no safetensors on the hub; pickled weights, which may run code when they are "
                 f"read, are refused; if you trust them, convert them: {saved_again(name_or_path, None)}"
             ) from problem
-        raise ThreestepError(f"no {what} could be loaded from '{name_or_path}': {first_line(problem)}") from problem
+        raise ThreestepError(f"no {what} could be loaded from '{name_or_path}': {_in_words(problem)}") from problem
+
+
+def _in_words(problem: Exception) -> str:
+    """The first line of an error, with the second where that says what the first announces, and its kind where the line
+    alone does not say what is wrong."""
+    lines = str(problem).strip().splitlines()
+    said = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
+    said = said or first_line(problem)
+    return said if isinstance(problem, (OSError, ValueError, ImportError)) else f"{type(problem).__name__}: {said}"
 
 
 def model_files(name_or_path: str) -> list[str]:

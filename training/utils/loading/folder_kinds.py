@@ -15,7 +15,10 @@ from training.utils.loading.adapter_folders import CONFIG as ADAPTER
 from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
 from training.utils.loading.weight_files import read_header, weight_files
 from training.utils.run.errors import ThreestepError, nearest_names
+from training.utils.run.storage import parse_json
 
+_MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
+_LARGE_BYTES = 4 << 20
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
 
@@ -28,6 +31,7 @@ def check_model_folder(name_or_path: str) -> None:
         raise ThreestepError(_of_file(path))
     if not path.is_dir():
         return _check_hub_name(name_or_path)
+    _check_levels(path)
     adapter = adapter_in(path)
     if adapter is not None:
         read_header(adapter.weights)
@@ -95,16 +99,35 @@ def saved_again(folder: str | Path, architectures: Any, key_mapping: str | None 
     )
 
 
+def _check_levels(folder: Path) -> None:
+    """ThreestepError where a file that transformers will read nests values so deeply that Python gives up on it."""
+    for path in sorted(folder.glob("*.json")):
+        if path.stat().st_size > _LARGE_BYTES:  # a vocabulary or an index, by its reader
+            continue
+        try:
+            parse_json(path.read_bytes(), _MOST_LEVELS)
+        except json.JSONDecodeError as problem:
+            if "levels" in problem.msg:
+                raise ThreestepError(f"'{path}': {problem.msg}; download or copy it again") from problem
+        except ValueError:
+            continue  # what is wrong with the file, its reader says
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"), _MOST_LEVELS)
     except ValueError as problem:
         raise ThreestepError(f"'{path}' is not JSON ({problem}); download or copy it again") from problem
     if not isinstance(config, dict) or not (config.get("model_type") or config.get("auto_map")):
         raise ThreestepError(
             f"'{path}' expects a model_type, such as \"llama\", got none; take the configuration of the model that "
             "these weights are of"
+        )
+    if not isinstance(config.get("quantization_config"), dict | None):
+        raise ThreestepError(
+            f"'{path}' expects in quantization_config a JSON object that says how the weights were quantized, got "
+            f"{config['quantization_config']!r}; remove it if they are whole"
         )
     return config
 

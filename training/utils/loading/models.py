@@ -20,6 +20,7 @@ from training.utils.loading.configurations import check_reads_text, errors_expla
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
+from training.utils.loading.quantized_folders import forget_quantization
 from training.utils.models.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.freezing import freeze_vision
@@ -207,7 +208,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
         return given
     # Without it, transformers asks at the terminal.
     trust = {"trust_remote_code": settings.trust_remote_code}
-    with errors_explained("model", wanted.where, OSError, ValueError, ImportError):
+    with errors_explained("model", wanted.where, Exception):  # each value of config.json has an error of its own
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
         with rehearsal.without_report(), _sharding_explained(wanted.where), merged_when_copied():
@@ -222,6 +223,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
                 **attention,
             )
     rehearsal.judge_loaded(wanted, model, report, stored, rehearsed)
+    forget_quantization(model.config)
     return proven(model, wanted.where, dtype, settings, wanted.is_scalar)
 
 
@@ -261,12 +263,6 @@ def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torc
         return
     from training.utils.models.quantized import quantize_layers
 
-    asked = "--load_in_4bit" if settings.load_in_4bit else "--load_in_8bit"
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise ThreestepError(
-            f"{asked} expects whole weights to round, and those of '{settings.name_or_path}' are quantized already, by "
-            "its config.json; leave the flag out, or give the model that was quantized"
-        )
     done = quantize_layers(model, settings.quantization, device)
     dtype = str(model.dtype).removeprefix("torch.")
     before, after = done.bytes_before / 2**20, done.bytes_after / 2**20

@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, LoadReport, WantedModel, judge
+from training.utils.loading.quantized_folders import is_quantized
 from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -36,7 +38,7 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
     auto_class: transformers' class that loads it
     options: further arguments of its from_config
     """
-    if not stored or hasattr(wanted.config, "quantization_config"):  # a quantizer changes names
+    if not stored or is_quantized(wanted.config):  # a quantizer changes names
         return False
     try:
         found, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
@@ -45,6 +47,7 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
     if wanted.is_scalar:
         check_has_head(model)
     judge(wanted, found, stored)
+    _check_whole(model, stored)
     _check_tied(wanted, model, stored)
     return True
 
@@ -110,7 +113,8 @@ def _downloaded(name: str, explicit: str | None) -> list[Path]:
 def empty_model(auto_class: Any, config: Any, **options: Any) -> Any:
     """Return the model on the meta device, whole also where those outside are born sharded. Arguments: see
     `check_weights`."""
-    with _unsharded(), torch.device("meta"):
+    where = getattr(config, "name_or_path", "") or type(config).__name__
+    with _unsharded(), torch.device("meta"), errors_explained("model of the shape in config.json", where, Exception):
         return auto_class.from_config(copy.deepcopy(config), **options)
 
 
@@ -156,6 +160,19 @@ def check_has_head(model: Any) -> None:
 
 def _shapes(mismatched: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
     return tuple((name, tuple(got), tuple(model)) for name, got, model in sorted(mismatched))
+
+
+def _check_whole(model: Any, stored: Mapping[str, StoredTensor]) -> None:
+    """ThreestepError for a weight that is stored as quantized ones are: transformers would take its integers for
+    numbers."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in sorted(stored.items()):
+        if not tensor.is_whole and (name in parameters or name.endswith(".weight")):
+            raise ThreestepError(
+                f"'{tensor.file}': {name} is stored in {tensor.dtype}, as quantized weights are, and config.json has "
+                "no quantization_config that says how to read it; download the folder again, or give the model that "
+                "was quantized"
+            )
 
 
 def _check_tied(wanted: WantedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_PROBE = "What is 2 + 3? naïve 🍐"
 NEW_PAD_TOKEN = "[PAD]"  # noqa: S105 (a token of text; DeepSpeed-Chat's)
 
 
@@ -62,6 +63,8 @@ def _loaded(
     source = name_or_path if has_own else model_of(name_or_path)
     with errors_explained("tokenizer", source, Exception):  # transformers raises many kinds
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer(_PROBE)  # damaged files are read, and fail when they are used
+        tokenizer.convert_tokens_to_ids(_PROBE)  # no token: the answer is that for unknown ones
     if pad_token is not None:
         unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
         if unknown and pad_token != tokenizer.unk_token:

@@ -6,13 +6,13 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import parse_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -23,6 +23,8 @@ _BYTES = {
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 
+_WHOLE = {"F16", "BF16", "F32", "F64"}  # of weights that stand for themselves
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -31,6 +33,12 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     file: Path
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are numbers as a model computes with them; otherwise integers, or floats of few bits,
+        which mean something with scales alone."""
+        return self.dtype in _WHOLE
 
 
 def weight_files(folder: Path, explicit: str | None = None) -> list[Path]:
@@ -64,17 +72,22 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         file.seek(8)
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         tensors = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
+        notes = dict(header.get("__metadata__") or {})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(path, "its header is no table of tensors") from None
+    if not all(isinstance(note, str) for note in notes.values()):
+        raise _damaged(path, "the __metadata__ of its header holds more than texts")
     _check_places(path, tensors, size - 8 - length)
     return {name: StoredTensor(dtype, shape, path) for name, (dtype, shape, *_) in tensors.items()}
 
 
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     begin, end = map(int, entry["data_offsets"])
-    return str(entry["dtype"]), tuple(int(side) for side in entry["shape"]), begin, end
+    if not isinstance(entry["dtype"], str):
+        raise TypeError(entry["dtype"])
+    return entry["dtype"], tuple(int(side) for side in entry["shape"]), begin, end
 
 
 def _check_places(path: Path, tensors: dict[str, Any], data_bytes: int) -> None:
@@ -93,7 +106,7 @@ def _check_places(path: Path, tensors: dict[str, Any], data_bytes: int) -> None:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
         paths = [index.parent / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(index, "it holds no weight_map from tensors to files") from None

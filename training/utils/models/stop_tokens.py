@@ -9,19 +9,30 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from training.utils.run.errors import ThreestepError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def stop_tokens(model: PreTrainedModel) -> list[int]:
     """The ids in the model's generation configuration."""
-    return stop_tokens_in(getattr(model, "generation_config", None))
+    return stop_tokens_in(getattr(model, "generation_config", None), model.name_or_path)
 
 
-def stop_tokens_in(config: Any) -> list[int]:
-    """The ids in a configuration, which may hold one, several or none."""
+def stop_tokens_in(config: Any, where: str) -> list[int]:
+    """The ids in a configuration, which may hold one, several or none. ThreestepError for anything else.
+
+    where: folder or hub name of the model
+    """
     own: Any = getattr(config, "eos_token_id", None)
-    return [int(token) for token in (own if isinstance(own, list | tuple) else [own]) if token is not None]
+    tokens = [token for token in (own if isinstance(own, list | tuple) else [own]) if token is not None]
+    if any(type(token) is not int or token < 0 for token in tokens):
+        raise ThreestepError(
+            f"'{where}': eos_token_id in generation_config.json (or in config.json without that file) expects the "
+            f"number of a token, or a list of them, got {own!r}; correct it"
+        )
+    return tokens
 
 
 def joined_stop_tokens(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ def layers_in(folder: str | Path) -> int:
     if not path.is_file():
         return 0
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = parse_json(path.read_text(encoding="utf-8"))
         if about["format"] != _FORMAT:
             raise ValueError(f"format {about['format']}")
         return int(about["num_layers"])

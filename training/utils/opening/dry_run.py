@@ -14,7 +14,7 @@ from training.utils.dry_run.plan import (
 )
 from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.startup import DTYPES
-from training.utils.loading.configurations import check_positions
+from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.image_reader import picture_of_model
 
@@ -26,6 +26,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     settings = engine.settings(flags.own.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
+    check_trains(model, generates=not scalar)
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)
     sequences = engine.per_device_train_batch_size
     rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)

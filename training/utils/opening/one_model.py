@@ -68,7 +68,7 @@ def one_model_program(
             run_one_model(flags, train, phase, scores, rereads_start, check_rows)
 
     if module == "__main__":
-        run_program(main)
+        run_program(main, output_is_log=True)
     return main
 
 

@@ -28,7 +28,7 @@ from training.utils.engine.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
-from training.utils.loading.configurations import check_positions, model_files
+from training.utils.loading.configurations import check_positions, check_trains, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention import plan_for
@@ -46,11 +46,14 @@ from training.utils.opening.result import TrainingResult
 from training.utils.opening.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.opening.sample_pictures import SamplePictures
 from training.utils.opening.samples import EvaluationSamples
+from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
 from training.utils.opening.training_run import LoopSettings, TrainingRun
+from training.utils.outputs.final_models import FinalModels
+from training.utils.outputs.room import check_room
 from training.utils.report.writing import close_run
 from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.run_folder import RunFolder
+from training.utils.run.run_folder import BAD_STEPS, RunFolder
 
 
 def run_one_model(
@@ -66,7 +69,7 @@ def run_one_model(
     run, data, faults = flags.run, flags.data, flags.faults
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         plan = plan_checkpoints(flags.checkpoints, run.output_dir, flags.step.program, flags.settings, ranks)
-        check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
+        _check_start(flags, scores)
         tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
         styled = plan.decided({"prompt_style": style.chat.prompt_style})
         plan = with_head_chunk(styled, flags.start, flags.engine.dtype, ranks, predicts_tokens=not scores)
@@ -99,13 +102,15 @@ def run_one_model(
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
         processor, digests = processor_of(start.name_or_path, model), _start_digests(flags, rereads_start)
+        check_saving(folder.path, [SavedModel(model, tokenizer)], processor, start.trust_remote_code, ranks.is_main)
         parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
+        check_room(folder.path, flags.checkpoints, parts)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
             metrics,
             checkpoints,
         ):
-            bad_steps = BadSteps(faults.max_bad_steps, folder.path, ranks.is_main, flags.engine.dtype)
+            bad_steps = BadSteps(faults.max_bad_steps, folder.run_log(BAD_STEPS), ranks.is_main, flags.engine.dtype)
             training = TrainingRun(
                 flags.step.label,
                 engine,
@@ -123,12 +128,26 @@ def run_one_model(
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
         tensors, write_head = engine.full_state(model), head_writer(mtp)
-        if ranks.is_main:
-            save_model(folder.model, model, tensors, tokenizer, partial(write_beside, write_head, processor))
-        folder.write_json("summary.json", result.summary)
-        close_run(folder.path, flags.settings, ranks.is_main)
-        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-        log(f"{said}; the model is in {folder.model}{result.signs}", ranks.is_main)
+        final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_head, processor)
+        final.write("model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
+        _close(flags, folder, result, final)
+
+
+def _close(flags: OneModelFlags, folder: RunFolder, result: TrainingResult, final: FinalModels) -> None:
+    """Write what a run leaves besides its model, and say what it reached. ThreestepError if the model is not where it
+    belongs."""
+    for name, content in {**result.reports, "summary.json": result.summary}.items():
+        folder.write_figures(name, content)
+    close_run(folder, flags.settings)
+    final.check()
+    said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+    log(f"{said}; the model is in {folder.model}{result.signs}", folder.is_main_rank)
+
+
+def _check_start(flags: OneModelFlags, scores: bool) -> None:
+    """ThreestepError if the start model is too short for the rows, or stored in a form that cannot be trained."""
+    check_positions(flags.start, flags.data.rows.max_seq_len, "--max_seq_len")
+    check_trains(flags.start, generates=not scores)
 
 
 def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -12,6 +12,7 @@ class TrainingResult:
     summary: the run's closing figures
     sentence: the same in words, up to the seconds
     signs: that the run has diverged, to be put behind the last line; "" for none
+    reports: further JSON files of the run's folder by name, written once the model is
     """
 
     before: Any
@@ -19,3 +20,4 @@ class TrainingResult:
     summary: dict[str, float | None]
     sentence: str
     signs: str = ""
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)

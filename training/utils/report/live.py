@@ -3,6 +3,8 @@
     GET /                the page, and the version of what is on it
     GET /update?have=N   the parts and charts that changed after version N, as JSON; 204 where none did
 
+Both are answered to whoever has the token of the printed address (`serving.door`), and to nobody else.
+
 The files are looked at when a page asks, at most every `_LOOK_SECONDS`, and for at most a tenth of the time, however
 long the runs are; only what was appended is read. A curve is thinned, so an answer's size does not grow with the run.
 """
@@ -14,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,9 +24,15 @@ from urllib.parse import parse_qs, urlsplit
 from training.utils.report.page import page, parts_of
 from training.utils.report.reading import RunReader
 from training.utils.run.errors import ThreestepError
+from training.utils.serving.door import SAFE_HEADERS, Door
+from training.utils.serving.threaded import BoundedServer
 
-ADDRESS = "127.0.0.1"
-_NAMES = (ADDRESS, "localhost")  # in a request's Host: a site elsewhere that resolves to this machine has another
+# The page narrows the scripts to its own by their digests (`document.policy`); a frame is refused by a header alone.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PLAIN = "text/plain; charset=utf-8"
 _LOOK_SECONDS = 2.0
 _SHARE = 0.1  # of the time, at most, is spent on reading and drawing
 
@@ -90,8 +98,9 @@ class LivePage:
 def serve_live(folders: Sequence[str | Path], port: int, say: Any) -> None:
     """Serve the page until Ctrl-C. say: called with the page's address. ThreestepError if a folder holds no run, or the
     port is taken."""
-    server = make_server(LivePage(folders), port)
-    say(f"http://{ADDRESS}:{server.server_address[1]}/ (Ctrl-C ends)")
+    door = Door()
+    server = make_server(LivePage(folders), port, door)
+    say(f"{door.address(server.server_address[1])} (Ctrl-C ends)")
     try:
         server.serve_forever()
     except KeyboardInterrupt:
@@ -100,20 +109,24 @@ def serve_live(folders: Sequence[str | Path], port: int, say: Any) -> None:
         server.server_close()
 
 
-def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
-    """A server of the page on the loopback address; port 0 takes a free one."""
+def make_server(live: LivePage, port: int, door: Door) -> BoundedServer:
+    """A server of the page on the loopback address; port 0 takes a free one. door: who may read it."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(*answer_to(live, self.path, self.headers.get("Host", "")))
+        server_version, sys_version = "Threestep", ""
 
-        def _answer(self, status: int, kind: str, text: str) -> None:
+        def do_GET(self) -> None:
+            refusal = door.judge(self.command, self.path, self.headers.items())
+            if refusal is None:
+                return self._answer(*answer_to(live, self.path), (("Content-Security-Policy", _POLICY),))
+            self._answer(refusal.status, _PLAIN, refusal.text, refusal.headers)
+
+        def _answer(self, status: int, kind: str, text: str, headers: Sequence[tuple[str, str]]) -> None:
             body = text.encode("utf-8", "replace")
             self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
+            sent = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+            for name, value in {**sent, **dict(SAFE_HEADERS), **dict(headers)}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
@@ -121,18 +134,13 @@ def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
             """A line for each request would be one every two seconds."""
 
     try:
-        server = ThreadingHTTPServer((ADDRESS, port), Handler)
+        return BoundedServer(port, Handler)
     except OSError as problem:
         raise ThreestepError(f"--port {port}: {problem.strerror}; give another port, or 0 for a free one") from problem
-    server.daemon_threads = True
-    return server
 
 
-def answer_to(live: LivePage, path: str, host: str) -> tuple[int, str, str]:
-    """(status, content type, body) of a GET request."""
-    plain = "text/plain; charset=utf-8"
-    if host.rsplit(":", 1)[0] not in _NAMES:
-        return 403, plain, f"this page is served to {ADDRESS} alone\n"
+def answer_to(live: LivePage, path: str) -> tuple[int, str, str]:
+    """(status, content type, body) of a GET request that was let in."""
     parts = urlsplit(path)
     try:
         if parts.path == "/":
@@ -140,7 +148,7 @@ def answer_to(live: LivePage, path: str, host: str) -> tuple[int, str, str]:
         if parts.path == "/update":
             have = parse_qs(parts.query).get("have", [""])[0]
             update = live.update(int(have)) if have.isascii() and have.isdigit() and len(have) < 12 else None
-            return (204, plain, "") if update is None else (200, "application/json", json.dumps(update))
+            return (204, _PLAIN, "") if update is None else (200, "application/json", json.dumps(update))
     except ThreestepError as problem:  # the folder is gone
-        return 503, plain, f"{problem}\n"
-    return 404, plain, "only / and /update are here\n"
+        return 503, _PLAIN, f"{problem}\n"
+    return 404, _PLAIN, "only / and /update are here\n"

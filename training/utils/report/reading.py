@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from training.utils.run.credentials import redacted_value
 from training.utils.run.errors import ThreestepError
 from training.utils.run.run_folder import DIVERGENCE
 from training.utils.run.step import UNKNOWN_STEP, Step, known_steps, step_of
@@ -107,7 +108,7 @@ class RunReader:
         samples.read_on()
         problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE)]
         config = _mapping(path / "config.yaml", problems, yaml.safe_load)
-        settings = {str(name): value for name, value in config.items()}
+        settings = {str(name): redacted_value(value) for name, value in config.items()}
         names = ("environment", "summary", "data_report", "reward_report")
         reports = {name: _mapping(path / f"{name}.json", problems) for name in names}
         step = step_of(settings)

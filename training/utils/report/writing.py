@@ -12,6 +12,7 @@ from training.utils.report.page import page
 from training.utils.report.reading import read_runs
 from training.utils.run.console import log
 from training.utils.run.errors import ThreestepError
+from training.utils.run.run_folder import RunFolder
 from training.utils.run.storage import replace_file
 
 REPORT_NAME = "report.html"
@@ -30,11 +31,13 @@ def write_report(folders: Sequence[str | Path], out: Path) -> Path:
     return out
 
 
-def close_run(folder: Path, settings: Mapping[str, Any], is_main: bool, has_model: bool = True) -> None:
-    """What follows a run, on the main rank alone, and never fails it: its report, its model's card, the upload."""
-    report_at_end(folder, settings["report"] and is_main)
+def close_run(folder: RunFolder, settings: Mapping[str, Any], has_model: bool = True) -> None:
+    """What follows a run, on the main rank alone, and never fails it: what the disk refused before, its report, its
+    model's card, the upload."""
+    folder.settle()
+    report_at_end(folder.path, settings["report"] and folder.is_main_rank)
     if has_model:
-        publish_model(folder, settings, is_main)
+        publish_model(folder.path, settings, folder.is_main_rank)
 
 
 def report_at_end(folder: Path, is_wanted: bool) -> None:

@@ -10,6 +10,8 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import math
+import os
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from training.utils.run.console import log, started_as_main_rank
+from training.utils.run.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flag_names import nearest_flags
 from training.utils.run.flags import OWN_KEYS, note_mistakes
@@ -25,7 +28,8 @@ from training.utils.run.launcher_flags import LAUNCHER_FLAGS
 from training.utils.run.old_flags import OldFlag, flags_with_values, old_defaults, translated
 from training.utils.run.typed import typed_command
 
-
+_MOST_VALUES = 100_000  # of a configuration whose aliases are written out
+_MOST_CONFIG_BYTES = 4 << 20
 _SWITCHED = {"true": True, "false": False}
 
 
@@ -47,7 +51,7 @@ class ProgramParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Read the flags. A switch may have `true` or `false` behind it, as the steps' flags may."""
-        words, off = self._without_values_of_switches(argv)
+        words, off = self._without_values_of_switches(_with_credentials(argv))
         options, unknown = self.parse_known_args(words)
         _refuse_unknown_flags(unknown, self)
         for switch in off:
@@ -123,6 +127,7 @@ def parse_arguments(
         settings = _flags_of(read_yaml(config_path), parser, config_path, old_flags or {})
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
+    config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
     for word in (*config_flags, *argv):
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
@@ -142,13 +147,22 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        size = Path(path).stat().st_size
+        text = "" if size > _MOST_CONFIG_BYTES else Path(path).read_text(encoding="utf-8")
     except OSError as problem:
         raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
     except ValueError as problem:  # bytes that are not text, or an invalid path
         raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
+    if size > _MOST_CONFIG_BYTES:
+        raise ThreestepError(
+            f"{path}: expected a configuration of at most {_MOST_CONFIG_BYTES >> 20} MiB, got {size:,} bytes; give "
+            "the file of a run's settings"
+        )
     try:
+        _check_written_out(text, path)
         values = yaml.safe_load(text)
+    except ThreestepError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as problem:  # ValueError: an invalid date, a long number
         raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
     if values is None:
@@ -158,16 +172,41 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
+def _check_written_out(text: str, path: str | Path) -> None:
+    """ThreestepError where a YAML file's aliases (`*name`) stand for more than any configuration holds, or for what
+    they are in. Before it is read: merged mappings (`<<`) are written out then."""
+    import yaml
+
+    sizes: dict[int, float] = {}
+
+    def size_of(node: Any) -> float:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # while it is being counted: it is in itself
+            inside = (
+                node.value if isinstance(node, yaml.SequenceNode) else (part for pair in node.value for part in pair)
+            )
+            sizes[id(node)] = 1 + sum(map(size_of, inside))
+        return sizes[id(node)]
+
+    if size_of(yaml.compose(text, yaml.SafeLoader)) > _MOST_VALUES:
+        raise ThreestepError(
+            f"{path}: expected at most {_MOST_VALUES:,} values, got more, its aliases (*name) written out, or one that "
+            "stands for itself; write out what you mean"
+        )
+
+
 def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
-    """Return every value of the parsed groups by its flag's name."""
+    """Return every value of the parsed groups by its flag's name, without credentials: for files and comparisons."""
     values: dict[str, Any] = {}
     for instance in instances:
         members = [getattr(instance, name) for name in _members(type(instance))]  # type: ignore[arg-type]
         own = resolved_settings(members) if members else dataclasses.asdict(instance)
         for name, value in own.items():
-            if name in values and values[name] != value:
+            if name in values and values[name] != redacted_value(value):
                 raise AssertionError(f"two argument groups share the name {name}")
-            values[name] = value
+            values[name] = redacted_value(value)
     return values
 
 
@@ -211,6 +250,25 @@ def _in_our_names(
     for line in (*lines, *more_lines, *default_lines):
         log(line, started_as_main_rank())
     return [*defaults, *settings], words
+
+
+def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -> list[str]:
+    """The words with whole addresses in the places of redacted ones; ThreestepError where nobody gives one. What is
+    secret in them is printed no more. overridden_by: words whose flags take the place of these."""
+    overridden = {word.partition("=")[0] for word in overridden_by if word.startswith("--")}
+    whole, name = [], "the command line"
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        name = flag or name
+        found = value if name in overridden else restored(value, os.environ)
+        if found is None:
+            raise ThreestepError(
+                f"{name}: the credentials of '{value}' are not written down; give the whole address with {name}, or a "
+                f"line of the variable {ADDRESSES_VARIABLE} (addresses, one a line)"
+            )
+        whole.append(f"{flag}{equals}{found}")
+    hide(whole)
+    return whole
 
 
 def _config_path(argv: Sequence[str]) -> str | None:

@@ -6,9 +6,14 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from training.utils.run.credentials import redacted
+
 
 class ThreestepError(ValueError):
-    """A user's mistake: what was expected, what was got, where, and what to do."""
+    """A user's mistake: what was expected, what was got, where, and what to do; without credentials (`credentials`)."""
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(redacted(str(sentence)))
 
 
 def first_line(problem: BaseException) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psutil
 
+from training.utils.run.credentials import lend, redacted
 from training.utils.run.errors import ThreestepError
 from training.utils.run.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
 from training.utils.run.program import run_program
@@ -157,7 +158,7 @@ def launch(
         print(line, flush=True)
     if environment.get(HOSTFILE_VARIABLE):
         command = hostfile_command(module, arguments, environment)
-        print(f"+ {shlex.join(command)}", flush=True)
+        print(f"+ {redacted(shlex.join(command))}", flush=True)
         return run_and_wait(command, environment)
     gpu_names = visible_gpus(environment)
     ranks = choose_ranks(asked_ranks, environment, len(gpu_names))
@@ -165,6 +166,9 @@ def launch(
         os.environ.update(environment)
         here(arguments)
         return 0
+    environment = dict(environment)
+    lend(list(arguments), environment)
+    arguments = [redacted(word) for word in arguments]  # launchers print them, and every user of the machine sees them
     command = launch_command(module, ranks, arguments, gpu_names, environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
     return run_and_wait(command, launch_environment(ranks, environment))
@@ -261,4 +265,4 @@ def cores() -> int:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, output_is_log=True)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from training.utils.run.console import log
 from training.utils.run.run_folder import METRICS
+from training.utils.run.run_log import RunLog
 
 
 class Tracker(Protocol):
@@ -32,8 +33,9 @@ class Tracker(Protocol):
 class MetricsWriter:
     """Writes one JSON object a step to metrics.jsonl and passes the same numbers to `trackers`.
 
-    A context manager: closing flushes, and closes the trackers. A tracker that fails is dropped with a warning, and
-    training continues. done_steps, done_seconds: where a resumed run continues; its metrics.jsonl ends with that step.
+    A context manager: closing closes the trackers. A tracker that fails is dropped with a warning, and training
+    continues; lines that the disk refuses wait (RunLog). done_steps, done_seconds: where a resumed run continues; its
+    metrics.jsonl ends with that step. lines: metrics.jsonl, where somebody else settles it at the run's end.
     """
 
     def __init__(
@@ -43,15 +45,21 @@ class MetricsWriter:
         done_steps: int = 0,
         done_seconds: float = 0.0,
         trackers: Sequence[Tracker] = (),
+        lines: RunLog | None = None,
     ) -> None:
         self.folder = Path(output_dir)
-        self._file = None
+        self._is_main_rank = is_main_rank
         self.evaluation: dict[str, float] = {}  # the figures of the last evaluation, on the main rank
         self._trackers = list(trackers)
+        self._last_step = done_steps
+        self._dropped: dict[str, int] = {}  # trackers that failed, and the last step before
         self._started = time.monotonic() - done_seconds
         if is_main_rank:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.folder / METRICS, "a" if done_steps else "w", encoding="utf-8")
+            with open(self.folder / METRICS, "a" if done_steps else "w"):
+                pass  # now, where a refusal costs nothing
+        self._settles = lines is None
+        self._lines = lines or RunLog(self.folder / METRICS)
 
     @property
     def seconds(self) -> float:
@@ -64,15 +72,15 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Record `metrics` (plain numbers) at optimizer step `step`."""
-        if self._file is None:
+        if not self._is_main_rank:
             return
+        self._last_step = step
         plain = {name: float(value) for name, value in metrics.items()}
         self.evaluation = {name: value for name, value in plain.items() if name.startswith("eval")} or self.evaluation
         line: dict[str, Any] = {"step": step, "seconds": round(self.seconds, 3)}
         # JSON has no NaN or infinity: they are written as null, so that every line can be read.
         line.update({name: value if math.isfinite(value) else None for name, value in plain.items()})
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._lines.append([json.dumps(line)])
         self._each_tracker(lambda tracker: tracker.metrics(step, plain))
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -83,10 +91,12 @@ class MetricsWriter:
         return self
 
     def __exit__(self, kind: object, problem: object, trace: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._settles:
+            self._lines.settle()
         ended_well = problem is None or (isinstance(problem, SystemExit) and not problem.code)
         self._each_tracker(lambda tracker: tracker.close(ended_well))
+        for name, step in self._dropped.items():
+            log(f"warning: {name} lacks metrics from step {step:,} on; metrics.jsonl and the report have them")
 
     def _each_tracker(self, action: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
@@ -95,4 +105,5 @@ class MetricsWriter:
             except Exception as problem:  # noqa: BLE001 (an unreachable service must not end a run of days)
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
+                self._dropped[name] = self._last_step
                 log(f"warning: {name} stops receiving this run's metrics ({type(problem).__name__}: {problem})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from training.utils.run.console import output_may_be_lost, print_to
+from training.utils.run.credentials import RedactedStream, hide, hide_environment
+from training.utils.run.disk_errors import disk_error_in, disk_sentence, in_words
 from training.utils.run.errors import ThreestepError, first_line
 from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
 
@@ -30,15 +34,34 @@ LEAVING_THREAD = "leaving the process group"  # alive where a collective is pend
 _EXIT_SECONDS = 10.0  # for what is registered with atexit, in a process that will not end by itself
 
 
-def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True) -> None:
-    """Call `main` with the command line. A ThreestepError and out of memory end it with code 2 and one sentence, Ctrl-C
-    with code 130 and one; any other error keeps its traceback, and of several ranks only the first prints one."""
+def run_program(
+    main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True, output_is_log: bool = False
+) -> None:
+    """Call `main` with the command line. A ThreestepError, out of memory and a disk that refuses end it with code 2 and
+    one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
+    prints one.
+
+    output_is_log: what is printed may be lost on a full disk or a closed terminal, and the program goes on
+    """
+    logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
+    threading.excepthook = _thread_failed
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
     no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    hide(sys.argv)
+    hide_environment(os.environ)
+    try:
+        with output_may_be_lost() if output_is_log else contextlib.nullcontext():
+            _redact_streams()
+            _run(main)
+    finally:
+        _redact_streams()  # the interpreter prints a traceback to the streams of before
+
+
+def _run(main: Callable[[Sequence[str]], None]) -> None:
     try:
         main(sys.argv[1:])
     except ThreestepError as mistake:
@@ -48,9 +71,30 @@ def run_program(main: Callable[[Sequence[str]], None], uses_deepspeed: bool = Tr
     except Exception as problem:
         if is_out_of_memory(problem):
             _exit_with(out_of_memory_sentence(problem), MISTAKE_EXIT_CODE)
+        refusal = disk_error_in(problem)
+        if refusal is not None:
+            _exit_with(disk_sentence(refusal), MISTAKE_EXIT_CODE)
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
+
+
+def _redact_streams() -> None:
+    """Leave credentials out of what libraries print, and of tracebacks. Of standard output the hidden ones alone: it
+    may be a model's answer, with addresses that are nobody's."""
+    if not isinstance(sys.stdout, RedactedStream):
+        sys.stdout = RedactedStream(sys.stdout, whole=False)  # type: ignore[assignment]
+    if not isinstance(sys.stderr, RedactedStream):
+        sys.stderr = RedactedStream(sys.stderr, whole=True)  # type: ignore[assignment]
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """One line for a disk that refuses what a thread writes, as TensorBoard's: whoever started it is told by it too."""
+    refusal = None if failure.exc_value is None else disk_error_in(failure.exc_value)
+    if refusal is None:
+        threading.__excepthook__(failure)
+    else:
+        print_to(sys.stderr, f"warning: the disk refuses {in_words(refusal)}")
 
 
 def no_telemetry(environment: MutableMapping[str, str]) -> None:
@@ -98,7 +142,7 @@ def is_lost_rank(problem: BaseException) -> bool:
 def _exit_with(sentence: str, code: int, claim: str = "") -> NoReturn:
     """Print a sentence, once on this host for a `claim`, and record that the first error was printed."""
     if _claim_to_speak(claim or sentence):
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print_to(sys.stderr, f"error: {sentence}")
     _claim_to_speak(_FIRST_ERROR)
     _leave(code)
 
@@ -115,7 +159,7 @@ def _leave(code: int) -> NoReturn:
 def end_without_waiting(sentence: str) -> NoReturn:
     """End the process with code 1, from any thread; print `sentence` unless this host has read of an error."""
     if _claim_to_speak(_FIRST_ERROR):
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print_to(sys.stderr, f"error: {sentence}")
     _end_after(0.0, 1)
 
 

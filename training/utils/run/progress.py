@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from training.utils.run.console import LogPace
+from training.utils.run.console import LogPace, print_to
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,7 @@ class _Lines(tqdm):
         if self.n < self.total:
             left = (self.total - self.n) * self.format_dict["elapsed"] / done
             parts.append(f"{tqdm.format_interval(left)} left")
-        self.fp.write(", ".join(parts) + "\n")
-        self.fp.flush()
+        print_to(self.fp, ", ".join(parts))
         return True
 
     def _is_due(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""The files that a run leaves in its folder."""
+"""The files that a run leaves in its folder: those that it cannot begin without, and those that it can end without."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from training.utils.run.console import log
+from training.utils.run.credentials import redacted_value
+from training.utils.run.disk_errors import in_words
+from training.utils.run.run_log import RunLog
 from training.utils.run.storage import replace_file
 
 BAD_STEPS = "bad_steps.jsonl"
@@ -22,6 +26,9 @@ class RunFolder:
     def __init__(self, output_dir: str | Path, is_main_rank: bool) -> None:
         self.path = Path(output_dir)
         self.is_main_rank = is_main_rank
+        self._logs: dict[str, RunLog] = {}
+        self._refused: dict[str, str] = {}  # texts of small files that the disk refused, by name
+        self._lacks_pictures = 0
         if is_main_rank:
             self.path.mkdir(parents=True, exist_ok=True)
 
@@ -33,25 +40,56 @@ class RunFolder:
         """Write every resolved setting to config.yaml, below a comment line."""
         import yaml  # which --help does without
 
-        self._write("config.yaml", f"# {comment}\n" + yaml.safe_dump(settings, sort_keys=True, allow_unicode=True))
+        text = yaml.safe_dump(redacted_value(settings), sort_keys=True, allow_unicode=True)
+        self._write("config.yaml", f"# {comment}\n{text}")
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON object to the file `name`."""
-        self._write(name, json.dumps(content, indent=2) + "\n")
+        self._write(name, json.dumps(redacted_value(content), indent=2) + "\n")
+
+    def write_figures(self, name: str, content: dict[str, Any]) -> None:
+        """As `write_json`, of what training found: where the disk refuses it, a warning, and one more try by
+        `settle`."""
+        text = json.dumps(redacted_value(content), indent=2) + "\n"
+        try:
+            self._write(name, text)
+        except OSError as problem:
+            self._refused[name] = text
+            log(f"warning: {self.path / name} cannot be written ({problem.strerror}); it is tried again at the end")
+
+    def run_log(self, name: str) -> RunLog:
+        """One of `LOGS`, always the same object."""
+        return self._logs.setdefault(name, RunLog(self.path / name))
 
     def append_samples(self, samples: list[dict[str, Any]]) -> None:
-        """Append one JSON object a line to samples.jsonl."""
-        if not self.is_main_rank:
-            return
-        with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
-            for sample in samples:
-                file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+        """Append one JSON object a line to samples.jsonl, now or once the disk takes it."""
+        if self.is_main_rank:
+            self.run_log("samples.jsonl").append(json.dumps(sample, ensure_ascii=False) for sample in samples)
 
     def write_picture(self, name: str, content: bytes) -> None:
-        """Write one of `SAMPLE_PICTURES`. content: a PNG file."""
-        if self.is_main_rank:
+        """Write one of `SAMPLE_PICTURES`, unless the disk refuses it. content: a PNG file."""
+        if not self.is_main_rank:
+            return
+        try:
             (self.path / SAMPLE_PICTURES).mkdir(exist_ok=True)
             replace_file(self.path / SAMPLE_PICTURES / f"{name}.png", content)
+        except OSError as problem:
+            if not self._lacks_pictures:
+                log(f"warning: a picture of samples cannot be written ({in_words(problem)}); training goes on")
+            self._lacks_pictures += 1
+
+    def settle(self) -> None:
+        """At the end of a run, after its model: try once more to write what the disk refused, and say what is lost."""
+        for one in self._logs.values():
+            one.settle()
+        for name, text in self._refused.items():
+            try:
+                self._write(name, text)
+            except OSError as problem:
+                log(f"warning: {self.path / name} is lost ({problem.strerror})")
+        if self._lacks_pictures:
+            log(f"warning: {self._lacks_pictures:,} pictures of {self.path / SAMPLE_PICTURES} are lost")
+        self._refused, self._lacks_pictures = {}, 0
 
     def log_sizes(self) -> dict[str, int]:
         """The bytes of each log, which grow during the run."""

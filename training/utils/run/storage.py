@@ -8,6 +8,8 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -69,15 +71,80 @@ def write_json(path: str, content: Any) -> None:
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a whole file in place of the one at `path`, which stays as it was if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def publish_folder(beside: Path, folder: Path) -> None:
+    """Flush the folder `beside` to disk and put it in the place of `folder`, which stays as it was if that fails. A
+    link there is replaced, not followed. Files get the permissions that the umask gives (safetensors 0.8 makes them
+    for their owner alone)."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    for path in sorted(beside.rglob("*")):
+        if path.is_file():
+            with suppress(OSError):  # as on file systems without permissions
+                path.chmod(0o666 & ~umask)
+        flush_to_disk(path)
+    flush_to_disk(beside)
+    old = folder.with_name(f".{folder.name}.old.{os.getpid()}")
+    remove(old)
+    has_old = os.path.lexists(folder)
+    if has_old:
+        os.rename(folder, old)
+    try:
+        os.rename(beside, folder)
+    except OSError:
+        if has_old:
+            os.rename(old, folder)
+        raise
+    flush_to_disk(folder.parent)
+    remove(old)
+
+
+def new_rescue_folder(root: str | None, output_dir: Path) -> Path:
+    """Make a new folder, for its owner alone, for what the run in `output_dir` cannot write there: in `root`, or in the
+    system's folder for temporary files. OSError if that is refused."""
+    run = "_".join(output_dir.absolute().parts[-2:]).strip(os.sep)
+    return Path(tempfile.mkdtemp(prefix=f"threestep_{run}_", dir=Path(root or tempfile.gettempdir()).absolute()))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all in it, or a link, not what it names. What cannot be removed stays."""
+    with suppress(OSError):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+
+
+def parse_json(text: str | bytes, most_levels: int | None = None) -> Any:
+    """json.loads, whose JSONDecodeError is also raised for values inside each other on more levels than Python reads,
+    or than `most_levels`."""
+    too_deep = json.JSONDecodeError("lists and objects stand inside each other on too many levels", "", 0)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    inside, levels = [value], 0
+    while most_levels is not None and (containers := [each for each in inside if isinstance(each, (dict, list))]):
+        levels += 1
+        if levels > most_levels:
+            raise too_deep
+        inside = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    return value
 
 
 def read_json_object(path: str) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file or it holds something else."""
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+            content = parse_json(file.read())
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

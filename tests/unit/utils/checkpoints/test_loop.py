@@ -3,8 +3,11 @@ tests/end_to_end/test_resume.py."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -301,3 +304,63 @@ def test_a_metric_that_no_evaluation_has(tmp_path):
     with opened(plan(tmp_path / "b", resume=None, load_best_model_at_end=True), tmp_path / "b") as (_, kept):
         with pytest.raises(ThreestepError, match="chooses by an evaluation, and there are no evaluation rows"):
             kept.evaluated(0)
+
+
+def full_at(monkeypatch, steps: set[int]) -> None:
+    """The disk refuses checkpoints of these steps, in the run's folder."""
+    publish = CheckpointFolder.publish
+
+    def published(self: CheckpointFolder, step: int, description: Any) -> Path:
+        if step in steps and "rescue" not in str(self.path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        return publish(self, step, description)
+
+    monkeypatch.setattr(CheckpointFolder, "publish", published)
+
+
+def test_a_save_that_failed_is_tried_again_soon(tmp_path, monkeypatch, capsys):
+    full_at(monkeypatch, {4, 5, 6, 7, 8})
+    with opened(plan(tmp_path, resume=None, save_every=4), tmp_path) as (_, kept):
+        tried = []
+        for step in range(1, 14):
+            if kept.due(step, 20):
+                tried.append(step)
+                kept.save(step, {})
+    assert tried == [4, 5, 7, 8, 12]  # every 4 steps, and 1, then 2 steps after a failure; 8 would be tried again at 12
+    assert CheckpointFolder(tmp_path).steps() == [12]
+    assert capsys.readouterr().out.count("warning: NO CHECKPOINT") == 4
+
+
+def test_a_log_that_cannot_be_flushed_costs_no_checkpoint(tmp_path, monkeypatch):
+    def refused(path: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(loop, "flush_to_disk", refused)
+    saved(tmp_path, (1,))
+    assert CheckpointFolder(tmp_path).steps() == [1]
+
+
+@pytest.mark.parametrize("has_rescue", [True, False])
+def test_the_checkpoint_of_a_run_that_must_end_is_rescued(tmp_path, monkeypatch, capsys, has_rescue):
+    full_at(monkeypatch, {1})
+    run, rescue = tmp_path / "run", tmp_path / "rescue"
+    rescue.mkdir()
+    if not has_rescue:
+        monkeypatch.setattr(loop, "new_rescue_folder", lambda *_: Path("/dev/null/a").mkdir())
+    made = plan(run, resume=None, rescue_dir=str(rescue))
+    with pytest.raises(SystemExit) as end, opened(made, run) as (metrics, kept):
+        metrics.write(1, {"a": 0.5})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert kept.due(1, 5)
+        kept.save(1, {"before": 1})
+    said = capsys.readouterr().out
+    assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint" in said
+    if not has_rescue:
+        assert "warning: --rescue_dir takes no checkpoint either (/dev/null/a: Not a directory)" in said
+        return
+    (place,) = rescue.glob("*/checkpoints/step_000001")
+    target = run / "checkpoints" / "step_000001"
+    assert f"without its checkpoint, which is in {place}: move it to {target} before); to resume: " in said
+    place.rename(target)  # as it says
+    with opened(plan(run), run) as (_, kept):
+        assert kept.restore() == (1, {"before": 1})

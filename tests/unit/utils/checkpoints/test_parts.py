@@ -36,10 +36,15 @@ class Engine:
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         content = {"weights": torch.zeros(self.size_bytes, dtype=torch.uint8)}
         self.checkpoint_engine.save(content, os.path.join(folder, tag, "states.pt"))
+        self._copy_recovery_script(folder)
         self.checkpoint_engine.commit(None)
+
+    def _copy_recovery_script(self, folder: str) -> None: ...
 
 
 class SimpleKeeper:
+    def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
+
     def save(self, content: object, path: str) -> None:
         torch.save(content, path)
 
@@ -79,7 +84,8 @@ def test_on_a_small_disk(tmp_path, capsys):
         assert len(told) == 2  # steps 4 and 5
         assert told[1].startswith("warning: NO CHECKPOINT was written after step 5 (")
         assert told[1].endswith(
-            f"; training continues, and the last good one is {folder.of(3)}; free disk space, or lower --keep_last"
+            "; training continues, the next try is after step 7 at the latest, and the last good one is "
+            f"{folder.of(3)}; free disk space, or lower --keep_last"
         )
         assert len((disk / "run" / "metrics.jsonl").read_text().splitlines()) == 5
 

@@ -73,3 +73,9 @@ def test_what_the_flags_left_open_is_written_as_decided():
     assert decided.settings == {**SFT, "program": "p", "prompt_style": "chat_template"}
     assert "prompt_style" in decided.flags_in_use and not {"program", "ranks"} & decided.flags_in_use.keys()
     assert plan.began_with("prompt_style") is None
+
+
+def test_an_earlier_versions_address_is_compared_without_its_credentials():
+    saved = {**SFT, "data_path": ["https://me:a-password@host/rows.jsonl?sig=0123456789abcdef"]}
+    check_settings(Path("c"), saved, {**saved, "data_path": ["https://***@host/rows.jsonl?sig=***"]})
+    assert "a-password" not in told(saved, data_path=["https://***@host/others.jsonl"])

@@ -11,19 +11,21 @@ import torch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.training_engine import CheckedAdamW
 from training.utils.run.errors import ThreestepError
+from training.utils.run.run_folder import BAD_STEPS
+from training.utils.run.run_log import RunLog
 
 BATCH = [7, 3]
 NAN = float("nan")
 
 
 def test_good_steps_say_nothing(tmp_path: Path, capsys):
-    counter = BadSteps(1, tmp_path)
+    counter = BadSteps(1, RunLog(tmp_path / BAD_STEPS))
     counter.check(1, {"train/loss": 2.0, "train/skipped": 0.0, "train/accuracy": NAN}, BATCH)
     assert counter.count == 0 and not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 
 
 def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: Path, capsys):
-    counter = BadSteps(2, tmp_path)
+    counter = BadSteps(2, RunLog(tmp_path / BAD_STEPS))
     counter.check(4, {"train/loss": NAN, "train/skipped": 1.0}, BATCH)
     assert capsys.readouterr().out == (
         "warning: step 4 was skipped, its loss or gradient is not finite (train/loss nan, train/skipped 1); the "
@@ -45,7 +47,7 @@ def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: 
 
 
 def test_other_ranks_and_loops_by_themselves_write_nothing(tmp_path: Path, capsys):
-    BadSteps(5, tmp_path, is_main_rank=False).check(1, {"train/loss": NAN}, BATCH)
+    BadSteps(5, RunLog(tmp_path / BAD_STEPS), is_main_rank=False).check(1, {"train/loss": NAN}, BATCH)
     BadSteps(5).check(1, {"train/loss": NAN}, BATCH)
     assert not list(tmp_path.iterdir()) and "bad_steps.jsonl" not in capsys.readouterr().out
 

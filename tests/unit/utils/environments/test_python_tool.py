@@ -1,24 +1,79 @@
-"""The Python tool: a program's output, and limits of time, memory, files and output, whatever the program does."""
+"""The Python tool in each isolation that works here: a program's output, limits of time, memory, processes, disk, files
+and output, whatever the program does, and what it sees of the machine."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
+import psutil
 import pytest
 
+from training.utils.environments import python_tool as module
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.interface import AssistantMessage, Call
+from training.utils.environments.isolation import BUBBLEWRAP, NAMESPACES, PROCESSES, Isolation, strongest
 from training.utils.environments.loading import load_environments
-from training.utils.environments.python_tool import FILE_BYTES, python_tool
-from training.utils.run.errors import Mistakes
+from training.utils.environments.python_tool import (
+    DISK_BYTES,
+    FILE_BYTES,
+    IN_BUBBLEWRAP,
+    NO_SANDBOX,
+    PROCESSES_AT_ONCE,
+    isolation_of,
+    python_tool,
+)
+from training.utils.run.errors import Mistakes, ThreestepError
+
+SECONDS = 5.0
+_NUMBERS = itertools.count(1)
+
+
+def works(isolation: Isolation) -> bool:
+    return isolation is PROCESSES or module._works(isolation)
+
+
+@pytest.fixture(scope="module", params=[BUBBLEWRAP, NAMESPACES, PROCESSES], ids=lambda each: each.name)
+def isolation(request) -> Isolation:
+    if not works(request.param):
+        pytest.skip(f"{request.param.name} does not work here")
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def python():
-    return python_tool(5.0)
+def python(isolation):
+    return python_tool(SECONDS, isolation)
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """Seconds of a sleep that nobody else sleeps; no process sleeps so long afterwards."""
+    seconds = f"60.{os.getpid()}{next(_NUMBERS)}"
+    yield seconds
+    for process in sleepers(seconds):
+        process.kill()
+
+
+def sleepers(mark: str) -> list[psutil.Process]:
+    """The processes of this machine, in whatever namespace, whose command line has the mark."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if mark in " ".join(process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def all_end(mark: str, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while sleepers(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not sleepers(mark)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +82,7 @@ def python():
         ("print(6 * 7)", "42\n"),
         ("import sys; sys.stdout.buffer.write(b'\\xff ok')", "\ufffd ok"),
         ("print('é'); 1 / 0", "ZeroDivisionError: division by zero"),
-        ("import os; print(sorted(os.environ)); print(os.listdir())", "['main.py', 'output']"),
+        ("import os; print(sorted(os.environ)); print(os.listdir())", "['main.py']"),
         ("raise SystemExit('bye')", "bye\n"),
         ("print('a' * 2**31)", "MemoryError"),
         ("print('a' * 10_000_000)", "a" * FILE_BYTES),
@@ -50,7 +105,7 @@ def test_a_program_that_kills_its_process_is_an_error(python, code):
 
 
 def test_a_program_that_does_not_end_is_slow():
-    flags = EnvironmentArguments(tools="python_no_sandbox", tool_seconds=0.5)
+    flags = EnvironmentArguments(tools=NO_SANDBOX, tool_seconds=0.5)
     mistakes = Mistakes()
     flags.validate(mistakes)
     environments = load_environments(flags, mistakes)
@@ -63,35 +118,170 @@ def test_a_program_that_does_not_end_is_slow():
     environments.close()
 
 
-def test_what_a_program_started_ends_with_it(python):
-    sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)']"
-    pid = int(python(f"import subprocess, sys; print(subprocess.Popen({sleeper}).pid)"))
-    deadline = time.monotonic() + 10
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _runs(pid)
+STARTS = "import os, subprocess, sys, time\nsubprocess.Popen(['sleep', '{mark}'], start_new_session={session})\n{then}"
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize("then", ["", "time.sleep(60)", "os.kill(os.getpid(), 9)"])
+def test_what_a_program_started_ends_with_it(isolation, mark, session, then):
+    """Also in a session of its own, however the program ends."""
+    tool = python_tool(SECONDS if then != "time.sleep(60)" else 0.5, isolation)
+    if then:
+        with pytest.raises(RuntimeError, match="SIGKILL" if "kill" in then else "the program took too long|SIGKILL"):
+            tool(STARTS.format(mark=mark, session=session, then=then))
+    else:
+        assert tool(STARTS.format(mark=mark, session=session, then=then)) == ""
+    assert all_end(mark)
+
+
+def test_an_orphan_of_an_orphan_ends_too(python, mark):
+    code = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        os.execvp("sleep", ["sleep", "{mark}"])
+    os._exit(0)
+time.sleep(0.3)
+"""
+    assert python(code) == "" and all_end(mark)
+
+
+def test_processes_are_bounded(python, mark):
+    """Flat, and at most 150 of them; the test ends none of another program."""
+    code = f"""
+import os, time
+for number in range(150):
+    if os.fork() == 0:
+        os.setsid()
+        os.execvp("sleep", ["sleep", "{mark}"])
+time.sleep(60)
+"""
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"the program had more than {PROCESSES_AT_ONCE} processes"):
+        python(code)
+    assert all_end(mark) and time.monotonic() - began < SECONDS + 10
+
+
+def test_memory_of_all_processes_is_bounded(isolation, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY_BYTES", 128 << 20)
+    code = """
+import os, time
+for number in range(4):
+    if os.fork() == 0:
+        held = bytearray(48 << 20)
+        held[::4096] = b"1" * len(held[::4096])
+        time.sleep(60)
+time.sleep(60)
+"""
+    with pytest.raises(RuntimeError, match="the program's processes took more than 1024 MiB of memory"):
+        python_tool(SECONDS, isolation)(code)
+
+
+def test_a_disk_is_bounded_where_there_is_one(isolation, python):
+    many = "for number in range(200): open(str(number), 'wb').write(b'0' * (1 << 20))"
+    if not isolation.has_disk:
+        assert "fills the disk" in isolation.sentence
+        return
+    said = ""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        said = python(many)
+    except RuntimeError as problem:
+        said = str(problem)
+    assert "No space left on device" in said or f"wrote more than {DISK_BYTES >> 20} MiB" in said
+    with pytest.raises(RuntimeError, match="the program wrote more than 64 MiB, or 4,096 files"):
+        python(
+            "import time\ntry:\n    for number in range(10000): open(str(number), 'w')\nexcept OSError: time.sleep(9)"
+        )
 
 
-def test_a_program_ends_by_itself_where_the_run_has_died(tmp_path):
+def test_the_environment_of_the_run_is_not_seen(isolation, tmp_path):
+    """By none of its processes: the program asks for each one that it sees."""
+    code = """
+import os
+found = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        found.append(open(f"/proc/{pid}/environ", "rb").read())
+    except OSError:
+        continue
+print(len(found), any(b"PLANTED_SECRET" in each for each in found))
+"""
     program = (
-        "import os, threading, time\n"
-        "from training.utils.environments.python_tool import python_tool\n"
-        "code = 'import os, time; open(\"' + os.sys.argv[1] + '\", \"w\").write(str(os.getpid())); time.sleep(60)'\n"
-        "threading.Thread(target=python_tool(0.01), args=(code,), daemon=True).start()\n"
-        "while not os.path.exists(os.sys.argv[1]): time.sleep(0.01)\n"
+        "import sys\nfrom training.utils.environments import isolation, python_tool\n"
+        f"tool = python_tool.python_tool({SECONDS}, getattr(isolation, sys.argv[1]))\n"
+        f"print(tool({code!r}))"
     )
-    place = str(tmp_path / "pid")
-    subprocess.run([sys.executable, "-c", program, place], timeout=30, check=True)
-    pid = int(open(place).read())
-    deadline = time.monotonic() + 10
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _runs(pid)
+    environment = {**os.environ, "A_TOKEN": "PLANTED_SECRET"}
+    words = [sys.executable, "-c", program, isolation.name.upper()]
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    if isolation is PROCESSES and os.geteuid() != 0:  # root without its capabilities may not read it
+        assert "sees the run's processes" in isolation.sentence
+    else:
+        assert said.split()[1] == "False", said
+
+
+def test_what_each_isolation_keeps_away(isolation, python, tmp_path):
+    """What its sentence says: files, processes, network."""
+    mine = tmp_path / "mine"
+    mine.write_text("a file of the user's")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""
+import os, socket
+def tried(function):
+    try:
+        return bool(function())
+    except OSError:
+        return False
+print(tried(lambda: open({str(mine)!r}).read()), tried(lambda: open({str(tmp_path / "new")!r}, "w")),
+      os.path.exists("/proc/{os.getpid()}/stat") and "{os.getpid()}" in open("/proc/{os.getpid()}/stat").read(),
+      tried(lambda: socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2)))
+"""
+        reads, writes, sees, reaches = (word == "True" for word in python(code).split())
+    expected = {BUBBLEWRAP: (False,) * 4, NAMESPACES: (True, True, False, False), PROCESSES: (True,) * 4}
+    assert (reads, writes, sees, reaches) == expected[isolation]
+    assert ("reads and writes files" in isolation.sentence) == reads
+
+
+def test_a_program_ends_by_itself_where_the_run_has_died(isolation, mark):
+    program = (
+        "import sys, threading, time\nfrom training.utils.environments import isolation, python_tool\n"
+        "tool = python_tool.python_tool(1.0, getattr(isolation, sys.argv[1]))\n"
+        f"code = {STARTS.format(mark=mark, session=True, then='time.sleep(60)')!r}\n"
+        "threading.Thread(target=tool, args=(code,), daemon=True).start()\ntime.sleep(0.7)\n"
+        "import os; os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program, isolation.name.upper()], timeout=30, check=True)
+    assert all_end(mark)
+
+
+def test_the_strongest_isolation_is_taken_and_said(monkeypatch, capsys):
+    for working in ((BUBBLEWRAP, NAMESPACES), (NAMESPACES,), ()):
+        strongest.cache_clear()
+        monkeypatch.setattr(module, "_works", lambda each, working=working: each in working)
+        found = isolation_of(NO_SANDBOX)
+        assert found is (*working, PROCESSES)[0]
+        flags, mistakes = EnvironmentArguments(tools=NO_SANDBOX), Mistakes()
+        flags.validate(mistakes)
+        load_environments(flags, mistakes).close()
+        said = capsys.readouterr().err
+        assert f"--tools {NO_SANDBOX}: a program of the model runs in {found.name}: {found.sentence}\n" == said
+        if found is not BUBBLEWRAP:
+            with pytest.raises(ThreestepError, match=f"--tools {IN_BUBBLEWRAP} expects bubblewrap, and .*{found.name}"):
+                isolation_of(IN_BUBBLEWRAP)
+        else:
+            assert isolation_of(IN_BUBBLEWRAP) is BUBBLEWRAP
+    strongest.cache_clear()
+
+
+def test_a_missing_bubblewrap_is_said(monkeypatch):
+    monkeypatch.setattr(module, "BUBBLEWRAP", replace(BUBBLEWRAP, command=lambda folder: ["no_bwrap_here"]))
+    monkeypatch.setattr(module, "strongest", lambda works: PROCESSES)
+    with pytest.raises(ThreestepError, match="there is no program bwrap; install it"):
+        isolation_of(IN_BUBBLEWRAP)
+    monkeypatch.setattr(
+        module, "BUBBLEWRAP", replace(BUBBLEWRAP, command=lambda folder: ["sh", "-c", "echo no; exit 1"])
+    )
+    with pytest.raises(ThreestepError, match="bwrap says: the program could not be started: no; install it"):
+        isolation_of(IN_BUBBLEWRAP)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from transformers import Gemma3Config
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.loading.configurations import check_positions, model_files, set_pad_token
+from training.utils.loading.configurations import (
+    check_positions,
+    check_trains,
+    errors_explained,
+    load_config,
+    model_files,
+    set_pad_token,
+)
 from training.utils.models.settings import ModelSettings
 from training.utils.run.errors import ThreestepError
 
@@ -43,3 +53,38 @@ def test_the_pad_token_of_a_model_that_reads_images_too():
     config = Gemma3Config()
     set_pad_token(config, 7)
     assert config.text_config.pad_token_id == config.pad_token_id == 7
+
+
+def config_with(folder: Path, **entries: object) -> str:
+    tiny_causal_lm("llama").config.save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"vocab_size": "many"}, "Validation error for field 'vocab_size': TypeError: Field 'vocab_size' expected int"),
+        ({"use_return_dict": True}, "AttributeError: property 'use_return_dict' of 'LlamaConfig' object has no setter"),
+    ],
+)
+def test_a_value_that_transformers_does_not_read(tmp_path, entries, words):
+    folder = config_with(tmp_path, **entries)
+    with pytest.raises(ThreestepError, match=f"no model could be loaded from '{folder}': .*{words}"):
+        load_config(folder)
+
+
+def test_settings_of_generation_that_transformers_does_not_read(tmp_path):
+    folder = config_with(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"watermarking_config": 3}')
+    with pytest.raises(
+        ThreestepError, match=r"no settings of generation \(generation_config.json\) could be loaded from .*Attribut"
+    ):
+        check_trains(ModelSettings(folder), generates=True)
+    check_trains(ModelSettings(folder), generates=False)
+
+
+def test_memory_that_is_used_up_is_not_explained_as_a_damaged_folder():
+    with pytest.raises(MemoryError), errors_explained("model", "FOLDER", Exception):
+        raise MemoryError

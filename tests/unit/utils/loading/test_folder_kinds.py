@@ -199,3 +199,24 @@ def test_the_command_for_pickled_weights_makes_the_same_model(save_folder: Calla
     assert made.keys() == weights.keys() and all(torch.equal(made[name], weights[name]) for name in made)
     check_model_folder(str(tmp_path / "out"))
     assert load_tokenizer(str(tmp_path / "out")).get_vocab() == load_tokenizer(save_folder("other")).get_vocab()
+
+
+DEEP = '{"a": ' * 100_000 + "1" + "}" * 100_000
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"]
+)
+@pytest.mark.parametrize("text", [DEEP, '{"model_type": "llama", "a": ' + "[" * 200 + "]" * 200 + "}"])
+def test_files_nested_too_deeply_are_named(tmp_path, name, text):
+    folder = folder_of(tmp_path / "given", "config.json")
+    (folder / name).write_text(text)
+    with pytest.raises(ThreestepError, match=f"{name}'.* inside each other on too many levels"):
+        check_model_folder(str(folder))
+
+
+def test_a_file_that_is_no_json_or_large_is_its_readers_matter(tmp_path):
+    folder = folder_of(tmp_path / "given", "config.json", tokenizer_config__json="{")
+    (folder / "special.json").write_bytes(b"\xff")
+    (folder / "vocab.json").write_text(json.dumps({str(n): n for n in range(400_000)}))
+    check_model_folder(str(folder))

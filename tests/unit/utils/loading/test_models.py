@@ -14,7 +14,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.configurations import load_config
-from training.utils.loading.models import _round_weights, load_causal_lm, load_scalar_model
+from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.own_forward import difference_now, own_forward_of
 from training.utils.models.settings import ModelSettings
@@ -252,10 +252,3 @@ def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tok
     said = capsys.readouterr().out
     assert f"model: {layers} linear layers are kept in int8, other weights in float32: the base takes " in said
     assert "saved models have the rounded weights in float32" in said
-
-
-def test_weights_that_are_quantized_already_are_not_rounded_again(tiny_tokenizer):
-    model = tiny_causal_lm("llama")
-    model.config.quantization_config = {"quant_method": "bitsandbytes"}
-    with pytest.raises(ThreestepError, match="--load_in_8bit expects whole weights to round, and those of 'm' are qua"):
-        _round_weights(model, ModelSettings("m", lora_dim=4, load_in_8bit=True), None)

@@ -391,3 +391,13 @@ def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
     wanted = WantedModel(folder, config, is_scalar=False)
     with pytest.raises(ThreestepError, match=r"leaves 1 of its tensors random \(model.norm.weight\), though the files"):
         rehearsal.judge_loaded(wanted, model, report, rehearsal.stored_tensors(folder, config), rehearsed=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float8_e4m3fn])
+def test_a_weight_that_is_stored_as_quantized_ones_are(changed_folder, dtype):
+    """transformers would take its integers for numbers."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = changed_folder(lambda tensors: tensors | {name: tensors[name].to(dtype)})
+    refused(
+        folder, f"{name} is stored in [IF0-9_EMN]+, as quantized weights are, and config.json has no quantization_co"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.tiny_models import tiny_causal_lm
 from training.utils.loading.tokenizers import (
     add_tokens,
     load_padding_tokenizer,
@@ -121,3 +122,11 @@ def test_a_word_of_the_vocabulary_becomes_one_token_everywhere():
     word = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
     assert add_tokens(tokenizer, [word]) == 0
     assert tokenizer.convert_tokens_to_ids(word) in tokenizer(f"a{word}b", add_special_tokens=False)["input_ids"]
+
+
+def test_a_tokenizer_that_is_read_and_cannot_be_used(tmp_path, tiny_tokenizer):
+    tiny_tokenizer.save_pretrained(tmp_path)
+    tiny_causal_lm("llama").config.save_pretrained(tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": {}}')
+    with pytest.raises(ThreestepError, match="no tokenizer could be loaded from"):
+        load_tokenizer(str(tmp_path))

@@ -77,10 +77,10 @@ def test_a_pointer_of_git_lfs(file):
 
 @pytest.mark.parametrize(
     "header",
-    [b"not JSON", b"\xff\xfe", [], "text", {"a": None}, {"a": {"dtype": "F32", "shape": [2]}},
+    [b"not JSON", b"[" * 100_000, b"\xff\xfe", [], "text", {"a": None}, {"a": {"dtype": "F32", "shape": [2]}},
      {"a": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}},
      {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}],
-    ids=str,
+    ids=lambda header: str(header)[:30],
 )  # fmt: skip
 def test_a_header_that_is_none(file, header):
     with_header(file, header)
@@ -195,3 +195,13 @@ def test_what_is_read_is_what_safetensors_reads(file):
     assert {name: tensor.shape for name, tensor in stored.items()} == {
         name: tuple(tensor.shape) for name, tensor in load_file(file).items()
     }
+
+
+@pytest.mark.parametrize("notes", [{"format": 3}, {"format": ["pt"]}, {"format": None}])
+def test_metadata_that_is_no_text(tmp_path, notes):
+    """safetensors does not open such a file."""
+    text = json.dumps({"__metadata__": notes}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(ThreestepError, match="is damaged: the __metadata__ of its header holds more than texts"):
+        read_header(file)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import SENTENCES, train_tokenizer
-from tests.support.tiny_models import FAMILIES, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, tiny_causal_lm, tiny_scalar_model
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer, with_pad_apart
-from training.utils.models.saving import plain_skeleton, save_model
+from training.utils.models.saving import mend_settings, plain_skeleton, save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.run.errors import ThreestepError
@@ -132,3 +136,81 @@ def test_a_reward_model_loads_in_plain_transformers_with_the_trainers_scores(tmp
         ModelSettings(str(tmp_path / "reward")), torch.float32, plain_tokenizer, must_have_head=True
     )
     assert torch.equal(again.score.weight, scorer.score.weight)
+
+
+SAMPLING = '; to keep settings of sampling, write "do_sample": true to its generation_config.json'
+
+
+@pytest.mark.parametrize(
+    ("given", "unset", "advice"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, ["temperature", "top_p"], SAMPLING),  # Vicuna's
+        ({"temperature": 0.0, "do_sample": False}, ["temperature"], SAMPLING),
+        ({"pad_token_id": -1}, ["pad_token_id"], ""),
+        ({"early_stopping": True, "length_penalty": 0.5}, ["early_stopping", "length_penalty"], ""),
+        ({"use_cache": False, "cache_implementation": "static"}, ["cache_implementation"], ""),
+        ({"output_scores": True}, ["output_scores"], ""),
+    ],
+)
+def test_settings_of_generation_that_have_no_effect_are_not_saved(tmp_path, tiny_tokenizer, given, unset, advice):
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
+    model.name_or_path = "START"
+    for name, value in {**given, "max_new_tokens": 9}.items():
+        setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match="GenerationConfig is invalid"):  # by transformers itself
+        model.generation_config.save_pretrained(tmp_path)
+    named = ", ".join(f"{name} {given[name]}" for name in unset)
+    assert mend_settings(model) == [
+        f"'START': its settings of generation have {named}, which transformers ignores beside the others and refuses "
+        f"to save; saved models go without{advice}"
+    ]
+    assert mend_settings(model) == []
+    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config
+    assert loaded.max_new_tokens == 9 and all(getattr(loaded, name) is None for name in unset)
+    kept = {name: value for name, value in given.items() if name not in unset and value}
+    assert all(getattr(loaded, name) == value for name, value in kept.items())
+
+
+def test_settings_of_sampling_that_have_an_effect_stay(tmp_path, tiny_tokenizer):
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
+    model.generation_config.update(do_sample=True, temperature=0.9, top_p=0.6)
+    assert mend_settings(model) == []
+    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config
+    assert (loaded.do_sample, loaded.temperature, loaded.top_p) == (True, 0.9, 0.6)
+
+
+def test_settings_of_generation_that_contradict_themselves():
+    model = tiny_causal_lm("llama")
+    model.generation_config.num_return_sequences = 3
+    with pytest.raises(ThreestepError, match="settings of generation .* could not be saved with the model: .* Greedy"):
+        mend_settings(model)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_settings_of_generation_in_the_configuration_are_not_saved_there(tmp_path, tiny_tokenizer, scalar):
+    make = tiny_scalar_model if scalar else tiny_causal_lm
+    model = make("llama", vocab_size=len(tiny_tokenizer))
+    model.name_or_path, model.config.temperature = "START", 0.7
+    with pytest.raises(ValueError, match="generation parameters are set in the model config"):
+        model.config.save_pretrained(tmp_path)
+    assert mend_settings(model) == [
+        "'START': config.json has temperature 0.7, which transformers reads in generation_config.json alone and "
+        "refuses to save in config.json; saved models go without"
+    ]
+    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    assert not hasattr(type(model).from_pretrained(tmp_path / "model").config, "temperature")
+
+
+def test_a_setting_that_transformers_refuses_beside_sdpa(tmp_path, tiny_tokenizer):
+    tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer)).save_pretrained(tmp_path / "start")
+    file = tmp_path / "start" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"output_attentions": True}))
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    with pytest.raises(StrictDataclassClassValidationError, match="is not supported when using the `attn_impl"):
+        model.save_pretrained(tmp_path / "by transformers")
+    (said,) = mend_settings(model)
+    assert "config.json has output_attentions, which transformers refuses to save beside another attention" in said
+    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "again")

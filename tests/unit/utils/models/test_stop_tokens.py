@@ -7,7 +7,8 @@ from transformers import GenerationConfig
 
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens
+from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, stop_tokens_in
+from training.utils.run.errors import ThreestepError
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +43,12 @@ def test_an_id_that_is_no_special_token_is_not_taken_over(tokenizer):
     model.generation_config.eos_token_id = [letter]
     set_stop_tokens(model, tokenizer, [tokenizer.eos_token_id])
     assert stop_tokens(model) == [tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("given", [float("nan"), "2", [2, [3]], -1, True, {"a": 1}, 1.0])
+def test_what_is_no_token(given):
+    with pytest.raises(
+        ThreestepError,
+        match=r"'START': eos_token_id in generation_config.json .* expects the number of a token, or .*, got",
+    ):
+        stop_tokens_in(GenerationConfig(eos_token_id=given), "START")

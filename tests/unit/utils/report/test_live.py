@@ -12,8 +12,7 @@ from training.utils.report import live
 from training.utils.report import page as page_module
 from training.utils.report.live import LivePage, answer_to, make_server
 from training.utils.run.errors import ThreestepError
-
-HOST = "127.0.0.1:1"
+from training.utils.serving.door import Door
 
 
 class Clock:
@@ -25,9 +24,9 @@ class Clock:
         return self.now
 
 
-def asked(followed: LivePage, path: str, host: str = HOST) -> tuple[int, str, str]:
+def asked(followed: LivePage, path: str) -> tuple[int, str, str]:
     followed._clock.now += 1000.0
-    return answer_to(followed, path, host)
+    return answer_to(followed, path)
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +94,12 @@ def test_looking_takes_a_tenth_of_the_time_at_most(sft_run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "host", "status"),
-    [("/", "evil.example:8900", 403), ("/", "", 403), ("/update?have=1", "evil.example", 403),
-     ("/", "localhost:1", 200), ("/../config.yaml", HOST, 404), ("/update", HOST, 204), ("/update?have=-1", HOST, 204),
-     ("/update?have=" + "9" * 5000, HOST, 204), ("/update?have=٣", HOST, 204)],
+    ("path", "status"),
+    [("/../config.yaml", 404), ("/update", 204), ("/update?have=-1", 204), ("/update?have=" + "9" * 5000, 204),
+     ("/update?have=٣", 204)],
 )  # fmt: skip
-def test_requests_that_are_not_ours(sft_run, path, host, status):
-    assert answer_to(LivePage([sft_run()], Clock()), path, host)[0] == status
+def test_requests_that_are_not_ours(sft_run, path, status):
+    assert answer_to(LivePage([sft_run()], Clock()), path)[0] == status
 
 
 def test_a_folder_that_is_gone_is_a_sentence(sft_run):
@@ -113,21 +111,72 @@ def test_a_folder_that_is_gone_is_a_sentence(sft_run):
     assert status == 503 and "holds no run" in text
 
 
-def test_it_is_served_on_the_loopback_address(sft_run):
-    server = make_server(LivePage([sft_run()]), 0)
-    address, port = server.server_address[:2]
-    assert address == "127.0.0.1"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+@pytest.fixture
+def served(sft_run):
+    """The port of a page that is served, and its door."""
+    door = Door()
+    server = make_server(LivePage([sft_run()]), 0, door)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
-    try:
-        asked = http.client.HTTPConnection(address, port, timeout=10)
-        asked.request("GET", "/")
-        answer = asked.getresponse()
-        assert answer.status == 200 and answer.headers["Cache-Control"] == "no-store"
-        assert b"Threestep" in answer.read()
-        with pytest.raises(ThreestepError, match=f"--port {port}: .*; give another port, or 0 for a free one"):
-            make_server(LivePage([sft_run("b")]), port)
-    finally:
-        server.shutdown()
-        server.server_close()
+    yield server.server_address[1], door
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def get(port, path, **headers):
+    """(status, headers, text) of a request with exactly these headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest("GET", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.headers), answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_it_is_served_to_whoever_has_the_token_of_its_address(served):
+    port, door = served
+    status, headers, text = get(port, door.address(port).removeprefix(f"http://127.0.0.1:{port}"))
+    assert (status, headers["Location"], text) == (303, "/", "")
+    cookie = headers["Set-Cookie"].partition(";")[0]
+    status, headers, text = get(port, "/", Cookie=cookie)
+    assert status == 200 and "Threestep" in text and headers["Cache-Control"] == "no-store"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"] and headers["Server"].strip() == "Threestep"
+    assert get(port, "/update?have=1", Cookie=cookie)[0] == 204
+
+
+def test_it_is_served_to_nobody_else(served):
+    port, door = served
+    cookie = dict(door.judge("GET", f"/?{door.address(port).partition('?')[2]}", [("Host", "localhost")]).headers)
+    given = {"Cookie": cookie["Set-Cookie"].partition(";")[0]}
+    for path in ("/", "/update?have=0"):
+        for headers in (
+            {}, {"Cookie": "threestep_x=1"}, {**given, "Host": f"evil.example:{port}"},
+            {**given, "Origin": "http://evil.example"}, {**given, "Host": ""},
+        ):  # fmt: skip
+            status, _, text = get(port, path, **headers)
+            assert status == 403 and "loss" not in text, (path, headers)
+    assert get(port, "/?token=wrong")[0] == 403
+
+
+def test_a_port_that_is_taken_is_a_sentence(served, sft_run):
+    with pytest.raises(ThreestepError, match=f"--port {served[0]}: .*; give another port, or 0 for a free one"):
+        make_server(LivePage([sft_run("b")]), served[0], Door())
+
+
+def test_the_printed_address_opens_the_page(sft_run, monkeypatch):
+    said, opened = [], []
+
+    def serve_forever(server):
+        thread = threading.Thread(target=server.handle_request, daemon=True)
+        thread.start()
+        opened.append(get(server.server_address[1], said[0].removesuffix(" (Ctrl-C ends)"))[0])
         thread.join(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live.BoundedServer, "serve_forever", serve_forever)
+    live.serve_live([sft_run()], 0, said.append)
+    assert opened == [303]

@@ -180,7 +180,10 @@ def test_one_that_fails_is_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     written(tmp_path, ["tensorboard", "mlflow"])
     said = capsys.readouterr().out
-    assert said == "warning: MLflow stops receiving this run's metrics (ConnectionError: no answer)\n"
+    assert said == (
+        "warning: MLflow stops receiving this run's metrics (ConnectionError: no answer)\n"
+        "warning: MLflow lacks metrics from step 0 on; metrics.jsonl and the report have them\n"
+    )
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     assert mlflow.named("end_run") == []
     assert EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")[0].value == 2.0

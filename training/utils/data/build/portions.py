@@ -20,6 +20,7 @@ from training.utils.data.rows.phases import PHASES
 from training.utils.data.sources.arguments import NO_DATA, SourceArguments
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.run.credentials import redacted
 from training.utils.run.errors import ThreestepError
 from training.utils.run.typed import WHOLE_RUN_VARIABLE
 
@@ -28,7 +29,10 @@ _WHOLE_INTO_PHASE_1 = "1,0,0"
 
 @dataclass(frozen=True)
 class DataSource:
-    """One entry of `data_path`, or of `sft_only_data_path`, whose `data_split` gives everything to phase 1."""
+    """One entry of `data_path`, or of `sft_only_data_path`, whose `data_split` gives everything to phase 1.
+
+    name: without credentials
+    """
 
     name: str
     raw: PromptRawDataset
@@ -59,7 +63,7 @@ def open_sources(phase: int, flags: SourceArguments, data_split: str, cache_dir:
     """The sources of a phase in the order of the flags; raises ThreestepError where there are none."""
 
     def opened(name: str, split: str, sft_only: bool = False) -> DataSource:
-        return DataSource(name, create_raw_dataset(name, flags, cache_dir, seed), split, sft_only)
+        return DataSource(redacted(name), create_raw_dataset(name, flags, cache_dir, seed), split, sft_only)
 
     sources = [opened(name, data_split) for name in flags.data_path]
     if phase == 1:

@@ -25,6 +25,7 @@ from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.raw_dataset import load_by_name
+from training.utils.run.credentials import redacted
 from training.utils.run.errors import ThreestepError
 
 
@@ -82,7 +83,7 @@ def build_unsupervised(
         return {"splits": {"train": counted}}
 
     parts = {
-        "datasets": json.dumps([name, data.source.unsupervised_dataset_config_name]),
+        "datasets": json.dumps([redacted(name), data.source.unsupervised_dataset_config_name]),
         "rows": content,
         "text column": column,
         "block length": str(block_length),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from training.utils.run.errors import Mistakes
 from training.utils.run.flags import AUTO, flag
+from training.utils.run.storage import parse_json
 
 HUMAN_ASSISTANT, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")
@@ -123,7 +124,7 @@ class ChatArguments:
             except (UnicodeDecodeError, OSError) as error:
                 mistakes.add(f"--chat_template expects a file of UTF-8 text, got '{self.chat_template}': {error}")
         try:
-            kwargs = json.loads(self.chat_template_kwargs or "{}")
+            kwargs = parse_json(self.chat_template_kwargs or "{}")
         except ValueError as error:
             kwargs = error
         if not isinstance(kwargs, dict):

@@ -9,6 +9,7 @@ In shapes: C characters of a rendering, M of them masked.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.data.chat.template_limits import check_first_renderings, check_length, limited_rendering
 from training.utils.data.sources.messages import REASONING_KEYS, BadConversation, Message
 from training.utils.run.errors import ThreestepError
 
@@ -30,6 +32,34 @@ _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _INSPECTING_METHODS = frozenset(
     "startswith endswith split rsplit partition rpartition splitlines find rfind index rindex count replace "
     "strip lstrip rstrip removeprefix removesuffix".split()
+)
+
+
+_tried: set[str] = set()  # texts of templates that stay within `template_limits` in this process
+_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+_NUMBER = {"type": "object", "properties": {"a": {"type": "number", "description": "A number."}}, "required": ["a"]}
+_ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": _NUMBER}}
+_TRIALS: tuple[tuple[list[Message], Any], ...] = (
+    ([{"role": "user", "content": "a question"}], None),
+    (
+        [
+            {"role": "system", "content": "a system prompt"},
+            {"role": "user", "content": "a question"},
+            {"role": "assistant", "content": "an answer"},
+            {"role": "user", "content": "a question"},
+            {"role": "assistant", "content": "an answer"},
+        ],
+        None,
+    ),
+    (
+        [
+            {"role": "user", "content": "a question"},
+            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+            {"role": "tool", "name": "add", "content": "1"},
+            {"role": "assistant", "content": "an answer"},
+        ],
+        [_ADD],
+    ),
 )
 
 
@@ -54,6 +84,16 @@ class ChatTemplate:
         self.has_marks = _MARK.search(text) is not None
         self._variables = dict(variables)
         self.literals = _literals_in_tests(text)
+        if text not in _tried:
+            check_first_renderings(self._try_out)
+            _tried.add(text)
+
+    def _try_out(self) -> None:
+        """Render short conversations, with and without a generation prompt and tools."""
+        for messages, tools in _TRIALS:
+            for generation_prompt in (False, True):
+                with contextlib.suppress(TemplateRefused):
+                    self.render(messages, tools, generation_prompt)
 
     @cached_property
     def _reads_only_parts(self) -> bool:
@@ -81,19 +121,32 @@ class ChatTemplate:
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        conversation = f"a conversation of {len(messages)} messages"
         try:
-            rendered: Any = render_jinja_template(
-                conversations=[list(messages)],
-                tools=tools,
-                chat_template=self.text,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=generation_prompt,
-                **self._variables,
-            )
+            with limited_rendering(conversation):
+                rendered: Any = render_jinja_template(
+                    conversations=[list(messages)],
+                    tools=tools,
+                    chat_template=self.text,
+                    return_assistant_tokens_mask=marks,
+                    add_generation_prompt=generation_prompt,
+                    **self._variables,
+                )
+        except ThreestepError:
+            raise
         # A template operates on whatever the messages hold, so it can raise nearly any Python error.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise TemplateRefused(str(error).strip() or type(error).__name__) from error
         (text,), found = rendered
+        check_length(text, conversation)
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
 
     def _as_read(self, message: Message) -> Message:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import io
+import json
 import mmap
 import os
 import re
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 from training.utils.data.files.digests import digest_file, hash_text
+from training.utils.run.credentials import redacted, redacted_value
 from training.utils.run.errors import ThreestepError
 
 _ZSTANDARD = ".zst"
@@ -137,7 +139,10 @@ def _content_of_file(name: str, memo_dir: str | None) -> str:
         import fsspec
 
         files, path = fsspec.core.url_to_fs(name)
-        return f"{name} {files.checksum(path)}"
+        if redacted(name) == name:
+            return f"{name} {files.checksum(path)}"
+        # A new signature of the same file is no change, nor is another user. What a store reports may hold the address.
+        return f"{redacted(name)} {json.dumps(redacted_value(files.info(path)), sort_keys=True, default=str)}"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from training.utils.data.files.digests import hash_text
@@ -27,6 +28,7 @@ from training.utils.data.sources.media import ONLY_TEXT, BadConversation
 from training.utils.layout.images import ImagePixels, joined_pixels
 from training.utils.run.errors import ThreestepError, first_line
 
+_SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SIZES_KEPT = 4096  # whose texts are not measured anew
 
 
@@ -103,18 +105,29 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
         from transformers import AutoImageProcessor
 
         processor = AutoImageProcessor.from_pretrained(name_or_path, backend="pil", config=config)
-    except OSError:  # it has none
-        return None
+    except OSError as error:
+        if not any((Path(name_or_path) / name).is_file() for name in _SETTINGS):
+            return None
+        raise _unreadable(name_or_path, error) from error
     except ImportError as error:
         raise ThreestepError(
             f"'{name_or_path}' reads images, which needs Pillow: pip install pillow ({first_line(error)})"
         ) from error
+    except Exception as error:  # each value of the file has an error of its own
+        raise _unreadable(name_or_path, error) from error
     if not type(processor).__name__.endswith("Pil"):
         raise ThreestepError(
             f"'{name_or_path}': expected an image processor that transformers has by Pillow, got "
             f"{type(processor).__name__}; torchvision's pixels differ from Pillow's"
         )
     return ImageReader(family_of(config, tokenizer), processor, config.model_type)
+
+
+def _unreadable(name_or_path: str, error: Exception) -> ThreestepError:
+    return ThreestepError(
+        f"'{name_or_path}': preprocessor_config.json is not one that the installed transformers reads "
+        f"({type(error).__name__}: {first_line(error)}); copy it from the model that this one was made of"
+    )
 
 
 def unread_because(config: Any | None, name_or_path: str) -> str:

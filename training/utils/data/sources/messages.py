@@ -15,6 +15,7 @@ from typing import Any
 from training.utils.data.files.columns import kind_of
 from training.utils.data.sources.media import ONLY_TEXT, BadConversation, joined_text
 from training.utils.run.errors import ThreestepError, nearest_names
+from training.utils.run.storage import parse_json
 
 Message = dict[str, Any]
 
@@ -145,7 +146,7 @@ def from_json(value: Any, where: str, expected: str) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return parse_json(value)
     except json.JSONDecodeError as error:
         raise ThreestepError(
             f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}"
@@ -229,7 +230,7 @@ def _object_of(value: Any) -> Any:
 def _parsed(value: Any) -> Any:
     """The value of JSON text; any other value as it is."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return parse_json(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

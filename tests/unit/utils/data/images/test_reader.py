@@ -63,3 +63,14 @@ def test_a_picture_on_a_page_is_small_and_placeholders_are_counted():
     assert kind == "data:image/png" and Image.open(io.BytesIO(base64.b64decode(data))).size == (256, 128)
     decode = counting_placeholders(lambda ids: "".join("<i>" if number else "a" for number in ids), "<i>")
     assert decode([0, 1, 1, 1, 0, 1, 0]) == "a<i> x 3a<i>a"
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"image_processor_type": 3}', '{"size": "x"}'])
+def test_settings_of_an_image_processor_that_are_not_read(tmp_path, text):
+    """That is not a folder without an image processor."""
+    folder = write_folder(tmp_path / "model")
+    (folder / "preprocessor_config.json").write_text(text)
+    with pytest.raises(
+        ThreestepError, match="preprocessor_config.json is not one that the installed transformers reads"
+    ):
+        open_image_reader(str(folder), config_of(folder), tokenizer_of("qwen2_vl"))

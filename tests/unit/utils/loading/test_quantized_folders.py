@@ -1,0 +1,142 @@
+"""Weights that are stored quantized are read as the whole weights that they stand for, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from training.utils.loading.configurations import check_trains, load_config
+from training.utils.loading.models import load_causal_lm
+from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
+from training.utils.models.settings import ModelSettings
+from training.utils.run.errors import ThreestepError
+
+BLOCK = 16
+
+
+def settings_in(folder: str, **entries: Any) -> None:
+    file = Path(folder, "config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+def in_fp8(folder: str) -> dict[str, torch.Tensor]:
+    """Store a folder's linear layers as DeepSeek-V3 stores its own: float8 and a scale for each block. Returns what
+    they stand for."""
+    file = Path(folder, "model.safetensors")
+    stored, whole = dict(load_file(file)), {}
+    for name in [name for name in stored if name.endswith("_proj.weight")]:
+        weight = stored[name]
+        tiled = weight.view(weight.shape[0] // BLOCK, BLOCK, weight.shape[1] // BLOCK, BLOCK)
+        scales = tiled.abs().amax((1, 3)) / 448
+        rounded = (tiled / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+        whole[name] = (rounded.float() * scales[:, None, :, None]).view_as(weight)
+        stored[name], stored[f"{name}_scale_inv"] = rounded.view(*weight.shape), scales
+    save_file(stored, file, {"format": "pt"})
+    settings_in(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]})
+    return whole
+
+
+def in_mxfp4(folder: str) -> dict[str, torch.Tensor]:
+    """Store random experts as gpt-oss stores its own: pairs of 4-bit floats, and an exponent for each 32 of them."""
+    file = Path(folder, "model.safetensors")
+    stored, whole = dict(load_file(file)), {}
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 124, blocks.shape[:-1], dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        whole[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(stored, file, {"format": "pt"})
+    left = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    settings_in(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": left})
+    return whole
+
+
+def loaded(folder: str, tokenizer: Any) -> Any:
+    return load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer))
+
+
+def test_weights_in_fp8_are_read_as_what_they_stand_for(save_folder, tiny_tokenizer, capsys):
+    folder = save_folder()
+    whole = in_fp8(folder)
+    check_trains(ModelSettings(folder), generates=True)
+    said = capsys.readouterr().out
+    assert (
+        f"the weights of '{folder}' are stored in FP8 (quantization_config in its config.json); they are read" in said
+    )
+    model = loaded(folder, tiny_tokenizer)
+    state = model.state_dict()
+    assert len(whole) == 14 and all(torch.allclose(state[name], whole[name], rtol=1e-6) for name in whole)
+    assert model.dtype is torch.float32 and not hasattr(model.config, "quantization_config")
+
+
+def test_experts_in_mxfp4_are_read_as_what_they_stand_for(tmp_path, tiny_tokenizer):
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 1, "head_dim": 32, "num_local_experts": 2, "num_experts_per_tok": 1}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt_oss", vocab_size=len(tiny_tokenizer), max_position_embeddings=64, **shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    whole = in_mxfp4(str(tmp_path))
+    model = loaded(str(tmp_path), tiny_tokenizer)
+    state = model.state_dict()
+    assert len(whole) == 2 and all(torch.equal(state[name].float(), whole[name]) for name in whole)
+    assert not hasattr(model.config, "quantization_config")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "that bitsandbytes has quantized to 4 bits"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "that bitsandbytes has quantized to 8 bits"),
+        ({"load_in_8bit": True}, "with LoRA and --load_in_4bit or --load_in_8bit to round it"),  # an older folder
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "that gptq has quantized .quantization_config in its config.json., which",
+        ),
+        ({"quant_method": "awq"}, "that awq has quantized .* give the model that was quantized$"),
+        ({"quant_method": "mxfp8"}, "that mxfp8 has quantized"),
+        ({"quant_method": "compressed-tensors"}, "that compressed-tensors has quantized"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_that_cannot_be_trained(given, words, nested):
+    config: Any = PreTrainedConfig()
+    if nested:
+        config.text_config = PreTrainedConfig(quantization_config=given)
+    else:
+        config.quantization_config = given
+    check_quantization(config, "FOLDER")  # a finished model may be read in it
+    with pytest.raises(ThreestepError, match=f"'FOLDER': expected whole weights to train, got some .*{words}"):
+        check_trains_whole(config, "FOLDER")
+
+
+@pytest.mark.parametrize("given", [{"quant_method": "magic"}, {}, {"bits": 4}, {"quant_method": 3}])
+def test_a_method_that_nobody_knows(save_folder, given):
+    folder = save_folder()
+    settings_in(folder, quantization_config=given)
+    got = given.get("quant_method")
+    with pytest.raises(ThreestepError, match=f"expects in quant_method one of aqlm, .*, vptq, got {got!r}; give the"):
+        load_config(folder)
+
+
+@pytest.mark.parametrize("given", [[], "fp8", 3])
+def test_an_entry_that_is_no_object(save_folder, given):
+    folder = save_folder()
+    settings_in(folder, quantization_config=given)
+    with pytest.raises(
+        ThreestepError, match=r"config.json' expects in quantization_config a JSON object that says how"
+    ):
+        load_config(folder)
+
+
+def test_whole_weights_pass_without_a_word(save_folder, capsys):
+    check_trains(ModelSettings(save_folder()), generates=True)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,104 @@
+"""The bounds on visitors' threads and time, with sockets of this machine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from training.utils.serving import threaded
+from training.utils.serving.threaded import BoundedServer
+
+BODY = b"x" * 2**24  # more than the buffers of a socket hold
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/fails":
+            raise ValueError("a fault of the program")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(BODY if self.path == "/large" else b"page")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def port():
+    server = BoundedServer(0, Page, seconds=1.0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def opened(port: int, text: bytes = b"") -> socket.socket:
+    visitor = socket.create_connection(("127.0.0.1", port), timeout=10)
+    if text:
+        visitor.sendall(text)
+    return visitor
+
+
+def ended(visitor: socket.socket) -> bool:
+    """Whether the server closes the connection without an answer."""
+    try:
+        return visitor.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def read(port: int) -> bytes:
+    visitor = opened(port, b"GET / HTTP/1.0\r\n\r\n")
+    text = b""
+    while block := visitor.recv(2**16):
+        text += block
+    return text
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_ended(port):
+    slow, began = opened(port, b"GET / HTTP/1.1\r\n"), time.monotonic()
+    with pytest.raises(OSError):
+        while time.monotonic() - began < 8:
+            slow.sendall(b"a")
+            time.sleep(0.1)
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_a_client_that_does_not_read_is_ended(port):
+    before = threading.active_count()
+    visitor = opened(port, b"GET /large HTTP/1.0\r\n\r\n")
+    deadline = time.monotonic() + 8
+    time.sleep(0.5)
+    assert threading.active_count() == before + 1
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() == before
+    visitor.close()
+
+
+def test_many_connections_hold_few_threads_and_the_page_is_there_afterwards(port, monkeypatch):
+    before = threading.active_count()
+    visitors = [opened(port) for _ in range(200)]
+    time.sleep(0.3)
+    assert threading.active_count() - before <= threaded.MOST_CONNECTIONS
+    assert sum(ended(visitor) for visitor in visitors[threaded.MOST_CONNECTIONS :]) == 200 - threaded.MOST_CONNECTIONS
+    deadline = time.monotonic() + 8
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read(port).endswith(b"page")
+
+
+def test_a_fault_of_the_program_is_printed_and_a_visitor_that_left_is_not(port, capsys):
+    visitor = opened(port, b"GET /large HTTP/1.0\r\n\r\n")
+    visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    visitor.close()
+    assert ended(opened(port, b"GET /fails HTTP/1.0\r\n\r\n"))
+    time.sleep(0.2)
+    said = capsys.readouterr().err
+    assert "a fault of the program" in said and "ConnectionResetError" not in said and "BrokenPipe" not in said

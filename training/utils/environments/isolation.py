@@ -1,0 +1,80 @@
+"""How far a model's Python program is kept from the machine: by bubblewrap, by namespaces alone, or hardly.
+
+The strongest that this machine allows is found by running a program in it. Each says what it guards and what not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DISK_BYTES = 64 << 20
+DISK_FILES = 4096
+_READ = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of a program's own, in memory
+# The disk of a program, mounted by the first process of its namespaces before it becomes the supervisor.
+_WITH_DISK = (
+    'mount -t tmpfs -o size="$1",nr_inodes="$2",mode=700,nosuid,nodev none "$3" && cd "$3" && shift 3 && exec "$@"'
+)
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """command: words that run others in it, for a folder of the program's own. has_disk: of a size, in memory.
+    sentence: what is guarded, and what is not."""
+
+    name: str
+    command: Callable[[Path], Sequence[str]]
+    has_disk: bool
+    sentence: str
+
+
+def _bubblewrap(folder: Path) -> list[str]:
+    """New namespaces of every kind, all of Python read-only, nothing else of the machine's files."""
+    read = dict.fromkeys([*_READ, sys.base_prefix, sys.prefix, str(Path(sys.executable).resolve().parent)])
+    words = [_program("bwrap"), "--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
+    for path in read:
+        words += ["--ro-bind-try", path, path]
+    disk = ["--size", str(DISK_BYTES), "--tmpfs"]
+    words += ["--proc", "/proc", "--dev", "/dev", *disk, _SHARED_MEMORY, "--remount-ro", "/dev", *disk, str(folder)]
+    return [*words, "--remount-ro", "/", "--chdir", str(folder), "--"]
+
+
+def _namespaces(folder: Path) -> list[str]:
+    """New namespaces of processes, mounts and network, and a disk for the folder."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    flags = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc", "--uts"]
+    disk = ["sh", "-c", _WITH_DISK, "sh", str(DISK_BYTES), str(DISK_FILES), str(folder)]
+    return [_program("unshare"), *user, *flags, "--", *disk]
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or name
+
+
+BUBBLEWRAP = Isolation(
+    "bubblewrap", _bubblewrap, True,
+    "it sees no file but Python's, no process but its own and no network; it shares the kernel and the processor",
+)  # fmt: skip
+NAMESPACES = Isolation(
+    "namespaces", _namespaces, True,
+    "it has no network, sees no process but its own and ends with all that it started; but it reads and writes files "
+    "as the run's user may: install bubblewrap",
+)  # fmt: skip
+PROCESSES = Isolation(
+    "processes", lambda folder: (), False,
+    "it ends with what it started, unless it ends its supervisor first; but it reads and writes files as the run's "
+    "user may, fills the disk, sees the run's processes with their environment variables (tokens) and reaches the "
+    "network: install bubblewrap, or use a container that may make namespaces",
+)  # fmt: skip
+
+
+@functools.cache
+def strongest(works: Callable[[Isolation], bool]) -> Isolation:
+    """The first that works here. works: runs a program in it."""
+    return next((each for each in (BUBBLEWRAP, NAMESPACES) if works(each)), PROCESSES)

@@ -1,0 +1,110 @@
+"""Models whose weights are stored quantized: read as whole weights, or refused by name.
+
+A model says so in `quantization_config` of its config.json, or of that file's part for text (transformers 5.19,
+quantizers/auto.py: get_hf_quantizer).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training.utils.run.console import log, started_as_main_rank
+from training.utils.run.errors import ThreestepError
+
+_KEY = "quantization_config"
+# Floats of 8 or 4 bits with their scales, which transformers makes whole weights of as it loads them.
+_WHOLE = {"fp8": "FP8", "mxfp4": "MXFP4"}
+_BITSANDBYTES = "bitsandbytes"
+
+
+def check_quantization(config: Any, where: str) -> None:
+    """ThreestepError unless transformers knows how the weights are quantized, if they are. Weights in FP8 and MXFP4
+    will be loaded as whole ones.
+
+    config: of the model; changed in place
+    where: its folder or hub name
+    """
+    given = _given(config)
+    if given is None:
+        return
+    method = _method(given)
+    if method not in _known():
+        got = given.get("quant_method") if isinstance(given, dict) else given
+        raise ThreestepError(
+            f"'{where}': {_KEY} in its config.json expects in quant_method one of {', '.join(sorted(_known()))}, got "
+            f"{got!r}; give the model that was quantized, or remove the entry if the weights are whole"
+        )
+    if method in _WHOLE:
+        given["dequantize"] = True  # or a GPU would keep them as they are, frozen
+
+
+def check_trains_whole(config: Any, where: str) -> None:
+    """ThreestepError if the model's weights cannot be trained as they are stored; a line of the log if they are made
+    whole.
+
+    config: as `check_quantization` left it
+    """
+    given = _given(config)
+    if given is None:
+        return
+    method = _method(given)
+    if method in _WHOLE:
+        log(
+            f"model: the weights of '{where}' are stored in {_WHOLE[method]} ({_KEY} in its config.json); they are "
+            "read as whole weights in --dtype, and saved models have those",
+            started_as_main_rank(),
+        )
+        return
+    bits = instead = ""
+    if method == _BITSANDBYTES:
+        bits = f" to {4 if given.get('load_in_4bit') else 8} bits"
+        instead = ", with LoRA and --load_in_4bit or --load_in_8bit to round it beneath the adapters"
+    raise ThreestepError(
+        f"'{where}': expected whole weights to train, got some that {method} has quantized{bits} ({_KEY} in its "
+        f"config.json), which cannot be trained, nor saved as a whole model; give the model that was quantized{instead}"
+    )
+
+
+def is_rounded(config: Any) -> bool:
+    """Whether the model is loaded as quantized weights."""
+    given = _given(config)
+    return given is not None and _method(given) not in _WHOLE
+
+
+def is_quantized(config: Any) -> bool:
+    """Whether the weights in the model's files are quantized."""
+    return _given(config) is not None
+
+
+def forget_quantization(config: Any) -> None:
+    """Remove the entry from the configuration of a model that has been loaded as whole weights."""
+    if not is_quantized(config) or is_rounded(config):
+        return
+    for part in (config, config.get_text_config()):
+        if getattr(part, _KEY, None) is not None:
+            delattr(part, _KEY)
+
+
+def _given(config: Any) -> Any:
+    for part in (config, config.get_text_config()):
+        found = getattr(part, _KEY, None)
+        if found is not None:
+            return found.to_dict() if hasattr(found, "to_dict") else found
+    return None
+
+
+def _known() -> set[str]:
+    """The methods that the installed transformers reads."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    return {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZATION_CONFIG_MAPPING}
+
+
+def _method(given: Any) -> str | None:
+    """transformers' name of the method, without bitsandbytes' bits; None if there is none."""
+    if not isinstance(given, dict):
+        return None
+    if given.get("load_in_4bit") or given.get("load_in_8bit"):  # older folders of bitsandbytes name no method
+        return _BITSANDBYTES
+    method = given.get("quant_method")
+    return method if isinstance(method, str) else None

@@ -1,0 +1,90 @@
+"""What a run will save, judged before its first step: all but the weights is saved once and loaded back.
+
+What transformers loads it does not always save, and what it saves it does not always load.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.engine.collectives import on_main
+from training.utils.models.processors import copy_files
+from training.utils.models.saving import mend_settings, save_without_weights
+from training.utils.run.console import log
+from training.utils.run.errors import ThreestepError, first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_PROBE = "Human: What is 2 + 3? \n\tAssistant: 2 + 3 is 5, naïve 🍐."
+
+
+class SavedModel(NamedTuple):
+    """A model that the run will save, and the tokenizer beside it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def check_saving(
+    folder: Path, saved: Sequence[SavedModel], processor: Sequence[Path], trust_remote_code: bool, is_main: bool
+) -> None:
+    """Mend each model's settings, in place and with a line of the log; write all but the weights to a folder inside
+    `folder`, load it back, and remove it. A collective: rank 0 writes.
+
+    processor: files of the image processor that are saved with the models
+
+    Raises ThreestepError, on every rank, for what cannot be saved, or is not loaded as it was.
+    """
+    for one in saved:
+        for sentence in mend_settings(one.model):
+            log(f"warning: {sentence}", is_main)
+        scratch = folder / f".saved_{os.getpid()}"
+        on_main(partial(_save_and_load, scratch, one, processor, trust_remote_code), is_main)
+
+
+def _save_and_load(scratch: Path, saved: SavedModel, processor: Sequence[Path], trust_remote_code: bool) -> None:
+    where = saved.model.name_or_path
+    try:
+        save_without_weights(scratch, saved.model, saved.tokenizer, partial(copy_files, processor))
+        difference = _difference(scratch, saved, trust_remote_code)
+    except Exception as problem:  # transformers and tokenizers raise many kinds
+        raise ThreestepError(
+            f"'{where}': a model trained from it could not be saved and loaded again ({type(problem).__name__}: "
+            f"{first_line(problem)}); correct its configuration, tokenizer or chat template"
+        ) from problem
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if difference is not None:
+        raise ThreestepError(
+            f"'{where}': a model trained from it would not be loaded as it was trained: {difference}; save its folder "
+            "again with the installed transformers, and start from that"
+        )
+
+
+def _difference(scratch: Path, saved: SavedModel, trust_remote_code: bool) -> str | None:
+    """What of the saved folder is loaded as something else; None if nothing is."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    trust: Any = {"trust_remote_code": trust_remote_code}
+    config = AutoConfig.from_pretrained(scratch, **trust)
+    if type(config).__name__ != type(saved.model.config).__name__:
+        return f"its config.json is read as a {type(config).__name__}, not a {type(saved.model.config).__name__}"
+    if (scratch / "generation_config.json").is_file():
+        GenerationConfig.from_pretrained(scratch)
+    ours, theirs = saved.tokenizer, AutoTokenizer.from_pretrained(scratch, **trust)
+    if theirs.get_vocab() != ours.get_vocab():
+        return f"its tokenizer has {len(theirs)} tokens, not {len(ours)}, or other numbers for some"
+    for name in ("eos_token_id", "pad_token_id"):
+        if getattr(theirs, name) != getattr(ours, name):
+            return f"its tokenizer has the {name} {getattr(theirs, name)}, not {getattr(ours, name)}"
+    if theirs(_PROBE)["input_ids"] != ours(_PROBE)["input_ids"]:
+        return "its tokenizer cuts a text into other tokens"
+    if theirs.chat_template != ours.chat_template:
+        return "its tokenizer has another chat template"
+    return None

@@ -1,0 +1,74 @@
+"""What lies in an output folder before a run: judged at the start, since a run that is trained must be able to end.
+
+A run replaces and removes below its folder. A link there would lead it out of the folder, and a file where it makes a
+folder would end it with its model. The folder itself may be a link.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.run.run_folder import LOGS, SAMPLE_PICTURES
+
+_REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
+_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "tensorboard", "profile", SAMPLE_PICTURES)
+_FILES = (
+    *LOGS, "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
+    "tracker_runs.json", ".running", "checkpoints/latest",
+)  # fmt: skip
+
+
+def make_output_dir(output_dir: str | Path) -> None:
+    """Make the folder of a run and judge what lies in it. ThreestepError where a run could not end there."""
+    folder = Path(output_dir)
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ThreestepError(
+            f"--output_dir expects a folder, got {folder}, which is {_kind(folder)}; remove it, or name another"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ThreestepError(f"--output_dir {output_dir} cannot be written to ({problem.strerror})") from problem
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ThreestepError(f"--output_dir {output_dir} cannot be written to (Permission denied)")
+    mistakes = Mistakes()
+    for sentence in _unfit(folder):
+        mistakes.add(sentence)
+    mistakes.raise_if_any()
+
+
+def _unfit(folder: Path) -> Iterator[str]:
+    """A sentence for each thing that a run cannot write over."""
+    steps = sorted((folder / "checkpoints").glob("step_*"))
+    for path in (*(folder / name for name in _FOLDERS), *steps):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            yield _instead(path, "a folder")
+        elif path.exists() and not os.access(path, os.W_OK | os.X_OK):
+            yield f"--output_dir: {path} cannot be written to (Permission denied); change that, or name another folder"
+    for path in (folder / name for name in _FILES):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            yield _instead(path, "a file")
+        elif path.name in LOGS and path.exists() and not os.access(path, os.W_OK):
+            yield f"--output_dir: {path} cannot be written to (Permission denied); change that, or name another folder"
+    for path in (folder / name for name in _REPLACED_FOLDERS):
+        if os.path.ismount(path):
+            yield (
+                f"--output_dir: {path} is a mounted file system, and a run replaces its model by a rename; mount it at "
+                f"{folder}, or name another folder"
+            )
+
+
+def _instead(path: Path, expected: str) -> str:
+    return (
+        f"--output_dir expects {expected} of the run's own at {path}, or nothing, got {_kind(path)}; remove it, or "
+        "name another folder"
+    )
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return f"a link to {os.readlink(path)}{'' if path.exists() else ', which is not there'}"
+    return "a folder" if path.is_dir() else "a file" if path.is_file() else "neither file nor folder"

@@ -1,0 +1,62 @@
+"""An HTTP server on the loopback address whose visitors hold a bounded number of threads, each for a bounded time.
+
+The standard library's `ThreadingHTTPServer` starts a thread for each connection and waits for its request as long as
+that takes.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from training.utils.serving.door import ADDRESS
+
+MOST_CONNECTIONS = 32  # a browser opens six
+MOST_SECONDS = 30.0  # of a connection, from its first byte to the last one of its answer
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """Serves at most `MOST_CONNECTIONS` at once, each for at most `seconds`; one more is closed unanswered. port 0
+    takes a free one."""
+
+    daemon_threads = True
+    block_on_close = False  # a reader that does not read ends with the program
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler], seconds: float = MOST_SECONDS) -> None:
+        self._seconds = seconds
+        self._open: dict[Any, float] = {}  # each connection, and when it ends
+        self._lock = threading.Lock()
+        super().__init__((ADDRESS, port), handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for one more."""
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                return False
+            self._open[request] = time.monotonic() + self._seconds
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End what takes too long; its thread's read or write fails then. `serve_forever` calls it twice a second."""
+        with self._lock:
+            late = [request for request, end in self._open.items() if time.monotonic() > end]
+            for request in late:
+                try:
+                    request.shutdown(socket.SHUT_RDWR)
+                except OSError:  # ended by itself meanwhile
+                    continue
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what is a fault of the program; a visitor that went away, a thousand times over, is none."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
