@@ -7,7 +7,7 @@ import contextlib
 import copy
 import shutil
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,9 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, kind: s
     _check_ties(model, skeleton)
     path, fresh = folder / name, folder / f".{name}.new"
     try:
-        _save(model, tokenizer, fresh, name)
+        mended = _save(model, tokenizer, fresh, name)
         _check_tokenizer(tokenizer, fresh)
-        write_given(fresh, _described(model, fresh, skeleton, name, kind))
+        write_given(fresh, _described(model, fresh, skeleton, name, kind, mended))
         if resumes and path.is_dir():
             _check_same(fresh, path, name)
         shutil.rmtree(path, ignore_errors=True)
@@ -67,10 +67,14 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, kind: s
     return str(path)
 
 
-def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
+def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:
+    """Return a sentence for each kind of settings that the folder lacks, since transformers does not save them."""
+    from training.utils.models.saving import mend_settings
+
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _configs_kept(model):
+        sentences = mend_settings(model)
         try:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
@@ -78,6 +82,7 @@ def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
             raise ThreestepError(
                 f"{name} expects a model that can be saved, and saving this {_kind(model)} fails: {first_line(problem)}"
             ) from problem
+    return sentences
 
 
 def _check_kind(model: Any, name: str) -> None:
@@ -109,14 +114,16 @@ def _check_weights(model: Any, name: str) -> None:
             )
 
 
-def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str) -> GivenModel:
-    """What the folder does not say of the object."""
+def _described(
+    model: Any, folder: Path, skeleton: Any, name: str, kind: str, mended: Sequence[str]
+) -> GivenModel:
+    """What the folder does not say of the object. mended: sentences on settings that are not saved"""
     plain = _plain_model(model, folder)
     is_plain = type(plain) is type(model)
     reasons = [] if is_plain else [f"its class is {type(model).__module__}.{_kind(model)}"]
     reasons += _differences(model, plain if is_plain else skeleton)
     frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    notes = []
+    notes = [f"warning: {sentence}" for sentence in mended]
     if name == _CRITIC and len(frozen) == len(list(model.parameters())):
         frozen = []
         notes.append("all weights of the reward model were given frozen; the critic that starts from it trains")
@@ -289,9 +296,10 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _configs_kept(model: Any) -> Iterator[None]:
-    """Give configurations back as they were: save_pretrained writes the class and the precision into them."""
+    """Give configurations back as they were: save_pretrained writes the class and the precision into them, and what
+    it refuses is mended."""
     configs = [getattr(module, "config", None) for module in model.modules()]
-    configs += [getattr(model, "generation_config", None)]
+    configs += [model.config.get_text_config(), getattr(model, "generation_config", None)]
     were = {id(one): (one, dict(vars(one))) for one in configs if one is not None and hasattr(one, "__dict__")}
     try:
         yield

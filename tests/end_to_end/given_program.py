@@ -67,7 +67,8 @@ def digest(model: torch.nn.Module) -> str:
     for name, tensor in model.state_dict().items():
         whole.update(name.encode() + tensor.numpy().tobytes())
     state = ([part.training for part in model.modules()], [part.requires_grad for part in model.parameters()])
-    return whole.hexdigest() + str(state) + str(model.config.to_dict())
+    configs = (model.config.to_dict(), getattr(model, "generation_config", None))
+    return whole.hexdigest() + str(state) + str(configs)
 
 
 def given(place: Path) -> dict[str, Any]:
@@ -94,7 +95,9 @@ def given(place: Path) -> dict[str, Any]:
     lm, scalar = functools.partial(language_model, place), functools.partial(scalar_model, place)
     called("sft plain", threestep.sft, lm(half_head=True), ROWS, **TRAINED)
     called("sft class", threestep.sft, lm(Halved), ROWS, **TRAINED)
-    called("sft hook", threestep.sft, lm(hooked=True).train(), ROWS, **TRAINED)
+    hooked = lm(hooked=True).train()
+    hooked.generation_config.temperature, hooked.generation_config.top_p = 0.9, 0.6  # as Vicuna's, without do_sample
+    called("sft hook", threestep.sft, hooked, ROWS, **TRAINED)
     called("dpo other", threestep.dpo, lm(), PAIRS, **TRAINED)  # whose reference the next must not take from the cache
     called("dpo class", threestep.dpo, lm(Halved), PAIRS, **TRAINED)
     called("dpo plain", threestep.dpo, lm(half_head=True), PAIRS, **TRAINED)
@@ -109,7 +112,7 @@ CALLS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "sft": (ROWS, "training.step1_sft.main", TRAINED),
     "reward": (PAIRS, "training.step2_reward.main", TRAINED),
     "dpo": (PAIRS, "training.step2_dpo.main", TRAINED),
-    "ppo": (PROMPTS, "training.step3_ppo.main", {**DRAWN, "reward": "length"}),
+    "ppo": (PROMPTS, "training.step3_ppo.main", {**DRAWN, "reward": "length", "reward_length_characters": 5}),
 }
 
 

@@ -39,6 +39,11 @@ class OwnLoss(Halved):
         return output
 
 
+class Unsaved(LlamaForCausalLM):
+    def save_pretrained(self, *arguments, **others):
+        raise NotImplementedError("of no use")
+
+
 class Arguments(LlamaForCausalLM):
     def __init__(self, config, strength):
         super().__init__(config)
@@ -119,6 +124,25 @@ def test_what_a_folder_does_not_hold(change, reason, tokenizer, tmp_path):
     assert_as_it_was(model, before)
 
 
+def test_settings_that_transformers_refuses_to_save_are_mended_in_the_folder(tokenizer, tmp_path):
+    """Vicuna's generation settings, and sampling settings in the configuration."""
+
+    def change(model):
+        model.generation_config.temperature, model.generation_config.top_p = 0.9, 0.6
+        model.config.temperature = 0.7
+
+    model = made(change=change)
+    model.config.name_or_path = model.name_or_path = ""
+    before = state_of(model), model.generation_config.to_dict()
+    notes = given_of(model, tokenizer, tmp_path).notes
+    assert_as_it_was(model, before[0])
+    assert model.generation_config.to_dict() == before[1]
+    assert len(notes) == 2 and all(note.startswith("warning: 'LlamaForCausalLM': ") for note in notes)
+    assert "its settings of generation have temperature 0.9, top_p 0.6" in notes[0]
+    read = LlamaForCausalLM.from_pretrained(tmp_path / NAME)
+    assert (read.generation_config.temperature, read.generation_config.top_p) == (None, None)
+
+
 def test_what_changes_no_number_is_no_reason(tokenizer, tmp_path):
     def change(model):
         model.gradient_checkpointing_enable()
@@ -169,7 +193,10 @@ def prune(model):
     [
         (untie, "^lm_head.weight and model.embed_tokens.weight are two tensors in the model and one in LlamaForCausalLM"),
         (share, "^model.layers.0.mlp.up_proj.weight and model.layers.1.mlp.up_proj.weight are one tensor in the model and"),
-        (lambda m: setattr(m.generation_config, "temperature", -1.0), "that can be saved, and saving this LlamaForCausalLM"),
+        (
+            lambda m: setattr(m.generation_config, "num_return_sequences", 3),
+            "its settings of generation .* could not be saved with the model: transformers says: Greedy",
+        ),
         (prune, "^3 weights of the model .* are not those of LlamaForCausalLM\\(config\\), so that no folder could hold"),
         (
             lambda m: nn.utils.parametrizations.weight_norm(m.model.layers[0].mlp.up_proj),
@@ -210,6 +237,7 @@ def test_what_is_no_model(tokenizer, tmp_path):
     refused(torch.compile(made()), r"got one that torch.compile wrapped; give the model itself \(model._orig_mod\)")
     refused(SimpleNamespace(pretrained_model=made()), "got one with a value head around it")
     refused(made(), "is a loaded model, and tokenizer expects its tokenizer, got None$", None)
+    refused(made(Unsaved), "^model_name_or_path expects a model that can be saved, and saving this Unsaved fails: of no use")
     refused(made(Arguments, 3.0), r"^Arguments\(config\) fails \(TypeError: .*, by which its trained weights are saved")
 
 

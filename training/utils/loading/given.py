@@ -348,6 +348,11 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         )
     for weight in frozen:
         weight.requires_grad_(False)
+    if frozen and not any(weight.requires_grad for weight in model.parameters()):
+        raise ThreestepError(
+            "every weight of the model was given frozen (requires_grad False), so that nothing would train; unfreeze what "
+            "is to be trained (model.requires_grad_(True)), or train adapters on it: --lora_dim 16"
+        )
     if frozen:
         log(
             f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad False)",
