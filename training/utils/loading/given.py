@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.utils.loading.judgement import HEAD
 from training.utils.run.console import log, started_as_main_rank
 from training.utils.run.errors import ThreestepError, first_line
 
@@ -340,7 +341,8 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
     frozen = [own[name] for name in given.frozen if name in own]
     adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter_tensor(name)}
     held_fast = [name for name in given.frozen if name.rpartition(".")[0] in adapted]
-    if held_fast and len(frozen) < len(own):
+    is_whole = all(name in given.frozen or name.startswith(HEAD) for name in own)  # a new head is not the object's
+    if held_fast and not is_whole:
         raise ThreestepError(
             f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights that "
             "were given frozen, which would move them as saved; name the layers with --lora_module_name, unfreeze them, or "
@@ -348,11 +350,6 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         )
     for weight in frozen:
         weight.requires_grad_(False)
-    if frozen and not any(weight.requires_grad for weight in model.parameters()):
-        raise ThreestepError(
-            "every weight of the model was given frozen (requires_grad False), so that nothing would train; unfreeze what "
-            "is to be trained (model.requires_grad_(True)), or train adapters on it: --lora_dim 16"
-        )
     if frozen:
         log(
             f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad False)",

@@ -3,7 +3,6 @@ tests/unit/threestep/test_given_models.py."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -76,14 +75,15 @@ def test_other_folders_freeze_nothing(tmp_path):
     assert all(weight.requires_grad for weight in model.parameters())
 
 
-def test_a_model_that_is_frozen_as_a_whole_needs_adapters(tmp_path):
+@pytest.mark.parametrize("scores", [False, True])
+def test_adapters_train_on_a_model_that_is_frozen_as_a_whole(tmp_path, scores):
+    """Also below a new head, which the language model that was given does not have."""
     model = tiny_causal_lm("llama")
-    settings = noted(tmp_path, model, [name for name, _ in model.named_parameters()])
-    with pytest.raises(ThreestepError, match="^every weight of the model was given frozen .*, so that nothing would train"):
-        train_as_given(copy.deepcopy(model), settings, False)
-    adapted = add_lora(model, replace(settings, lora_dim=2))
-    train_as_given(adapted, replace(settings, lora_dim=2), False)
-    assert {".lora_" in name for name, weight in adapted.named_parameters() if weight.requires_grad} == {True}
+    settings = replace(noted(tmp_path, model, [name for name, _ in model.named_parameters()]), lora_dim=2)
+    adapted = add_lora(scalar() if scores else model, settings)
+    train_as_given(adapted, settings, False)
+    trained = {name for name, weight in adapted.named_parameters() if weight.requires_grad and ".lora_" not in name}
+    assert trained == ({"score.weight"} if scores else set())
 
 
 def test_adapters_do_not_move_what_was_frozen(tmp_path):
