@@ -20,7 +20,8 @@ _SHOWN = 3  # reasons in a sentence
 _LOSS_EPS = 16  # two orders of one short sum differ by a few roundings
 # What wraps a model: an attribute that it has, and what to give in its place.
 _WRAPPERS = {
-    "peft_config": "one with adapters; merge them first (model.merge_and_unload()), or save the adapter and give its folder",
+    "peft_config": "one with adapters; merge them first (model.merge_and_unload()), or save the adapter and give its "
+    "folder",
     "_orig_mod": "one that torch.compile wrapped; give the model itself (model._orig_mod), and torch_compile=True",
     "pretrained_model": "one with a value head around it; give model.pretrained_model",
     "module": "one that an engine or DistributedDataParallel wrapped; give its .module before it is wrapped",
@@ -43,8 +44,8 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, kind: s
     kind: of the step: sft, reward, dpo or ppo
     resumes: the run began with the folder that is there; ThreestepError if the model is another one
 
-    Raises ThreestepError for what is no model, for one that cannot be saved whole, and for a tokenizer that its files do
-    not hold.
+    Raises ThreestepError for what is no model, for one that cannot be saved whole, and for a tokenizer that its files
+    do not hold.
     """
     _check_kind(model, name)
     if tokenizer is None:
@@ -101,7 +102,9 @@ def _check_weights(model: Any, name: str) -> None:
         raise ThreestepError(f"{name} expects unquantized weights, got a quantized {_kind(model)}; give its path")
     for where, weight in model.named_parameters():
         if weight.is_meta:
-            raise ThreestepError(f"{name} expects weights, got a {_kind(model)} on the meta device; load it, or give a path")
+            raise ThreestepError(
+                f"{name} expects weights, got a {_kind(model)} on the meta device; load it, or give a path"
+            )
         if hasattr(weight, "ds_id") or type(weight).__name__ == "DTensor":
             raise ThreestepError(
                 f"{name} expects whole weights, got a {_kind(model)} in shards ({where}); save it as a whole, and give "
@@ -114,9 +117,7 @@ def _check_weights(model: Any, name: str) -> None:
             )
 
 
-def _described(
-    model: Any, folder: Path, skeleton: Any, name: str, kind: str, mended: Sequence[str]
-) -> GivenModel:
+def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, mended: Sequence[str]) -> GivenModel:
     """What the folder does not say of the object. mended: sentences on settings that are not saved"""
     plain = _plain_model(model, folder)
     is_plain = type(plain) is type(model)
@@ -163,8 +164,8 @@ def _skeleton(model: Any) -> Any:
         skeleton = plain_skeleton(model)
     except Exception as problem:  # noqa: BLE001 (a user's class may fail by any error)
         raise ThreestepError(
-            f"{_kind(model)}(config) fails ({type(problem).__name__}: {first_line(problem)}), by which its trained weights "
-            "are saved; let its constructor take the configuration alone"
+            f"{_kind(model)}(config) fails ({type(problem).__name__}: {first_line(problem)}), by which its trained "
+            "weights are saved; let its constructor take the configuration alone"
         ) from problem
     skeleton.tie_weights()
     return skeleton
@@ -175,9 +176,10 @@ def _check_saved_again(model: Any, skeleton: Any) -> None:
     odd = sorted(model.state_dict().keys() ^ skeleton.state_dict().keys())
     if odd:
         raise ThreestepError(
-            f"{len(odd)} weights of the model ({odd[0]}) are not those of {_kind(model)}(config), so that no folder could "
-            "hold what was trained: take parametrizations off (torch.nn.utils.parametrize.remove_parametrizations), save "
-            "pruned or normalised weights as plain ones, and make modules of your own in the class's constructor"
+            f"{len(odd)} weights of the model ({odd[0]}) are not those of {_kind(model)}(config), so that no folder "
+            "could hold what was trained: take parametrizations off "
+            "(torch.nn.utils.parametrize.remove_parametrizations), save pruned or normalised weights as plain ones, "
+            "and make modules of your own in the class's constructor"
         )
 
 
@@ -243,7 +245,8 @@ def _attributes(module: Any, other: Any) -> list[str]:
 
 
 def _is_method(kind: type, name: str, own: Mapping[str, Any]) -> bool:
-    """Whether an attribute hides a method of the class; accelerate's, which moves what is on several devices, is none."""
+    """Whether an attribute hides a method of the class; accelerate's, which moves what is on several devices, is
+    none."""
     return isinstance(getattr(kind, name, None), types.FunctionType) and "_hf_hook" not in own
 
 
@@ -272,8 +275,8 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     odd = next((what for what in mine if mine[what] != theirs[what]), None)
     if odd is not None:
         raise ThreestepError(
-            f"tokenizer expects one that its files hold, and this {_kind(given)}, saved and read again, has another {odd}: "
-            "something of it is in memory alone; change what is saved (its files, add_tokens, chat_template)"
+            f"tokenizer expects one that its files hold, and this {_kind(given)}, saved and read again, has another "
+            f"{odd}: something of it is in memory alone; change what is saved (its files, add_tokens, chat_template)"
         )
 
 
@@ -289,8 +292,8 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
         odd.append("what is frozen or of the object alone")
     if odd:
         raise ThreestepError(
-            f"{name} is another model than the run in {began.parent.parent} began with ({', '.join(odd[:_SHOWN])}); give "
-            "that one to resume it, or another output_dir"
+            f"{name} is another model than the run in {began.parent.parent} began with ({', '.join(odd[:_SHOWN])}); "
+            "give that one to resume it, or another output_dir"
         )
 
 
@@ -335,8 +338,8 @@ def _other_loss(model: Any) -> list[str]:
     if torch.isclose(loss.float(), plain, rtol=most, atol=most):
         return []
     return [
-        f"warning: its forward makes a loss of {float(loss):.4f} of labels for which the mean negative log-likelihood of "
-        f"its logits is {float(plain):.4f}; the run trains the latter, and does not call the former"
+        f"warning: its forward makes a loss of {float(loss):.4f} of labels for which the mean negative log-likelihood "
+        f"of its logits is {float(plain):.4f}; the run trains the latter, and does not call the former"
     ]
 
 

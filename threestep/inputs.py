@@ -77,8 +77,8 @@ def _table(path: Path) -> Any:
 
 def _other_rows(path: Path) -> ThreestepError:
     return ThreestepError(
-        f"rows are others than those that the run in {path.parent.parent} began with ({path}); give these to resume it, or "
-        "another output_dir"
+        f"rows are others than those that the run in {path.parent.parent} began with ({path}); give these to resume "
+        "it, or another output_dir"
     )
 
 

@@ -86,7 +86,8 @@ def _callers_state() -> Iterator[None]:
 
 def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -> None:
     """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. What they print goes to this
-    process's streams, a notebook's too. ThreestepError with what the ranks said against it, and if they were stopped."""
+    process's streams, a notebook's too. ThreestepError with what the ranks said against it, and if they were
+    stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
     lend(list(words), environment)
     process = subprocess.Popen(

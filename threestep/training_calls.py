@@ -29,8 +29,8 @@ _RUNS = "runs"
 def sft(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
     """Fine-tune on the chosen responses of `rows`.
 
-    model: a folder, a hub name, or a loaded transformers model, of which a copy is trained as it is: its class's forward,
-        hooks, frozen weights. The object itself is not changed
+    model: a folder, a hub name, or a loaded transformers model, of which a copy is trained as it is: its class's
+        forward, hooks, frozen weights. The object itself is not changed
     rows: a list of dicts or a datasets.Dataset, of which all are this step's; or a path or an address as --data_path
         takes it, which --data_split shares. Their columns: docs/data.md
     tokenizer: of a loaded model
@@ -137,8 +137,8 @@ def _models_as_flags(
             )
         if only_object is not None and settings.get("rollout_engine") == "vllm":
             raise ThreestepError(
-                f"{name}: rollout_engine='vllm' draws by vLLM's code for the family, not by this {type(model).__name__} "
-                f"({only_object}); use rollout_engine='hf'"
+                f"{name}: rollout_engine='vllm' draws by vLLM's code for the family, not by this "
+                f"{type(model).__name__} ({only_object}); use rollout_engine='hf'"
             )
         objects[flags[name]] = GivenObject(model)
     return flags, objects

@@ -324,8 +324,8 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
         return {}
     mistakes.require(
         name != "shared" or "resume" not in section,
-        f"{origin}: 'shared' sets resume, which would train finished steps again; set resume at the top of the file, or "
-        "give --resume",
+        f"{origin}: 'shared' sets resume, which would train finished steps again; set resume at the top of the file, "
+        "or give --resume",
     )
     for setting, where in _WIRED.items():
         mistakes.require(setting not in section, f"{origin}: '{name}' sets {setting}; set {where}")

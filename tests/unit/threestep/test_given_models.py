@@ -1,5 +1,5 @@
-"""Models and tokenizers that a call is given: what their folder says of them, or why they cannot be taken. That they are
-trained as they are: tests/end_to_end/test_given_models.py."""
+"""Models and tokenizers that a call is given: what their folder says of them, or why they cannot be taken. That they
+are trained as they are: tests/end_to_end/test_given_models.py."""
 
 from __future__ import annotations
 
@@ -111,10 +111,19 @@ def test_a_plain_model_is_its_folder(dtype, tokenizer, tmp_path):
         (lambda m: m.model.norm.register_full_backward_hook(lambda *_: None), "model.norm has a backward hook"),
         (lambda m: m.lm_head.weight.register_hook(lambda g: g), "model.embed_tokens.weight has a gradient hook"),
         (lambda m: setattr(m.model.norm, "forward", lambda x: x), "model.norm.forward is replaced"),
-        (lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.ReLU()), "model.layers.0.mlp.act_fn is a ReLU, not a SiL"),
-        (lambda m: setattr(m.model.layers[1].self_attn, "scaling", 0.5), "model.layers.1.self_attn.scaling is 0.5, and 0"),
+        (
+            lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.ReLU()),
+            "model.layers.0.mlp.act_fn is a ReLU, not a SiL",
+        ),
+        (
+            lambda m: setattr(m.model.layers[1].self_attn, "scaling", 0.5),
+            "model.layers.1.self_attn.scaling is 0.5, and 0",
+        ),
         (lambda m: setattr(m.config, "rms_norm_eps", 0.5), "variance_epsilon is 1e-06, and 0.5 by its configuration"),
-        (lambda m: setattr(m.model.layers[0].self_attn, "attention_dropout", 0.1), "attention_dropout is 0.1, and 0.0 by"),
+        (
+            lambda m: setattr(m.model.layers[0].self_attn, "attention_dropout", 0.1),
+            "attention_dropout is 0.1, and 0.0 by",
+        ),
     ],
 )
 def test_what_a_folder_does_not_hold(change, reason, tokenizer, tmp_path):
@@ -191,13 +200,22 @@ def prune(model):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (untie, "^lm_head.weight and model.embed_tokens.weight are two tensors in the model and one in LlamaForCausalLM"),
-        (share, "^model.layers.0.mlp.up_proj.weight and model.layers.1.mlp.up_proj.weight are one tensor in the model and"),
+        (
+            untie,
+            "^lm_head.weight and model.embed_tokens.weight are two tensors in the model and one in LlamaForCausalLM",
+        ),
+        (
+            share,
+            "^model.layers.0.mlp.up_proj.weight and model.layers.1.mlp.up_proj.weight are one tensor in the model and",
+        ),
         (
             lambda m: setattr(m.generation_config, "num_return_sequences", 3),
             "its settings of generation .* could not be saved with the model: transformers says: Greedy",
         ),
-        (prune, "^3 weights of the model .* are not those of LlamaForCausalLM\\(config\\), so that no folder could hold"),
+        (
+            prune,
+            "^3 weights of the model .* are not those of LlamaForCausalLM\\(config\\), so that no folder could hold",
+        ),
         (
             lambda m: nn.utils.parametrizations.weight_norm(m.model.layers[0].mlp.up_proj),
             "take parametrizations off",
@@ -237,7 +255,9 @@ def test_what_is_no_model(tokenizer, tmp_path):
     refused(torch.compile(made()), r"got one that torch.compile wrapped; give the model itself \(model._orig_mod\)")
     refused(SimpleNamespace(pretrained_model=made()), "got one with a value head around it")
     refused(made(), "is a loaded model, and tokenizer expects its tokenizer, got None$", None)
-    refused(made(Unsaved), "^model_name_or_path expects a model that can be saved, and saving this Unsaved fails: of no use")
+    refused(
+        made(Unsaved), "^model_name_or_path expects a model that can be saved, and saving this Unsaved fails: of no use"
+    )
     refused(made(Arguments, 3.0), r"^Arguments\(config\) fails \(TypeError: .*, by which its trained weights are saved")
 
 
@@ -253,7 +273,9 @@ def test_a_tokenizer_is_what_its_files_hold(tokenizer, tmp_path):
 
     other = copy.deepcopy(tokenizer)
     other.__class__ = Upper
-    with pytest.raises(ThreestepError, match="^tokenizer expects one that its files hold, and this Upper, saved and read"):
+    with pytest.raises(
+        ThreestepError, match="^tokenizer expects one that its files hold, and this Upper, saved and read"
+    ):
         given_of(made(), other, tmp_path)
     unread = SimpleNamespace(save_pretrained=lambda folder: None)
     with pytest.raises(ThreestepError, match="^the tokenizer's files cannot be read again: "):
@@ -265,7 +287,10 @@ def test_a_resumed_run_is_given_the_model_that_it_began_with(tokenizer, tmp_path
     given_of(made(), tokenizer, tmp_path, resumes=True)
     written = (tmp_path / NAME / "model.safetensors").read_bytes()
     other = made(change=lambda model: model.lm_head.weight.data.mul_(2))
-    for changed, what in ((other, "model.safetensors"), (made().requires_grad_(False), "what is frozen or of the object")):
+    for changed, what in (
+        (other, "model.safetensors"),
+        (made().requires_grad_(False), "what is frozen or of the object"),
+    ):
         with pytest.raises(ThreestepError, match=f"is another model than the run in .* began with .*{what}"):
             given_of(changed, tokenizer, tmp_path, resumes=True)
         assert (tmp_path / NAME / "model.safetensors").read_bytes() == written
@@ -297,7 +322,9 @@ def test_a_hook_that_holds_the_object_is_noticed(tokenizer, tmp_path):
         first = model.model.layers[1].mlp
         model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output + first(inputs[0]))
 
-    with pytest.raises(ThreestepError, match="still computes with model.layers.1.mlp.gate_proj.weight of the object that"):
+    with pytest.raises(
+        ThreestepError, match="still computes with model.layers.1.mlp.gate_proj.weight of the object that"
+    ):
         taken(made(change=change), tokenizer, tmp_path)
 
 
@@ -327,7 +354,9 @@ class Locked:
 
 def test_other_processes_cannot_take_the_object(tokenizer, tmp_path):
     path = folder_of_model(made(Halved), tokenizer, tmp_path, NAME, "sft", False)
-    with pytest.raises(ThreestepError, match="was a Halved of a Python program, which no folder can stand for: its class"):
+    with pytest.raises(
+        ThreestepError, match="was a Halved of a Python program, which no folder can stand for: its class"
+    ):
         copy_of_object(path, torch.float32, ModelSettings(path), False)
 
 
@@ -336,7 +365,9 @@ def test_a_folder_with_other_numbers_is_not_taken_for_the_object(tokenizer, tmp_
     model = made(change=lambda model: model.model.rotary_emb.inv_freq.mul_(3.0))
     path = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
     read, settings = LlamaForCausalLM.from_pretrained(path), ModelSettings(path)
-    with pytest.raises(ThreestepError, match=r"its files give other numbers \(by .*\), so that a part of it is in no file"):
+    with pytest.raises(
+        ThreestepError, match=r"its files give other numbers \(by .*\), so that a part of it is in no file"
+    ):
         proven(read, path, torch.float32, settings, False)
     held = GivenObject(model)
     with objects_given({path: held}):

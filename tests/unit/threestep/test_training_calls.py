@@ -56,7 +56,9 @@ def test_a_launchers_ranks_share_paths_alone(monkeypatch):
 
 def test_every_call_has_a_new_folder(here, monkeypatch):
     words = []
-    monkeypatch.setattr(training_calls, "run_here", lambda program, own, functions, folder: words.append((program, own)))
+    monkeypatch.setattr(
+        training_calls, "run_here", lambda program, own, functions, folder: words.append((program, own))
+    )
     first, second = threestep.reward("m", ROWS), threestep.reward("m", ROWS, data_split="1,1,1")
     assert [result.folder for result in (first, second)] == [here / "runs/reward", here / "runs/reward_2"]
     assert repr(first) == f"<reward: no figures; in {first.folder}>"
@@ -76,7 +78,9 @@ def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
 
 def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     taken = []
-    monkeypatch.setattr(training_calls, "run_here", lambda program, words, functions, _: taken.append((words, functions)))
+    monkeypatch.setattr(
+        training_calls, "run_here", lambda program, words, functions, _: taken.append((words, functions))
+    )
 
     def best(prompts, responses):
         return [1.0]

@@ -84,8 +84,8 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
     for name, zeros in history.zeros.items():
         if zeros >= ZERO_STEPS or (at_end and zeros):
             found[f"{name} zero"] = (
-                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of the "
-                "steps before, at what is frozen, and at whether the rewards or pairs differ"
+                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of "
+                "the steps before, at what is frozen, and at whether the rewards or pairs differ"
             )
     for name, norms in history.norms.items():
         first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
@@ -112,8 +112,8 @@ def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[st
         return {}
     if history.lowest < learned:
         return {
-            "loss": f"{uniform.figure} has risen to {about}; it was {history.lowest:.4g}: the run has diverged; lower the "
-            "learning rate, or warm it up for longer"
+            "loss": f"{uniform.figure} has risen to {about}; it was {history.lowest:.4g}: the run has diverged; lower "
+            "the learning rate, or warm it up for longer"
         }
     if not at_end or (uniform.begins_there and known < uniform.nats / LEARNED_SHARE):
         return {}

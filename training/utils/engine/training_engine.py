@@ -251,9 +251,10 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
 
 
 class CheckedAdamW(torch.optim.AdamW):
-    """Skips a step whose gradient is not finite, and keeps the norm of the others. For float32 at ZeRO stage 0, where DeepSpeed uses the optimizer
-    unwrapped. In all other cases its wrappers skip such a step and set `overflow`, which its engine reads here too: the
-    schedule does not move, and the step counts as skipped (deepspeed 0.19, engine.py: _take_model_step).
+    """Skips a step whose gradient is not finite, and keeps the norm of the others. For float32 at ZeRO stage 0, where
+    DeepSpeed uses the optimizer unwrapped. In all other cases its wrappers skip such a step and set `overflow`, which
+    its engine reads here too: the schedule does not move, and the step counts as skipped (deepspeed 0.19, engine.py:
+    _take_model_step).
 
     The gradients are already reduced over all ranks, so every rank makes the same decision.
     """

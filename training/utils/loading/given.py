@@ -1,9 +1,10 @@
 """Models that a Python program holds (`threestep.sft(model, ...)`): what their folder says of them, and the objects.
 
-The front writes such a model to a folder, so that other processes and a resumed run read it as any other. A model folder
-holds weights and a configuration; what else decides how the object trains stands in its `given.json`: frozen weights,
-numbers that the object computes, and, where no folder can hold it (a forward of its class, hooks), why. A folder's model
-is trained only if it computes the object's numbers; otherwise a copy of the object is, in the process that holds it.
+The front writes such a model to a folder, so that other processes and a resumed run read it as any other. A model
+folder holds weights and a configuration; what else decides how the object trains stands in its `given.json`: frozen
+weights, numbers that the object computes, and, where no folder can hold it (a forward of its class, hooks), why. A
+folder's model is trained only if it computes the object's numbers; otherwise a copy of the object is, in the process
+that holds it.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def is_copy_of_object(model: PreTrainedModel) -> bool:
 def proven(
     model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
 ) -> PreTrainedModel:
-    """Return `model`, just loaded from the folder `where`, if it computes what the object of that folder does; otherwise
-    a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
+    """Return `model`, just loaded from the folder `where`, if it computes what the object of that folder does;
+    otherwise a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
     given = given_in(where)
     if given is None:
         return model
@@ -147,8 +148,8 @@ def proven(
         apart = _apart(theirs, mine)
         if not apart <= most:
             why = (
-                f"its files give other numbers (by {apart:.2g}, rounding explains {most:.2g}), so that a part of it is in "
-                "no file, such as a buffer that was changed"
+                f"its files give other numbers (by {apart:.2g}, rounding explains {most:.2g}), so that a part of it is "
+                "in no file, such as a buffer that was changed"
             )
             return _copied(where, given, why, dtype, settings, is_scalar)
     return model
@@ -172,7 +173,9 @@ def _copied(
     if held is None:
         raise ThreestepError(f"{what}; call the run from that program again, without num_ranks")
     if is_deepspeed_zero3_enabled():
-        raise ThreestepError(f"{what}; a copy of it is not sharded: use --zero_stage 2, or save it as what a folder holds")
+        raise ThreestepError(
+            f"{what}; a copy of it is not sharded: use --zero_stage 2, or save it as what a folder holds"
+        )
     if settings.quantization is not None:
         raise ThreestepError(f"{what}; rounding its layers would replace them: leave --load_in_4bit and 8bit out")
     score = getattr(held.model, "score", None)
@@ -218,8 +221,8 @@ def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrain
     apart = _apart(given.numbers.logits, found.logits)
     if not apart <= given.numbers.logits_noise + found.logits_noise:
         raise ThreestepError(
-            f"{what}; and a copy of it computes other numbers (by {apart:.2g}): its forward or a hook keeps a state that "
-            "changes from call to call"
+            f"{what}; and a copy of it computes other numbers (by {apart:.2g}): its forward or a hook keeps a state "
+            "that changes from call to call"
         )
     return copied
 
@@ -268,8 +271,8 @@ def _uses_noted(model: PreTrainedModel) -> Iterator[list[str]]:
 
 
 def read_numbers(model: PreTrainedModel) -> Numbers:
-    """Return what `model` computes of a short sequence, in eval mode; train mode and buffers are as before. A collective
-    under ZeRO-3, of a model that no engine owns.
+    """Return what `model` computes of a short sequence, in eval mode; train mode and buffers are as before. A
+    collective under ZeRO-3, of a model that no engine owns.
 
     ThreestepError for a model that cannot be called with token ids alone, or has no logits; for numbers that are not
     finite; and for those that are drawn at random.
@@ -298,8 +301,8 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
             plain, again, *noisy = [read(seed) for seed in (None, None, *_NOISE_SEEDS)]
         except Exception as problem:  # noqa: BLE001 (a user's forward may fail by any error)
             raise ThreestepError(
-                f"a model expects a forward that makes logits (or a score) of token ids alone, and that of {kind} fails "
-                f"({type(problem).__name__}: {first_line(problem)})"
+                f"a model expects a forward that makes logits (or a score) of token ids alone, and that of {kind} "
+                f"fails ({type(problem).__name__}: {first_line(problem)})"
             ) from problem
         finally:
             for buffer, was in buffers:
@@ -311,8 +314,8 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
         rounding = torch.finfo(model.dtype).eps * float(numbers.abs().max())
         if rms(again[place] - numbers) > _NOISE_FACTOR * rounding:
             raise ThreestepError(
-                f"the {kind} computes other numbers in each call in eval mode, so that none could be checked or repeated: "
-                "draw at random in train mode alone, and let hooks keep no state"
+                f"the {kind} computes other numbers in each call in eval mode, so that none could be checked or "
+                "repeated: draw at random in train mode alone, and let hooks keep no state"
             )
         noise.append(_NOISE_FACTOR * rms(torch.cat([other[place] - numbers for other in noisy])) + rounding)
     return Numbers(plain[0].tolist(), noise[0], plain[1].tolist(), noise[1])
@@ -327,8 +330,8 @@ def _apart(some: list[float], others: list[float]) -> float:
 
 
 def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> None:
-    """Freeze what was frozen in the object of the model's folder, and give the weights its gradient hooks. A model whose
-    folder stands for no object is left alone.
+    """Freeze what was frozen in the object of the model's folder, and give the weights its gradient hooks. A model
+    whose folder stands for no object is left alone.
 
     embeddings_train: they have new rows; ThreestepError if they were frozen
     """
@@ -344,15 +347,15 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
     is_whole = all(name in given.frozen or name.startswith(HEAD) for name in own)  # a new head is not the object's
     if held_fast and not is_whole:
         raise ThreestepError(
-            f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights that "
-            "were given frozen, which would move them as saved; name the layers with --lora_module_name, unfreeze them, or "
-            "give a model that is frozen as a whole"
+            f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights "
+            "that were given frozen, which would move them as saved; name the layers with --lora_module_name, unfreeze "
+            "them, or give a model that is frozen as a whole"
         )
     for weight in frozen:
         weight.requires_grad_(False)
     if frozen:
         log(
-            f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad False)",
+            f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad)",
             started_as_main_rank(),
         )
     embeddings = model.get_input_embeddings().weight
@@ -375,8 +378,8 @@ def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[
             continue
         if mine.shape != weight.shape:
             raise ThreestepError(
-                f"the gradient hook of {name} is for {tuple(weight.shape)}, and the weight is {tuple(mine.shape)} here; "
-                "give a model and tokenizer of one size"
+                f"the gradient hook of {name} is for {tuple(weight.shape)}, and the weight is {tuple(mine.shape)} here; give "
+                "a model and tokenizer of one size"
             )
         for hook in hooks:
             mine.register_hook(hook)

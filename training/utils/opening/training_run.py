@@ -28,7 +28,6 @@ from training.utils.run.metrics import MetricsWriter
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
 
-
 _EVAL_LOSS = "eval/loss"
 
 

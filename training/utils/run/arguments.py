@@ -61,7 +61,9 @@ class ProgramParser(argparse.ArgumentParser):
     def _without_values_of_switches(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the words with each switch that is on bare, and those that are off left out; and the names of the
         latter."""
-        switches = {name: action.dest for action in self._actions if action.const is True for name in action.option_strings}
+        switches = {
+            name: action.dest for action in self._actions if action.const is True for name in action.option_strings
+        }
         words, off, rest = [], [], list(argv)
         while rest:
             word = rest.pop(0)

@@ -29,8 +29,8 @@ def test_a_loss_that_rises_to_the_uniform_one():
     assert signs(history(learned + [5.9] * WINDOW), TOKENS) == {}  # still below it
     found = signs(history(learned + [TOKENS.nats] * WINDOW), TOKENS)
     assert found["loss"].startswith(
-        "the loss has risen to 5.951 nats, and 5.951 is that of a model to which all 384 tokens are equally likely; it was "
-        "3: the run has diverged"
+        "the loss has risen to 5.951 nats, and 5.951 is that of a model to which all 384 tokens are equally likely; it "
+        "was 3: the run has diverged"
     )
     # One step of a bad batch is none.
     assert signs(history(learned + [20.0]), TOKENS) == {}
@@ -71,7 +71,9 @@ def test_gradients_that_are_exactly_zero():
     assert signs(history(norms=[1.0] + [0.0] * (ZERO_STEPS - 1)), None) == {}
     found = signs(history(norms=[1.0] + [0.0] * ZERO_STEPS), None)
     assert list(found) == [f"{NORM} zero"]
-    assert found[f"{NORM} zero"].startswith(f"{NORM} has been exactly 0 for the last {ZERO_STEPS} steps: nothing trains")
+    assert found[f"{NORM} zero"].startswith(
+        f"{NORM} has been exactly 0 for the last {ZERO_STEPS} steps: nothing trains"
+    )
     assert signs(history(norms=[0.0] * 5 + [1e-30]), None) == {}
     assert signs(history(norms=[1.0, 0.0]), None, at_end=True)  # nothing follows
 
