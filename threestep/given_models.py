@@ -36,9 +36,11 @@ _HOOKS = {
 _PROBE = "Hello, world! 12 + 7 = 19\n\n  naïve café: 你好, Привет 🙂 <|x|> [INST] </s>\tEnd."
 
 
-def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, kind: str, resumes: bool) -> str:
-    """Write a loaded model with its tokenizer to `folder` / `name` and return that path. What the object is like beside
-    its weights stands in the folder's given.json.
+def folder_of_model(
+    model: Any, tokenizer: Any, folder: Path, name: str, kind: str, resumes: bool
+) -> tuple[str, GivenModel]:
+    """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and what the object is like
+    beside its weights, which stands in the folder's given.json.
 
     name: the flag that takes the model
     kind: of the step: sft, reward, dpo or ppo
@@ -58,14 +60,15 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, kind: s
     try:
         mended = _save(model, tokenizer, fresh, name)
         _check_tokenizer(tokenizer, fresh)
-        write_given(fresh, _described(model, fresh, skeleton, name, kind, mended))
+        described = _described(model, fresh, skeleton, name, kind, mended)
+        write_given(fresh, described)
         if resumes and path.is_dir():
             _check_same(fresh, path, name)
         shutil.rmtree(path, ignore_errors=True)
         fresh.rename(path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return str(path)
+    return str(path), described
 
 
 def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:

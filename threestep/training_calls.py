@@ -18,7 +18,7 @@ from typing import Any
 from threestep.inputs import address_of_rows, is_in_memory, with_addresses
 from threestep.result import Result, result_of
 from threestep.running import flags_of, run_here, run_on_ranks
-from training.utils.loading.given import GivenObject, given_in, objects_given
+from training.utils.loading.given import GivenObject, objects_given
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.step import Step, known_steps
 
@@ -128,8 +128,8 @@ def _models_as_flags(
             continue
         from threestep.given_models import folder_of_model
 
-        flags[name] = folder_of_model(model, tokenizer, given, name, kind, resumes)
-        only_object = given_in(flags[name]).only_object
+        flags[name], described = folder_of_model(model, tokenizer, given, name, kind, resumes)
+        only_object = described.only_object
         if only_object is not None and on_ranks:
             raise ThreestepError(
                 f"{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "

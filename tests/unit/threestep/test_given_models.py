@@ -64,7 +64,9 @@ def made(kind=LlamaForCausalLM, *arguments, change=None):
 
 
 def given_of(model, tokenizer, folder, kind="sft", name=NAME, resumes=False):
-    return given_in(folder_of_model(model, tokenizer, folder, name, kind, resumes))
+    path, described = folder_of_model(model, tokenizer, folder, name, kind, resumes)
+    assert given_in(path) == described
+    return described
 
 
 def halve(module, inputs, output):
@@ -301,7 +303,7 @@ def test_a_resumed_run_is_given_the_model_that_it_began_with(tokenizer, tmp_path
 
 
 def taken(model, tokenizer, tmp_path, dtype=torch.float32, is_scalar=False, **settings):
-    path = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
+    path, _ = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
     with objects_given({path: GivenObject(model)}):
         return copy_of_object(path, dtype, ModelSettings(path, **settings), is_scalar)
 
@@ -353,7 +355,7 @@ class Locked:
 
 
 def test_other_processes_cannot_take_the_object(tokenizer, tmp_path):
-    path = folder_of_model(made(Halved), tokenizer, tmp_path, NAME, "sft", False)
+    path, _ = folder_of_model(made(Halved), tokenizer, tmp_path, NAME, "sft", False)
     with pytest.raises(
         ThreestepError, match="was a Halved of a Python program, which no folder can stand for: its class"
     ):
@@ -363,7 +365,7 @@ def test_other_processes_cannot_take_the_object(tokenizer, tmp_path):
 def test_a_folder_with_other_numbers_is_not_taken_for_the_object(tokenizer, tmp_path):
     """A buffer that is in no file: in this process a copy of the object is trained, elsewhere nothing."""
     model = made(change=lambda model: model.model.rotary_emb.inv_freq.mul_(3.0))
-    path = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
+    path, _ = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
     read, settings = LlamaForCausalLM.from_pretrained(path), ModelSettings(path)
     with pytest.raises(
         ThreestepError, match=r"its files give other numbers \(by .*\), so that a part of it is in no file"

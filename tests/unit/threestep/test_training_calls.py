@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import threestep
+from tests.support.tiny_models import tiny_causal_lm
 from threestep import running, training_calls
 from training.utils.engine import startup
 from training.utils.run.seeds import random_state_kept, seed_everything
@@ -52,6 +53,52 @@ def test_a_launchers_ranks_share_paths_alone(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(threestep.ThreestepError, match="^a call on a launcher's ranks expects paths of model and rows"):
         threestep.sft("some/model", ROWS, output_dir="out")
+
+
+def test_a_tokenizer_goes_with_an_object():
+    with pytest.raises(
+        threestep.ThreestepError, match="^tokenizer goes with a loaded model, and model_name_or_path is 'm'"
+    ):
+        threestep.sft("m", ROWS, tokenizer=object())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"num_ranks": 2},
+            "with num_ranks other processes read the model from its folder, which cannot stand for this "
+            "LlamaForCausalLM: lm_head has a forward hook; leave num_ranks out",
+        ),
+        (
+            {"rollout_engine": "vllm"},
+            r"rollout_engine='vllm' draws by vLLM's code for the family, not by this LlamaForCausalLM \(lm_head has a",
+        ),
+    ],
+)
+def test_what_only_this_process_can_compute(settings, sentence, here, tiny_tokenizer):
+    model = tiny_causal_lm("llama")
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
+    with pytest.raises(threestep.ThreestepError, match=f"^actor_model_name_or_path: {sentence}"):
+        threestep.ppo(model, [{"prompt": "a"}], tokenizer=tiny_tokenizer, reward="gsm8k", **settings)
+    assert not list(here.glob("runs/*"))
+
+
+def test_an_earlier_run_is_not_written_over(here, monkeypatch):
+    """Neither its rows nor its models: they are needed to resume it."""
+    monkeypatch.setattr(training_calls, "run_here", lambda *_: None)
+    checkpoint = here / "out" / "checkpoints" / "step_000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(
+        threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give --resume"
+    ):
+        threestep.sft("m", ROWS, output_dir="out")
+    assert not (here / "out" / "given").exists()
+    for resume in (True, "true", "latest"):
+        threestep.sft("m", ROWS, output_dir="out", resume=resume)
+    with pytest.raises(threestep.ThreestepError, match="^rows are others than those that the run in .*out began with"):
+        threestep.sft("m", [*ROWS, *ROWS], output_dir="out", resume=True)
 
 
 def test_every_call_has_a_new_folder(here, monkeypatch):

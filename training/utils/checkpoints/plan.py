@@ -79,7 +79,8 @@ def plan_checkpoints(
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     steps = folder.steps()
     if flags.resume is None:
-        return refuse_checkpoints(folder)
+        refuse_checkpoints(folder)
+        return None
     if flags.resume != LATEST:
         return _named(Path(flags.resume), folder)
     if not steps:

@@ -96,8 +96,8 @@ def given_in(name_or_path: str) -> GivenModel | None:
         return None
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-        numbers, names = Numbers(**read.pop("numbers")), {name: tuple(read.pop(name)) for name in ("frozen", "notes")}
-        return GivenModel(numbers=numbers, **names, **read)
+        frozen, notes, numbers = tuple(read.pop("frozen")), tuple(read.pop("notes")), Numbers(**read.pop("numbers"))
+        return GivenModel(frozen=frozen, notes=notes, numbers=numbers, **read)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ThreestepError(
             f"{path} is damaged ({first_line(problem)}); call the run from Python again, which writes it"
@@ -178,7 +178,7 @@ def _copied(
         )
     if settings.quantization is not None:
         raise ThreestepError(f"{what}; rounding its layers would replace them: leave --load_in_4bit and 8bit out")
-    score = getattr(held.model, "score", None)
+    score: Any = getattr(held.model, "score", None)
     if is_scalar and getattr(score, "out_features", 1) != 1:
         raise ThreestepError(f"{what}; its score has {score.out_features} outputs, and a reward model has one")
     if is_scalar and score is None:
@@ -378,8 +378,8 @@ def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[
             continue
         if mine.shape != weight.shape:
             raise ThreestepError(
-                f"the gradient hook of {name} is for {tuple(weight.shape)}, and the weight is {tuple(mine.shape)} here; give "
-                "a model and tokenizer of one size"
+                f"the gradient hook of {name} is for {tuple(weight.shape)}, and the weight is {tuple(mine.shape)} here;"
+                " give a model and tokenizer of one size"
             )
         for hook in hooks:
             mine.register_hook(hook)
