@@ -1,4 +1,4 @@
-"""What a call is given in memory, as files that a run reads: rows, models, functions.
+"""What a call is given in memory, as files and names that a run reads: rows, functions. Models: `given_models`.
 
 A run knows paths and names alone, so that it can be resumed, launched on ranks and repeated from its config.yaml.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.run.errors import ThreestepError
+from training.utils.run.storage import replace_file
 from training.utils.run.user_files import GIVEN
 
 ROWS = "given_rows"
@@ -20,10 +21,11 @@ REWARD = "reward"
 _MAIN = "__main__"
 
 
-def address_of_rows(rows: Any, folder: Path) -> list[str]:
+def address_of_rows(rows: Any, folder: Path, resumes: bool = False) -> list[str]:
     """Return what --data_path takes for `rows`; those in memory are written to `folder`.
 
     rows: a path, an address or a registered name; several of them; dicts; or a datasets.Dataset
+    resumes: the run began with the rows that are there; ThreestepError if these are others
 
     Raises ThreestepError for anything else, and for values that JSON does not have.
     """
@@ -32,9 +34,12 @@ def address_of_rows(rows: Any, folder: Path) -> list[str]:
     if isinstance(rows, Sequence) and rows and all(isinstance(row, (str, os.PathLike)) for row in rows):
         return [_with_reader(os.fspath(row)) for row in rows]
     if hasattr(rows, "to_parquet") and hasattr(rows, "column_names"):
-        path = folder / f"{ROWS}.parquet"
+        path, fresh = folder / f"{ROWS}.parquet", folder / f".{ROWS}.new"
         _made(folder)
-        rows.to_parquet(str(path))
+        _plain_rows(rows).to_parquet(str(fresh))
+        if resumes and path.is_file() and not _table(fresh).equals(_table(path)):
+            raise _other_rows(path)
+        fresh.replace(path)
         return [f"parquet:{path}"]
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         several = f" with the splits {', '.join(map(str, rows))}; give one of them" if isinstance(rows, Mapping) else ""
@@ -43,47 +48,44 @@ def address_of_rows(rows: Any, folder: Path) -> list[str]:
         )
     if not rows:
         raise ThreestepError("rows expects at least one row, got an empty list")
-    lines = [_line(row, index) for index, row in enumerate(rows)]
+    text = "".join(f"{_line(row, index)}\n" for index, row in enumerate(rows))
     path = folder / f"{ROWS}.jsonl"
+    if resumes and path.is_file() and path.read_text(encoding="utf-8") != text:
+        raise _other_rows(path)
     _made(folder)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    replace_file(path, text)
     return [f"jsonl:{path}"]
+
+
+def _plain_rows(rows: Any) -> Any:
+    """A dataset with the columns that it shows. ThreestepError if it computes rows as they are read."""
+    shown = getattr(rows, "format", None) or {}
+    if shown.get("type") == "custom":
+        raise ThreestepError(
+            "rows expects a datasets.Dataset as it is stored, got one whose rows a transform makes as they are read "
+            "(set_transform); make them first: rows.map(...)"
+        )
+    columns = shown.get("columns") or rows.column_names
+    return rows if list(columns) == list(rows.column_names) else rows.with_format(None).select_columns(columns)
+
+
+def _table(path: Path) -> Any:
+    from pyarrow import parquet
+
+    return parquet.read_table(path)
+
+
+def _other_rows(path: Path) -> ThreestepError:
+    return ThreestepError(
+        f"rows are others than those that the run in {path.parent.parent} began with ({path}); give these to resume "
+        "it, or another output_dir"
+    )
 
 
 def is_in_memory(rows: Any) -> bool:
     """Whether `rows` are rows themselves, of which the run trains on all; a path's are shared by --data_split."""
     several = isinstance(rows, Sequence) and bool(rows) and isinstance(rows[0], (str, os.PathLike))
     return not isinstance(rows, (str, os.PathLike)) and not several
-
-
-def path_of_model(model: Any, tokenizer: Any, folder: Path, name: str) -> str:
-    """Return a path or hub name as it is; a loaded model is saved with its tokenizer to `folder` / `name`.
-
-    Raises ThreestepError for what is neither, a model without a tokenizer, and one that cannot be saved as a whole.
-    """
-    if isinstance(model, (str, os.PathLike)):
-        if tokenizer is not None:
-            raise ThreestepError(f"tokenizer goes with a loaded model, and {name} is '{model}', whose own is read")
-        return os.fspath(model)
-    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
-        raise ThreestepError(f"{name} expects a path, a hub name or a loaded transformers model, got {_kind(model)}")
-    if hasattr(model, "peft_config"):
-        raise ThreestepError(
-            f"{name} expects a whole model, got one with adapters ({_kind(model)}): merge them first "
-            "(model.merge_and_unload()), or save the adapter and give its folder"
-        )
-    if getattr(model, "is_quantized", False):
-        raise ThreestepError(f"{name} expects unquantized weights, got a quantized {_kind(model)}; give its path")
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ThreestepError(
-            f"{name} expects weights, got a {_kind(model)} on the meta device; load it, or give a path"
-        )
-    if tokenizer is None:
-        raise ThreestepError(f"{name} is a loaded model, and tokenizer expects its tokenizer, got None")
-    path = folder / name
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
 
 
 def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:

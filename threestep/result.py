@@ -13,6 +13,8 @@ from training.utils.run.errors import ThreestepError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.loading.given import GivenObject
+
 REWARD = "reward"
 
 
@@ -24,11 +26,13 @@ class Result:
     folder: the run's --output_dir: config.yaml, metrics.jsonl, report.html, model/ and more
     figures: those of summary.json: evaluations before and after, seconds; None where there were no evaluation rows;
         empty after a dry run
+    given: the object whose copy was trained, where a model folder alone does not hold what it computes
     """
 
     kind: str
     folder: Path
     figures: dict[str, float | None]
+    given: GivenObject | None = None
 
     @property
     def model_folder(self) -> Path:
@@ -38,10 +42,15 @@ class Result:
     @functools.cached_property
     def model(self) -> PreTrainedModel:
         """The trained model in the precision that it was saved in, on the CPU; loaded at the first use. A reward model
-        is an AutoModelForSequenceClassification. ThreestepError if the run left none."""
+        is an AutoModelForSequenceClassification; an object that no folder can stand for is copied, with its class and
+        hooks. ThreestepError if the run left none."""
         import transformers
 
         self._check_model()
+        if self.given is not None:
+            from threestep.given_models import trained_object
+
+            return trained_object(self.given, self.model_folder)
         kind: Any = transformers.AutoModelForCausalLM
         if self.kind == REWARD:
             kind = transformers.AutoModelForSequenceClassification
@@ -72,8 +81,8 @@ class Result:
             raise ThreestepError(f"the run in {self.folder} left no model: --dry_run and --val_only train none")
 
 
-def result_of(kind: str, folder: Path) -> Result:
-    """Read what a run left."""
+def result_of(kind: str, folder: Path, given: GivenObject | None = None) -> Result:
+    """Read what a run left. given: see `Result`."""
     path = folder / "summary.json"
     figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return Result(kind, folder, figures)
+    return Result(kind, folder, figures, given)

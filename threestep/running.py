@@ -43,15 +43,15 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Run a step in this process; functions: those that its flags name."""
+def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callable[..., Any]], folder: Path) -> None:
+    """Run a step in this process, into `folder`; functions: those that its flags name."""
     no_telemetry(os.environ)
     main = importlib.import_module(program).main
     try:
         with _callers_state(), functions_given(functions), output_may_be_lost():
             main(words)
     except SystemExit as end:
-        raise ThreestepError(_stopped(end.code)) from end
+        raise ThreestepError(_stopped(end.code, folder)) from end
     except Exception as problem:
         if is_out_of_memory(problem):
             raise ThreestepError(out_of_memory_sentence(problem)) from problem
@@ -84,9 +84,10 @@ def _callers_state() -> Iterator[None]:
             after.enable_progress_bar()
 
 
-def run_on_ranks(command: str, words: Sequence[str], ranks: int) -> None:
-    """Run `threestep COMMAND WORDS` on so many ranks of this machine. What they print goes to this process's streams,
-    a notebook's too. ThreestepError with what the ranks said against it."""
+def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -> None:
+    """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. What they print goes to this
+    process's streams, a notebook's too. ThreestepError with what the ranks said against it, and if they were
+    stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
     lend(list(words), environment)
     process = subprocess.Popen(
@@ -99,6 +100,9 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int) -> None:
         said = _passed_on(process, process.stdout)
     if process.returncode:
         raise ThreestepError(_said_against_it(said, process.returncode))
+    # Ranks that were asked to stop end well too, with a checkpoint and without figures.
+    if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
+        raise ThreestepError(_stopped(0, folder))
 
 
 def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
@@ -125,10 +129,10 @@ def _said_against_it(lines: Sequence[str], code: int) -> str:
     return f"the ranks ended with code {code}, and what they printed says why{last}"
 
 
-def _stopped(code: Any) -> str:
+def _stopped(code: Any, folder: Path) -> str:
     if code:
         return f"the run ended with code {code}; what it printed says why"
     return (
-        "the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=True and its "
-        "output_dir goes on"
+        "the run was asked to stop and wrote a checkpoint, without a model; the same call with "
+        f"resume=True, output_dir={str(folder)!r} goes on"
     )

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from threestep.inputs import address_of_rows, is_in_memory, path_of_model, with_addresses
+from threestep.inputs import address_of_rows, is_in_memory, with_addresses
 from threestep.result import Result, result_of
 from threestep.running import flags_of, run_here, run_on_ranks
+from training.utils.loading.given import GivenObject, objects_given
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.step import Step, known_steps
 
@@ -28,7 +29,8 @@ _RUNS = "runs"
 def sft(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
     """Fine-tune on the chosen responses of `rows`.
 
-    model: a folder, a hub name, or a loaded transformers model, of which a copy is trained
+    model: a folder, a hub name, or a loaded transformers model, of which a copy is trained as it is: its class's
+        forward, hooks, frozen weights. The object itself is not changed
     rows: a list of dicts or a datasets.Dataset, of which all are this step's; or a path or an address as --data_path
         takes it, which --data_split shares. Their columns: docs/data.md
     tokenizer: of a loaded model
@@ -84,21 +86,74 @@ def _trained(
     folder, is_new = _folder_of(kind, plain.pop("output_dir", None))
     given = folder / _GIVEN_FOLDER
     try:
-        flags: dict[str, Any] = {name: path_of_model(*own, given, name) for name, own in models.items()}
-        flags["data_path"] = address_of_rows(rows, given)
+        resumes = _resumes(folder, plain.get("resume"))
+        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks, plain)
+        flags["data_path"] = address_of_rows(rows, given, resumes)
         if is_in_memory(rows):
             flags["data_split"] = _all_rows(step)
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
             (folder / "summary.json").unlink()
         if on_ranks:
-            run_on_ranks(kind, words, num_ranks or 1)
+            run_on_ranks(kind, words, num_ranks or 1, folder)
         else:
-            run_here(step.program, words, functions)
+            with objects_given(objects):
+                run_here(step.program, words, functions, folder)
     except BaseException:
         _clear(folder, is_new)
         raise
-    return result_of(kind, folder)
+    trained = objects.get(flags[next(iter(models))])
+    return result_of(kind, folder, trained if trained is not None and trained.is_loaded else None)
+
+
+def _models_as_flags(
+    kind: str,
+    models: Mapping[str, tuple[Any, Any]],
+    given: Path,
+    resumes: bool,
+    on_ranks: bool,
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, GivenObject]]:
+    """The models' paths by flag, and by path the objects that were written there.
+
+    on_ranks: other processes read them; ThreestepError for one that its folder cannot stand for
+    """
+    flags: dict[str, Any] = {}
+    objects: dict[str, GivenObject] = {}
+    for name, (model, tokenizer) in models.items():
+        if isinstance(model, (str, os.PathLike)):
+            if tokenizer is not None:
+                raise ThreestepError(f"tokenizer goes with a loaded model, and {name} is '{model}', whose own is read")
+            flags[name] = os.fspath(model)
+            continue
+        from threestep.given_models import folder_of_model
+
+        flags[name], described = folder_of_model(model, tokenizer, given, name, kind, resumes)
+        only_object = described.only_object
+        if only_object is not None and on_ranks:
+            raise ThreestepError(
+                f"{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "
+                f"{type(model).__name__}: {only_object}; leave num_ranks out, or save what a folder holds"
+            )
+        if only_object is not None and settings.get("rollout_engine") == "vllm":
+            raise ThreestepError(
+                f"{name}: rollout_engine='vllm' draws by vLLM's code for the family, not by this "
+                f"{type(model).__name__} ({only_object}); use rollout_engine='hf'"
+            )
+        objects[flags[name]] = GivenObject(model)
+    return flags, objects
+
+
+def _resumes(folder: Path, resume: Any) -> bool:
+    """Whether the call goes on with a run that has checkpoints. ThreestepError if it would write over one."""
+    from training.utils.checkpoints.arguments import CheckpointArguments
+    from training.utils.checkpoints.folder import CheckpointFolder
+    from training.utils.checkpoints.plan import refuse_checkpoints
+
+    asked = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
+    if not asked:
+        refuse_checkpoints(CheckpointFolder(folder))
+    return asked and bool(CheckpointFolder(folder).steps())
 
 
 def _check(

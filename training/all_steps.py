@@ -44,6 +44,7 @@ TOP_LEVEL = {
     "seed": "one seed for everything",
     "dataset_module": "Python file or files that register datasets",
     "report": "false: no report.html at the end of the run and of each step",
+    "resume": "true: as --resume",
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
     "new_model": "flags of python -m training.new_model",
     "shared": "settings of every step",
@@ -62,6 +63,7 @@ class Plan:
     new_model: dict[str, Any] | None
     settings: dict[str, dict[str, Any]]  # by step, in their order; complete, as written to OUTPUT_DIR/configs
     report: bool = True
+    resume: bool = False
 
 
 def main(argv: Sequence[str]) -> None:
@@ -71,8 +73,9 @@ def main(argv: Sequence[str]) -> None:
     if options.work_dir is not None:
         os.chdir(options.work_dir)
     plan = read_plan(read_yaml(config), str(config), options.output_dir, options.seed)
-    finished = finished_steps(plan) if options.resume else ()
-    if options.resume:
+    resumes = plan.resume if options.resume is None else options.resume
+    finished = finished_steps(plan) if resumes else ()
+    if resumes:
         resumed = {name: {**own, "resume": "latest"} for name, own in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
     lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
@@ -107,6 +110,11 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     mistakes.require(ranks_known, f"{origin}: expected ranks to be a positive whole number, got {ranks!r}")
     report = values.get("report", True)
     mistakes.require(isinstance(report, bool), f"{origin}: expected report to be true or false, got {report!r}")
+    resume = values.get("resume") or False
+    mistakes.require(
+        isinstance(resume, bool),
+        f"{origin}: expected resume to be true or false, got {resume!r}; a step's section may name a checkpoint",
+    )
     first_model = values.get("model_name_or_path")
     mistakes.require(
         (new_model is None) != (first_model is None),
@@ -137,6 +145,7 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
             for step in steps
         },
         report=report,
+        resume=resume,
     )
 
 
@@ -290,7 +299,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument(
-        "--resume", action="store_true", help="leave out finished steps, resume the one that was stopped"
+        "--resume",
+        action="store_true",
+        default=None,
+        help="leave out finished steps, resume the one that was stopped",
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
     return parser.parse(argv)
@@ -310,6 +322,11 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
     if not isinstance(section, dict):
         mistakes.add(f"{origin}: expected '{name}' to hold settings, got {section!r}")
         return {}
+    mistakes.require(
+        name != "shared" or "resume" not in section,
+        f"{origin}: 'shared' sets resume, which would train finished steps again; set resume at the top of the file, "
+        "or give --resume",
+    )
     for setting, where in _WIRED.items():
         mistakes.require(setting not in section, f"{origin}: '{name}' sets {setting}; set {where}")
     return section

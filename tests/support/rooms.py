@@ -39,6 +39,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "data": ("data.sources", "run"),
     "models": ("layout", "run"),
     "loading": ("models", "layout", "run"),
+    "divergence": ("run",),
     "engine": ("models", "layout", "run"),
     "mtp": ("engine", "loading", "models", "layout", "run"),
     "checkpoints": ("engine", "models", "mtp", "layout", "report", "run"),
@@ -50,6 +51,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     "opening": (
         "outputs",
         "checkpoints",
+        "divergence",
         "dry_run",
         "mtp",
         "engine",

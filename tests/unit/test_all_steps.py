@@ -265,6 +265,34 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
     assert len(calls) == 4 and json.loads((tmp_path / "runs/x/seconds.json").read_text())["step2_reward"] == 10.0
 
 
+@pytest.mark.parametrize(
+    ("words", "value", "resumes"),
+    [
+        (["--resume"], None, True), (["--resume", "true"], None, True), (["--resume=true"], False, True),
+        ([], True, True), ([], False, False), ([], None, False), (["--resume", "false"], True, False),
+    ],
+)  # fmt: skip
+def test_a_run_is_resumed_in_every_form(steps, tmp_path, words, value, resumes):
+    calls, _ = steps
+    all_steps.main(["--config", "run.yaml"])
+    calls.clear()
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(VALUES | {"resume": value}))
+    all_steps.main(["--config", "run.yaml", *words])
+    assert len(calls) == (0 if resumes else 4)  # every step had finished
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resume": "runs/x/step_000001"}, "expected resume to be true or false, got 'runs/x/step_000001'; a step's"),
+        ({"shared": {"resume": True}}, "'shared' sets resume, which would train finished steps again; set resume at"),
+    ],
+)
+def test_a_run_is_resumed_as_a_whole(change, message):
+    with pytest.raises(ThreestepError, match=message):
+        all_steps.read_plan(VALUES | change, "run.yaml")
+
+
 def test_the_file_is_looked_for_here_and_in_the_work_dir(steps, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

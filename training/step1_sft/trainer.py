@@ -20,6 +20,7 @@ from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.data.rows.phases import SentenceRow
+from training.utils.divergence.signs import Uniform
 from training.utils.engine.collectives import gathered, summed_numbers
 from training.utils.engine.startup import Ranks
 from training.utils.layout.documents import Document
@@ -41,7 +42,7 @@ class SftEvaluation:
 
     loss: nats a token
     perplexity: the exponential of the loss, of at most 50
-    token_accuracy: share that is the model's first choice, given the tokens before
+    token_accuracy: share that is the model's first choice, given the tokens before; a tie is wrong
     """
 
     loss: float
@@ -150,9 +151,15 @@ class SftTrainer:
         self.neftune_alpha = neftune_alpha
         self.z_loss_coef = z_loss_coef
 
+    @property
+    def _policy(self) -> Any:
+        return self.run.engine.module
+
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
-        loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved))
+        vocabulary = self._policy.vocabulary
+        uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens")
+        loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved), uniform)
         for step in loop.steps(self._prepared):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
@@ -249,8 +256,7 @@ class SftTrainer:
         settings = self.run.settings
         first = (step - 1) * settings.items_per_step
         seeds = [derived_seed(settings.seed, "neftune", first + index) for index in micro_batch.taken]
-        policy: Any = self.run.engine.module
-        return embedding_noise(micro_batch.rows, seeds, self.neftune_alpha, policy.embedding_width)
+        return embedding_noise(micro_batch.rows, seeds, self.neftune_alpha, self._policy.embedding_width)
 
     def _micro_batches(self, sentences: Sequence[SentenceRow], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""

@@ -17,6 +17,7 @@ import torch
 
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
 from training.utils.data.rows.phases import ResponsesRow
+from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.transfer import moved
@@ -81,7 +82,9 @@ class DpoTrainer:
 
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
-        loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved))
+        plain = self.objective.loss_type == "sigmoid" and not self.objective.sft_coef
+        uniform = EQUAL_PAIRS if plain else None
+        loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved), uniform)
         for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=True)):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)

@@ -16,6 +16,7 @@ from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.report import gain_sentence
 from training.utils.data.rows.phases import ResponsesRow
+from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.collectives import summed_numbers
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.transfer import moved
@@ -92,7 +93,8 @@ class RewardTrainer:
 
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
-        loop = TrainingLoop(self.run, self.evaluate, evaluation_from)
+        # With options, a loss of training has another value where all scores are equal.
+        loop = TrainingLoop(self.run, self.evaluate, evaluation_from, EQUAL_PAIRS, self.options == LossOptions())
         for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=False)):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, gain_sentence)

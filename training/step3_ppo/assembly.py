@@ -14,7 +14,7 @@ from training.step3_ppo.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.algorithm import experience_settings, learning_settings
 from training.step3_ppo.arguments import PpoArguments
 from training.step3_ppo.checks import Components
-from training.step3_ppo.evaluation import Evaluator, closing_sentence
+from training.step3_ppo.evaluation import Evaluator, PpoResult, closing_sentence
 from training.step3_ppo.flags import PpoFlags
 from training.step3_ppo.inputs import Inputs
 from training.step3_ppo.kept_pictures import with_kept_pictures
@@ -330,14 +330,15 @@ def finish(
     roles: Roles,
     tokenizers: Tokenizers,
     folder: RunFolder,
-    summary: dict[str, Any],
+    result: PpoResult,
 ) -> None:
     """Write the models, and then all else that a run leaves; say what it reached. A collective. ThreestepError if a
     model is not where it belongs."""
+    summary = result.summary()
     final = FinalModels(folder.path, flags.saving, roles.actor.ranks)
     if not flags.ppo.val_only:
         save_roles(roles, tokenizers, final)
     folder.write_figures("summary.json", summary)
     close_run(folder, settings, not flags.ppo.val_only)
     final.check()
-    log(closing_sentence(summary, folder, flags.ppo.val_only), folder.is_main_rank)
+    log(closing_sentence(summary, folder, flags.ppo.val_only) + result.signs, folder.is_main_rank)

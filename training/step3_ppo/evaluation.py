@@ -216,11 +216,15 @@ class PpoEvaluation:
 
 @dataclass(frozen=True)
 class PpoResult:
-    """The evaluations before training (None without one) and after it (None without held-out prompts)."""
+    """The evaluations before training (None without one) and after it (None without held-out prompts).
+
+    signs: that the run has diverged, to be put behind the last line; "" for none
+    """
 
     before: PpoEvaluation | None
     after: PpoEvaluation | None
     seconds: float
+    signs: str = ""
 
     def summary(self) -> dict[str, Any]:
         """Return summary.json; without a checker its figures are absent, without held-out prompts all but the time."""

@@ -121,7 +121,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         )
         result = trainer.train()
 
-    finish(flags, settings, roles, tokenizers, folder, result.summary())
+    finish(flags, settings, roles, tokenizers, folder, result)
 
 
 if __name__ == "__main__":

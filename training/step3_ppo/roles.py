@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,7 +187,8 @@ def load_roles(
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(actor_settings.as_it_is())
         pad = tokenizers.actor.pad_token_id
-        critic_model = scalar_model_on_trunk(trunk, critic_settings, pad, longest_tokens, images)
+        on_trunk = replace(critic_settings, name_or_path=actor_settings.name_or_path)
+        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, images)
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)

@@ -7,6 +7,7 @@ after the end is 0. Knows neither flags nor files; what it needs is passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -27,6 +28,8 @@ from training.utils.checkpoints.loop import Checkpoints
 from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.data.rows.phases import PromptRow
+from training.utils.divergence.signs import Uniform
+from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.collectives import gathered
 from training.utils.engine.host_memory import give_back_freed_memory
 from training.utils.engine.out_of_memory import memory_explained
@@ -61,10 +64,12 @@ class PpoTrainer:
         self.kl_control = replace(self.settings.experience.kl.control)  # its coefficient moves
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
         self._warned_of_cut = False
+        self._divergence = DivergenceWatch()
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
         settings = self.settings
+        self._divergence = self._watch()
         done, saved = self.checkpoints.restore()
         before = after = None
         if saved:
@@ -107,7 +112,14 @@ class PpoTrainer:
                 done = iteration
                 if last:
                     break
-        return PpoResult(before, self._of_the_best(done, after), self.metrics.seconds)
+        best = self._of_the_best(done, after)
+        return PpoResult(before, best, self.metrics.seconds, self._divergence.closing())
+
+    def _watch(self) -> DivergenceWatch:
+        """Of a policy to which all tokens become equally likely, and of gradients."""
+        vocabulary = self.roles.actor_model.config.get_text_config().vocab_size
+        uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens", "the policy's entropy")
+        return DivergenceWatch(self.metrics.folder, self.ranks.is_main, uniform, "rollout/entropy")
 
     def _of_the_best(self, done: int, last: PpoEvaluation | None) -> PpoEvaluation | None:
         """Load the best checkpoint, if that is asked for; return its evaluation, otherwise `last`."""
@@ -192,6 +204,7 @@ class PpoTrainer:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
+        self._divergence.see(iteration, figures)
         show(bar, *_shown(figures))
         self._warn_of_cut(figures, iteration)
 

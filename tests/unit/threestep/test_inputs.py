@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.tiny_models import tiny_causal_lm
-from threestep.inputs import address_of_rows, is_in_memory, path_of_model, with_addresses
+from threestep.inputs import address_of_rows, is_in_memory, with_addresses
 from training.utils.run.errors import ThreestepError
 from training.utils.run.user_files import GIVEN, functions_given, load_function
 
@@ -21,13 +20,6 @@ def own_reward(prompts, responses, **columns):
 
 def other_reward(prompts, responses, **columns):
     return [0.0 for _ in responses]
-
-
-class Saved:
-    """A tokenizer's part."""
-
-    def save_pretrained(self, folder):
-        (folder / "tokenizer.json").write_text("{}")
 
 
 def test_rows_are_written_as_they_are(tmp_path):
@@ -70,42 +62,26 @@ def test_other_rows(rows, sentence, tmp_path):
     assert not (tmp_path / "given").exists()
 
 
-def test_a_loaded_model_is_saved_with_its_tokenizer(tmp_path):
-    path = path_of_model(tiny_causal_lm("llama"), Saved(), tmp_path, "model_name_or_path")
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        file.name for file in (tmp_path / "model_name_or_path").iterdir()
-    }
-    assert path == str(tmp_path / "model_name_or_path")
-    assert path_of_model("owner/name", None, tmp_path, "model") == "owner/name"
+def test_rows_of_a_resumed_run_are_those_that_it_began_with(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    for rows, others in ((ROWS, ROWS[:1]), (datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1]))):
+        folder = tmp_path / "run" / "given"
+        address = address_of_rows(rows, folder)
+        assert address_of_rows(rows, folder, resumes=True) == address
+        written = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(ThreestepError, match="^rows are others than those that the run in .*run began with"):
+            address_of_rows(others, folder, resumes=True)
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")} == written
 
 
-@pytest.mark.parametrize(
-    ("changes", "tokenizer", "sentence"),
-    [
-        ({}, None, "^model is a loaded model, and tokenizer expects its tokenizer, got None$"),
-        ({"peft_config": {}}, Saved(), "^model expects a whole model, got one with adapters .*merge them first"),
-        ({"is_quantized": True}, Saved(), "^model expects unquantized weights, got a quantized LlamaForCausalLM"),
-    ],
-)
-def test_models_that_cannot_be_taken(changes, tokenizer, sentence, tmp_path):
-    model = tiny_causal_lm("llama")
-    for name, value in changes.items():
-        setattr(model, name, value)
-    with pytest.raises(ThreestepError, match=sentence):
-        path_of_model(model, tokenizer, tmp_path, "model")
-
-
-def test_what_is_no_model(tmp_path):
-    with pytest.raises(
-        ThreestepError, match="^model expects a path, a hub name or a loaded transformers model, got int$"
-    ):
-        path_of_model(3, None, tmp_path, "model")
-    with pytest.raises(
-        ThreestepError, match="^tokenizer goes with a loaded model, and model is 'a/b', whose own is re"
-    ):
-        path_of_model("a/b", Saved(), tmp_path, "model")
-    with pytest.raises(ThreestepError, match="on the meta device; load it, or give a path$"):
-        path_of_model(tiny_causal_lm("llama").to("meta"), Saved(), tmp_path, "model")
+def test_a_dataset_is_taken_as_it_shows_itself(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list(ROWS)
+    with pytest.raises(ThreestepError, match="got one whose rows a transform makes as they are read"):
+        address_of_rows(rows.with_transform(lambda batch: batch), tmp_path)
+    (address,) = address_of_rows(rows.with_format(columns=["prompt"]), tmp_path)
+    read = datasets.Dataset.from_parquet(address.removeprefix("parquet:"), cache_dir=str(tmp_path))
+    assert read.column_names == ["prompt"]
 
 
 def test_functions_are_named(tmp_path):

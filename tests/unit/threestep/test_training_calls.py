@@ -7,6 +7,7 @@ import logging
 import random
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import threestep
+from tests.support.tiny_models import tiny_causal_lm
 from threestep import running, training_calls
 from training.utils.engine import startup
 from training.utils.run.seeds import random_state_kept, seed_everything
@@ -53,9 +55,57 @@ def test_a_launchers_ranks_share_paths_alone(monkeypatch):
         threestep.sft("some/model", ROWS, output_dir="out")
 
 
+def test_a_tokenizer_goes_with_an_object():
+    with pytest.raises(
+        threestep.ThreestepError, match="^tokenizer goes with a loaded model, and model_name_or_path is 'm'"
+    ):
+        threestep.sft("m", ROWS, tokenizer=object())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"num_ranks": 2},
+            "with num_ranks other processes read the model from its folder, which cannot stand for this "
+            "LlamaForCausalLM: lm_head has a forward hook; leave num_ranks out",
+        ),
+        (
+            {"rollout_engine": "vllm"},
+            r"rollout_engine='vllm' draws by vLLM's code for the family, not by this LlamaForCausalLM \(lm_head has a",
+        ),
+    ],
+)
+def test_what_only_this_process_can_compute(settings, sentence, here, tiny_tokenizer):
+    model = tiny_causal_lm("llama")
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
+    with pytest.raises(threestep.ThreestepError, match=f"^actor_model_name_or_path: {sentence}"):
+        threestep.ppo(model, [{"prompt": "a"}], tokenizer=tiny_tokenizer, reward="gsm8k", **settings)
+    assert not list(here.glob("runs/*"))
+
+
+def test_an_earlier_run_is_not_written_over(here, monkeypatch):
+    """Neither its rows nor its models: they are needed to resume it."""
+    monkeypatch.setattr(training_calls, "run_here", lambda *_: None)
+    checkpoint = here / "out" / "checkpoints" / "step_000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(
+        threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give --resume"
+    ):
+        threestep.sft("m", ROWS, output_dir="out")
+    assert not (here / "out" / "given").exists()
+    for resume in (True, "true", "latest"):
+        threestep.sft("m", ROWS, output_dir="out", resume=resume)
+    with pytest.raises(threestep.ThreestepError, match="^rows are others than those that the run in .*out began with"):
+        threestep.sft("m", [*ROWS, *ROWS], output_dir="out", resume=True)
+
+
 def test_every_call_has_a_new_folder(here, monkeypatch):
     words = []
-    monkeypatch.setattr(training_calls, "run_here", lambda program, own, functions: words.append((program, own)))
+    monkeypatch.setattr(
+        training_calls, "run_here", lambda program, own, functions, folder: words.append((program, own))
+    )
     first, second = threestep.reward("m", ROWS), threestep.reward("m", ROWS, data_split="1,1,1")
     assert [result.folder for result in (first, second)] == [here / "runs/reward", here / "runs/reward_2"]
     assert repr(first) == f"<reward: no figures; in {first.folder}>"
@@ -75,7 +125,9 @@ def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
 
 def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     taken = []
-    monkeypatch.setattr(training_calls, "run_here", lambda program, words, functions: taken.append((words, functions)))
+    monkeypatch.setattr(
+        training_calls, "run_here", lambda program, words, functions, _: taken.append((words, functions))
+    )
 
     def best(prompts, responses):
         return [1.0]
@@ -97,7 +149,8 @@ def test_settings_as_flags():
     [
         (
             SystemExit(0),
-            "^the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=",
+            "^the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=True, "
+            "output_dir='a/b' goes on$",
         ),
         (SystemExit(1), "^the run ended with code 1; what it printed says why$"),
         (MemoryError("no more"), "^out of memory"),
@@ -109,7 +162,7 @@ def test_no_call_ends_the_process(raised, sentence, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "a_program", SimpleNamespace(main=main))
     with pytest.raises(threestep.ThreestepError, match=sentence):
-        running.run_here("a_program", [], {})
+        running.run_here("a_program", [], {}, Path("a/b"))
 
 
 @pytest.mark.parametrize("failure", [None, KeyboardInterrupt("at once")])
@@ -144,7 +197,7 @@ def test_a_call_gives_back_the_callers_state(failure, monkeypatch):
             random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
             before = told()
             with pytest.raises(KeyboardInterrupt, match="^at once$") if failure else contextlib.nullcontext():
-                running.run_here("a_program", [], {})
+                running.run_here("a_program", [], {}, Path("a/b"))
             assert told() == before and drawn() == expected
     finally:
         transformers_logging.set_verbosity_warning()

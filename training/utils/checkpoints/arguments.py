@@ -11,6 +11,8 @@ from training.utils.run.errors import Mistakes
 from training.utils.run.flags import AUTO, UNIT, flag
 
 LATEST = "latest"
+# What YAML, Python and other bare flags write for it being on or off.
+_RESUME_WORDS = {"true": LATEST, "yes": LATEST, "false": None, "no": None}
 # Settings that may differ in a resumed run: they do not affect an optimizer step, except for the run's two lengths,
 # which move the learning rate's schedule on purpose.
 MAY_CHANGE = frozenset(
@@ -75,8 +77,8 @@ class CheckpointArguments:
             "nargs": "?",
             "const": LATEST,
             UNIT: "checkpoint",
-            "help": "Resume from the run's latest checkpoint, or from the named one. A run without checkpoints starts "
-            "from the beginning; a named one is a path in OUTPUT_DIR/checkpoints.",
+            "help": "Resume from the run's latest checkpoint (also: true), or from the named one. A run without "
+            "checkpoints starts from the beginning; a named one is a path in OUTPUT_DIR/checkpoints.",
         },
     )
     stop_before: str | None = flag(
@@ -107,6 +109,10 @@ class CheckpointArguments:
         "takes neither; default: the system's folder for temporary files (TMPDIR, else /tmp).",
         unit="folder",
     )
+
+    def __post_init__(self) -> None:
+        if self.resume is not None:
+            self.resume = _RESUME_WORDS.get(self.resume.lower(), self.resume)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""

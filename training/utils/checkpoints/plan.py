@@ -96,11 +96,7 @@ def plan_checkpoints(
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     steps = folder.steps()
     if flags.resume is None:
-        if steps:
-            raise ThreestepError(
-                f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}: give --resume to continue "
-                "it, or another --output_dir, or remove that folder"
-            )
+        refuse_checkpoints(folder)
         return None
     if flags.resume != LATEST:
         return _named(Path(flags.resume), folder)
@@ -116,6 +112,16 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
             "that folder"
         )
     return found
+
+
+def refuse_checkpoints(folder: CheckpointFolder) -> None:
+    """ThreestepError if a new run would overwrite those of an earlier one."""
+    steps = folder.steps()
+    if steps:
+        raise ThreestepError(
+            f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}: give --resume to continue "
+            "it, or another --output_dir, or remove that folder"
+        )
 
 
 def _named(path: Path, folder: CheckpointFolder) -> Path:

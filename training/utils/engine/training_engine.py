@@ -39,7 +39,7 @@ GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are rea
 @dataclass(frozen=True)
 class StepReport:
     """learning_rate: of the step just taken.
-    grad_norm: before clipping, over all ranks; NaN where DeepSpeed keeps none, infinite where the step was skipped.
+    grad_norm: before clipping, over all ranks; infinite where the step was skipped; NaN if DeepSpeed has none.
     skipped: a rank's loss or gradient was not finite (float16 finds its loss scale that way); nothing was updated.
     """
 
@@ -48,7 +48,7 @@ class StepReport:
     skipped: bool
 
     def figures(self, group: str) -> dict[str, float]:
-        """Return metrics named GROUP/...; without the norm where DeepSpeed keeps none (float32 at stage 0)."""
+        """Return metrics named GROUP/...; without the norm where DeepSpeed has none."""
         figures = {f"{group}/learning_rate": self.learning_rate, f"{group}/skipped": float(self.skipped)}
         if not math.isnan(self.grad_norm):
             figures[f"{group}/grad_norm"] = self.grad_norm
@@ -87,6 +87,8 @@ class TrainingEngine:
             )
         self.engine.checkpoint_engine = plain_checkpoint_engine()
         self.engine._copy_recovery_script = lambda folder: None  # programs of DeepSpeed's for its pickles
+        if isinstance(self.engine.optimizer, CheckedAdamW):
+            self.engine.clip_fp32_gradients = partial(_clip_noting_norm, self.engine)
         ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
@@ -252,21 +254,40 @@ def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device
 
 
 class CheckedAdamW(torch.optim.AdamW):
-    """Skips a step whose gradient is not finite. For float32 at ZeRO stage 0, where DeepSpeed uses the optimizer
-    unwrapped. In all other cases its wrappers skip such a step and set `overflow`, which its engine reads here too: the
-    schedule does not move, and the step counts as skipped (deepspeed 0.19, engine.py: _take_model_step).
+    """Skips a step whose gradient is not finite, and keeps the norm of the others. For float32 at ZeRO stage 0, where
+    DeepSpeed uses the optimizer unwrapped. In all other cases its wrappers skip such a step and set `overflow`, which
+    its engine reads here too: the schedule does not move, and the step counts as skipped (deepspeed 0.19, engine.py:
+    _take_model_step).
 
     The gradients are already reduced over all ranks, so every rank makes the same decision.
     """
 
     overflow = False
+    clipped_from: torch.Tensor | None = None  # the norm before clipping, where there is clipping
+    _global_grad_norm: float | None = None  # where DeepSpeed's engine looks for it
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         gradients = [
             weight.grad for group in self.param_groups for weight in group["params"] if weight.grad is not None
         ]
-        self.overflow = bool(gradients) and not bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+        if gradients:
+            total = torch.nn.utils.get_total_norm(gradients)
+            before = total if self.clipped_from is None else self.clipped_from
+            # One read of both: each would wait for the device.
+            now, norm = torch.stack([total.float(), before.float().reshape(())]).tolist()
+            self.overflow, self.clipped_from = not math.isfinite(now), None
+            self._global_grad_norm = math.inf if self.overflow else norm
         return None if self.overflow else super().step(closure)
+
+
+def _clip_noting_norm(engine: Any) -> None:
+    """DeepSpeed's clipping in float32 at stage 0, which drops the norm (deepspeed 0.19, engine.py:
+    clip_fp32_gradients)."""
+    from deepspeed.runtime.utils import clip_grad_norm_
+
+    engine.optimizer.clipped_from = clip_grad_norm_(
+        parameters=engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
+    )
 
 
 def _undo_trial_step(wrapper: Any) -> None:

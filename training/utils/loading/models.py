@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import check_reads_text, errors_explained, load_config, set_pad_token
+from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
@@ -120,7 +121,7 @@ def load_scalar_model(
     auto_class = scalar_model_class(changed)
     plan = _adapter_plan(auto_class, settings, changed)
     supplied = _supplied_by(plan)
-    if must_have_head and f"{HEAD}weight" not in supplied:
+    if must_have_head and f"{HEAD}weight" not in supplied and not only_as_object(settings.name_or_path):
         _refuse_headless(config, settings)
     wanted = WantedModel(
         _model_in(settings, plan),
@@ -207,6 +208,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
         from training.utils.models.compiled import check_compiler
 
         check_compiler()
+    given = copy_of_object(wanted.where, dtype, settings, wanted.is_scalar)
+    if given is not None:
+        return given
     # Without it, transformers asks at the terminal.
     trust = {"trust_remote_code": settings.trust_remote_code}
     with errors_explained("model", wanted.where, Exception):  # each value of config.json has an error of its own
@@ -225,7 +229,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
             )
     rehearsal.judge_loaded(wanted, model, report, stored, rehearsed)
     forget_quantization(model.config)
-    return model
+    return proven(model, wanted.where, dtype, settings, wanted.is_scalar)
 
 
 @contextlib.contextmanager
@@ -392,6 +396,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)
     freeze_vision(model, settings)
+    train_as_given(model, settings, embeddings_train)
     if embeddings_train:
         for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
             if embeddings is not None:

@@ -32,6 +32,8 @@ _NOISE_SEEDS = (1, 2)
 _MIDDLE_TOKENS = 4  # before the middle of a sequence, to see whether the second half moves their logits
 _SHORT_TOKENS = 64  # up to this many, all logits of a sequence are computed: 33 MB in float64 at a vocabulary of 64,000
 _ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
+# An attribute of models whose forward may do more than is seen of it in eval mode: it is always called as a whole.
+WHOLE_FORWARD = "_threestep_whole_forward"
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def head_is_linear(model: PreTrainedModel) -> bool:
         return own.head_is_linear
     if next(model.parameters()).device.type != "meta":
         return False
-    with torch.no_grad(), _in_eval_mode(model):
+    with torch.no_grad(), in_eval_mode(model):
         _, is_linear, _ = _called(model, _tokens_of(make_probes(model.config, 0).alone[0])[0])
         return is_linear
 
@@ -103,7 +105,7 @@ def read_again(model: PreTrainedModel) -> float:
 
 def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) -> OwnForward:
     of_scores, versions = hasattr(model, "score"), _versions(model)
-    with torch.no_grad(), _in_eval_mode(model), whole_where_used(model):
+    with torch.no_grad(), in_eval_mode(model), whole_where_used(model):
         try:
             read = [_read(model, document) for document in probes.alone]
             noise = [
@@ -154,7 +156,7 @@ def difference_now(
 ) -> float:
     """Return how far the forward of `model`, called plainly, is from `own` now, as `OwnForward.difference`.
     training: in train mode. inside: makes a context for it, entered once shards are gathered."""
-    with torch.no_grad(), _in_eval_mode(model, training), whole_where_used(model), inside():
+    with torch.no_grad(), in_eval_mode(model, training), whole_where_used(model), inside():
         return own.difference(torch.cat([_read(model, part).numbers_M for part in own.probes.alone]))
 
 
@@ -230,6 +232,7 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple
         logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
         not others
+        and not hasattr(model, WHOLE_FORWARD)
         and type(head) is nn.Linear
         and model.base_model is not model
         and _is_hidden(kept.get("head_input"), kept.get("hidden"), model.base_model, ids_1T)
@@ -314,7 +317,7 @@ def _outputs_kept(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _in_eval_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
+def in_eval_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Inside, every module is in eval mode (or in train mode); after, each is as it was."""
     were = {module: module.training for module in model.modules()}
     model.train(training)

@@ -99,7 +99,7 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
     """
     sentences = []
     generation: Any = getattr(model, "generation_config", None)
-    where, advice = model.name_or_path, ""
+    where, advice = model.name_or_path or type(model).__name__, ""
     if generation is not None and model.can_generate():
         if unset := _unset_ignored(generation, where):
             if unset.keys() & _OF_SAMPLING:

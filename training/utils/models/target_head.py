@@ -34,7 +34,7 @@ class TokenLogprobs(NamedTuple):
 
     logprobs_M: log p(target | what it may see).
     log_normalizers_M: log of the sum of the exponentiated logits (a z-loss holds it near 0).
-    is_greedy_M: bool, the target has the largest logit.
+    is_greedy_M: bool, the target's logit is larger than every other one; in a tie it is not.
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
     collisions_M: the sum of the squared probabilities, that two draws agree; without a gradient; None unless asked for.
     states: of the trunk; None unless asked for.
@@ -148,7 +148,9 @@ def read_logits(
     entropies_M = None
     if with_entropy:  # H = log Z - sum p * logit
         entropies_M = log_norm_M - (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
-    is_greedy_M = target_logit_M >= logits_MV.detach().amax(dim=-1)
+    largest_M1 = logits_MV.detach().amax(dim=-1, keepdim=True)
+    is_only_M = (logits_MV.detach() == largest_M1).sum(dim=-1) == 1
+    is_greedy_M = (target_logit_M >= largest_M1.squeeze(-1)) & is_only_M
     collisions_M = None
     if with_collisions:  # log sum p^2 = log sum exp 2 l - 2 log Z
         collisions_M = (torch.logsumexp(2.0 * logits_MV.detach(), dim=-1) - 2.0 * log_norm_M.detach()).exp()
@@ -178,8 +180,12 @@ class _TargetLogprobs(torch.autograd.Function):
         for begin in range(0, max(1, len(hidden_MH)), chunk):
             here = slice(begin, begin + chunk)
             logits_CV = _logits(hidden_MH[here], weight_VH, bias_V, temperature)
-            target_C = logits_CV.gather(-1, target_ids_M[here].unsqueeze(-1)).squeeze(-1)
-            most_C1 = logits_CV.amax(dim=-1, keepdim=True)
+            targets_C1 = target_ids_M[here].unsqueeze(-1)
+            target_C1 = logits_CV.gather(-1, targets_C1)
+            # Of the others, in one pass: a target that shares the largest logit is no first choice.
+            others_C1 = logits_CV.scatter_(-1, targets_C1, -torch.inf).amax(dim=-1, keepdim=True)
+            logits_CV.scatter_(-1, targets_C1, target_C1)
+            most_C1, target_C = torch.maximum(target_C1, others_C1), target_C1.squeeze(-1)
             raised_CV = (logits_CV - most_C1 if with_entropy else logits_CV.sub_(most_C1)).exp_()
             sum_C1 = raised_CV.sum(dim=-1, keepdim=True)
             z_C = (most_C1 + sum_C1.log()).squeeze(-1)
@@ -189,7 +195,7 @@ class _TargetLogprobs(torch.autograd.Function):
             collision_C = z_C
             if with_collisions:
                 collision_C = (torch.linalg.vector_norm(raised_CV, dim=-1) / sum_C1.squeeze(-1)).square()
-            parts.append((target_C - z_C, z_C, target_C >= most_C1.squeeze(-1), entropy_C, collision_C))
+            parts.append((target_C - z_C, z_C, target_C > others_C1.squeeze(-1), entropy_C, collision_C))
             if chunk >= len(hidden_MH) and any(ctx.needs_input_grad[:3]):
                 kept_MV = raised_CV.div_(sum_C1)
         logprobs_M, z_M, is_greedy_M, entropies_M, collisions_M = (

@@ -43,6 +43,11 @@ class PolicyModel(nn.Module):
         self.mtp_head = mtp_head
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens share the probability: those of the output layer, as wide as the configuration says."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
     def embedding_width(self) -> int:
         """The last dimension of `noise_NTE`; most models' hidden size."""
         return int(self.model.get_input_embeddings().embedding_dim)  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def _close(flags: OneModelFlags, folder: RunFolder, result: TrainingResult, fina
     close_run(folder, flags.settings)
     final.check()
     said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-    log(f"{said}; the model is in {folder.model}", folder.is_main_rank)
+    log(f"{said}; the model is in {folder.model}{result.signs}", folder.is_main_rank)
 
 
 def _check_start(flags: OneModelFlags, scores: bool) -> None:

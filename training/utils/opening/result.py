@@ -11,6 +11,7 @@ class TrainingResult:
     """before, after: the evaluations; None without evaluation rows
     summary: the run's closing figures
     sentence: the same in words, up to the seconds
+    signs: that the run has diverged, to be put behind the last line; "" for none
     reports: further JSON files of the run's folder by name, written once the model is
     """
 
@@ -18,4 +19,5 @@ class TrainingResult:
     after: Any
     summary: dict[str, float | None]
     sentence: str
+    signs: str = ""
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)

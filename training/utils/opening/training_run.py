@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.checkpoints.records import check_keys, record_of
+from training.utils.divergence.signs import Uniform
+from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.router_loss import RouterLoss
 from training.utils.engine.startup import Ranks
@@ -26,6 +28,8 @@ from training.utils.run.console import LogPace, log
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
+
+_EVAL_LOSS = "eval/loss"
 
 
 class NumberedRow(Protocol):
@@ -129,10 +133,20 @@ class TrainingLoop:
 
     evaluate: given a step, returns a dataclass with `in_words`, or None without evaluation rows
     evaluation_from: the inverse of dataclasses.asdict
+    uniform: the loss of equal choices, of evaluations and, if `of_training`, of training; None if there is none
     """
 
-    def __init__(self, run: TrainingRun, evaluate: Callable[[int], Any], evaluation_from: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        run: TrainingRun,
+        evaluate: Callable[[int], Any],
+        evaluation_from: Callable[..., Any],
+        uniform: Uniform | None = None,
+        of_training: bool = True,
+    ) -> None:
         self._run, self._evaluate, self._evaluation_from = run, evaluate, evaluation_from
+        loss = "train/loss" if of_training else ""
+        self._divergence = DivergenceWatch(run.metrics.folder, run.ranks.is_main, uniform, loss, _EVAL_LOSS)
         self._done, saved = run.checkpoints.restore()
         if saved:
             check_keys(saved, ("before", "after"), "the loop's state")
@@ -148,7 +162,7 @@ class TrainingLoop:
         before, after = self.before, self.after
         summary = {**figures(before, after), "seconds": self._run.metrics.seconds}
         said = "trained, without evaluation rows" if after is None else sentence(before, after)
-        return TrainingResult(before, after, summary, said)
+        return TrainingResult(before, after, summary, said, self._divergence.closing())
 
     def steps(self, prepare: Callable[[Sequence[int]], Prepared]) -> Iterator[NextStep[Prepared]]:
         """Every optimizer step that is left; evaluates and saves after those at which it is due.
@@ -202,6 +216,7 @@ class TrainingLoop:
         run = self._run
         run.metrics.write(step, figures)
         run.bad_steps.check(step, figures, [run.train_rows[index].row_id for index in taken])
+        self._divergence.see(step, figures)
         show(
             self._bar,
             ShownFigure("loss", figures["train/loss"]),
@@ -212,6 +227,8 @@ class TrainingLoop:
     def _evaluated(self, step: int) -> Any:
         found = self._evaluate(step)
         self._run.checkpoints.evaluated(step)
+        if found is not None and found.loss is not None:
+            self._divergence.see(step, {_EVAL_LOSS: found.loss})
         if found is not None and found.in_words:
             when = f"after step {step:,}" if step else "before training"
             log(f"{self._run.name}: evaluation {when}: {found.in_words}", self._run.ranks.is_main)

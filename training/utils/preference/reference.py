@@ -23,6 +23,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.transfer import moved, pinned
+from training.utils.loading.given import is_copy_of_object
 from training.utils.models.lora import adapters_off, is_adapter_tensor
 from training.utils.models.settings import ModelSettings
 from training.utils.opening.opened_model import OpenedModel
@@ -88,8 +89,9 @@ def open_references(reference: str, opened: OpenedModel) -> References:
     if reference == "adapter_off":
         return adapter_off_references(opened.training.engine, opened.model)
     run, file = opened.training, None
-    if run.ranks.is_main and not opened.added_tokens:  # drawn embeddings differ in each run: no file would match
-        flags = opened.flags
+    flags = opened.flags
+    # Drawn embeddings differ in each run, and no file knows what an object computes: none would match.
+    if run.ranks.is_main and not opened.added_tokens and not is_copy_of_object(opened.model):
         name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
         file = reference_file(name, opened.phase, flags.data, precision, run.settings.train_plan.packed)
     return known_references(run, file)

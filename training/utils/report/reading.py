@@ -17,6 +17,7 @@ import yaml
 
 from training.utils.run.credentials import redacted_value
 from training.utils.run.errors import ThreestepError
+from training.utils.run.run_folder import DIVERGENCE
 from training.utils.run.step import UNKNOWN_STEP, Step, known_steps, step_of
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
@@ -33,7 +34,7 @@ class StepRun:
     samples: [("SFT", samples), ("PPO", samples)]: of samples.jsonl, from the first evaluation and the last other one
     first_prompts: samples of the first prompts, from every evaluation (from evenly spaced ones, if there are many)
     environment: of environment.json: device, versions, when it was started
-    problems: a sentence for each file that could not be read in full
+    problems: a sentence for each file that could not be read in full, and for each sign that the run has diverged
     """
 
     run: str
@@ -105,7 +106,7 @@ class RunReader:
         samples = self._samples.setdefault(path, _Samples(path / "samples.jsonl"))
         metrics.read_on()
         samples.read_on()
-        problems = [*metrics.problems, *samples.problems]
+        problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE)]
         config = _mapping(path / "config.yaml", problems, yaml.safe_load)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
         names = ("environment", "summary", "data_report", "reward_report")
@@ -252,6 +253,13 @@ class _Samples(_GrowingLines):
     def first_prompts(self) -> list[dict[str, Any]]:
         groups = (self._first[:_FIRST_PROMPTS], *self._between, self._last[:_FIRST_PROMPTS])
         return [sample for group in groups for sample in group]
+
+
+def _signs(path: Path) -> list[str]:
+    """What a run noted of its divergence."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    signs = [sign for sign in map(_parsed, lines) if isinstance(sign, dict)]
+    return [f"step {sign.get('step')}: {sign.get('sentence')}" for sign in signs]
 
 
 def _mapping(path: Path, problems: list[str], load: Callable[[str], Any] = json.loads) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from training.utils.run.typed import typed_command
 
 _MOST_VALUES = 100_000  # of a configuration whose aliases are written out
 _MOST_CONFIG_BYTES = 4 << 20
+_SWITCHED = {"true": True, "false": False}
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -49,9 +50,33 @@ class ProgramParser(argparse.ArgumentParser):
         raise ThreestepError(f"{self.prog}: {message}; see --help")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        options, unknown = self.parse_known_args(_with_credentials(argv))
+        """Read the flags. A switch may have `true` or `false` behind it, as the steps' flags may."""
+        words, off = self._without_values_of_switches(_with_credentials(argv))
+        options, unknown = self.parse_known_args(words)
         _refuse_unknown_flags(unknown, self)
+        for switch in off:
+            setattr(options, switch, False)
         return options
+
+    def _without_values_of_switches(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the words with each switch that is on bare, and those that are off left out; and the names of the
+        latter."""
+        switches = {
+            name: action.dest for action in self._actions if action.const is True for name in action.option_strings
+        }
+        words, off, rest = [], [], list(argv)
+        while rest:
+            word = rest.pop(0)
+            name, has_value, value = word.partition("=")
+            if name in switches and not has_value and rest and rest[0].lower() in _SWITCHED:
+                has_value, value = "=", rest.pop(0)
+            if name not in switches or not has_value or value.lower() not in _SWITCHED:
+                words.append(word)
+            elif _SWITCHED[value.lower()]:
+                words.append(name)
+            else:
+                off.append(switches[name])
+        return words, off
 
 
 def _program() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from training.utils.run.console import log
+from training.utils.run.run_folder import METRICS
 from training.utils.run.run_log import RunLog
 
 
@@ -46,6 +47,7 @@ class MetricsWriter:
         trackers: Sequence[Tracker] = (),
         lines: RunLog | None = None,
     ) -> None:
+        self.folder = Path(output_dir)
         self._is_main_rank = is_main_rank
         self.evaluation: dict[str, float] = {}  # the figures of the last evaluation, on the main rank
         self._trackers = list(trackers)
@@ -53,12 +55,11 @@ class MetricsWriter:
         self._dropped: dict[str, int] = {}  # trackers that failed, and the last step before
         self._started = time.monotonic() - done_seconds
         if is_main_rank:
-            folder = Path(output_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / "metrics.jsonl", "a" if done_steps else "w"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self.folder / METRICS, "a" if done_steps else "w"):
                 pass  # now, where a refusal costs nothing
         self._settles = lines is None
-        self._lines = lines or RunLog(Path(output_dir) / "metrics.jsonl")
+        self._lines = lines or RunLog(self.folder / METRICS)
 
     @property
     def seconds(self) -> float:

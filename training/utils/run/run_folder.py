@@ -15,7 +15,9 @@ from training.utils.run.storage import replace_file
 
 BAD_STEPS = "bad_steps.jsonl"
 SAMPLE_PICTURES = "sample_pictures"  # a folder: small copies of the pictures that samples.jsonl names, NAME.png
-LOGS = ("metrics.jsonl", "samples.jsonl", BAD_STEPS)
+METRICS = "metrics.jsonl"
+DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
+LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE)
 
 
 class RunFolder:

@@ -12,6 +12,7 @@ COMMAND_VARIABLE = "THREESTEP_COMMAND"
 OWN_WORDS_VARIABLE = "THREESTEP_OWN_WORDS"
 # In the environment of a step that a program runs together with the others on the same data.
 WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
+_RESUME = "--resume"
 
 
 def typed_command() -> str | None:
@@ -22,8 +23,13 @@ def typed_command() -> str | None:
 def resuming_whole_run(program: str, words: Sequence[str]) -> str:
     """The command that was typed, with `--resume`. program: the module that got the words, as `python -m` takes it."""
     own = int(os.environ.get(OWN_WORDS_VARIABLE, "0")) if typed_command() else 0
-    resume = [] if "--resume" in words else ["--resume"]
-    return f"{typed_command() or f'python -m {program}'} {shlex.join([*words[own:], *resume])}"
+    typed: list[str] = []
+    for word in words[own:]:
+        if word.lower() in ("true", "false") and typed[-1:] == [_RESUME]:
+            continue  # its value
+        typed.append(_RESUME if word.startswith(f"{_RESUME}=") else word)
+    again = [*typed, *([] if _RESUME in typed else [_RESUME])]
+    return f"{typed_command() or f'python -m {program}'} {shlex.join(again)}"
 
 
 def resuming_command(program: str, ranks: int) -> str:

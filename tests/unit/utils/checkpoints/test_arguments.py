@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.utils.checkpoints.arguments import CheckpointArguments, seconds_of
-from training.utils.run.arguments import parse_arguments
+from training.utils.run.arguments import parse_arguments, words_of
 from training.utils.run.errors import Mistakes, ThreestepError
 from training.utils.run.flags import note_mistakes
 
@@ -28,6 +28,25 @@ def test_resume_with_and_without_a_path(words, resume, tmp_path):
     (tmp_path / "run.yaml").write_text("resume: latest\nstop_before: 2h\n")
     (flags,) = parse_arguments([CheckpointArguments], ["--config", str(tmp_path / "run.yaml")], "")
     assert (flags.resume, flags.limit_seconds()) == ("latest", 7200.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "resume"),
+    [("true", "latest"), ("True", "latest"), ("yes", "latest"), ("latest", "latest"), ("false", None), ("no", None),
+     ("", None), ("null", None), ("a/step_000001", "a/step_000001")],
+)  # fmt: skip
+def test_resume_in_every_form(value, resume, tmp_path):
+    """As YAML and Python write a bare flag, and as other tools' habits write it on a command line."""
+    (tmp_path / "run.yaml").write_text(f"resume: {value}\n")
+    (flags,) = parse_arguments([CheckpointArguments], ["--config", str(tmp_path / "run.yaml")], "")
+    assert flags.resume == resume
+    if value not in ("", "null"):
+        for words in (["--resume", value], [f"--resume={value}"], words_of("resume", value)):
+            (flags,) = parse_arguments([CheckpointArguments], words, "")
+            assert flags.resume == resume, words
+    if value in ("true", "false"):
+        (flags,) = parse_arguments([CheckpointArguments], words_of("resume", value == "true"), "")
+        assert flags.resume == resume
 
 
 def test_mistakes_are_told():

@@ -158,3 +158,25 @@ def test_sums_are_rounded_by_the_chunk():
         gradients.append(head.weight.grad)
     assert torch.equal(gradients[0], gradients[1]) and not torch.equal(gradients[0], gradients[2])
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_bytes", [ALL_ROWS, SEVEN_ROWS])
+@pytest.mark.parametrize("with_logits", [False, True])
+def test_a_target_that_shares_the_largest_logit_is_no_first_choice(chunk_bytes, with_logits):
+    """Of equal logits, as a diverged model has them, none is the model's choice."""
+    head, hidden_MH, targets_M = made(torch.float32)
+    read = TargetHead(head, chunk_bytes)
+    with torch.no_grad():
+        one_hot_MV = nn.functional.one_hot(head(hidden_MH).argmax(-1), VOCABULARY).bool()
+        chosen_M = one_hot_MV.gather(-1, targets_M[:, None])[:, 0]
+        assert read(hidden_MH, targets_M, 1.0, False, with_logits).is_greedy_M.equal(chosen_M)
+        best_M = head(hidden_MH).argmax(-1)
+        assert bool(read(hidden_MH, best_M, 1.0, False, with_logits).is_greedy_M.all())
+        head.weight[1:] = head.weight[0]
+        head.bias.zero_()
+        assert not bool(read(hidden_MH, targets_M, 1.0, False, with_logits).is_greedy_M.any())
+        head.weight[3] = head.weight[4] = 2 * head.weight[0]  # two share it
+        up_M = hidden_MH @ head.weight[0] > 0
+        assert not bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M], 1.0, False).is_greedy_M.any())
+        head.weight[4] = head.weight[0]
+        assert bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M], 1.0, False).is_greedy_M.all())

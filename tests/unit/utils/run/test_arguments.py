@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from training.utils.run import arguments
-from training.utils.run.arguments import parse_arguments, read_yaml, resolved_settings
+from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, resolved_settings
 from training.utils.run.errors import Mistakes, ThreestepError
 
 # Each level has ten of the level before: of a list 10^12 values, of merged mappings as much work.
@@ -271,3 +271,22 @@ def test_two_groups_that_share_a_name():
 
     with pytest.raises(AssertionError, match="two argument groups share the name seed"):
         resolved_settings((Run(), Other()))
+
+
+@pytest.mark.parametrize(
+    ("words", "on", "rest"),
+    [
+        (["--live", "a"], True, ["a"]),
+        (["--live", "true", "a"], True, ["a"]),
+        (["a", "--live=True"], True, ["a"]),
+        (["--live", "false", "a"], False, ["a"]),
+        (["--live", "--live=false", "a", "true"], False, ["a", "true"]),
+        (["a"], None, ["a"]),
+    ],
+)
+def test_a_switch_may_have_its_value_behind_it(words, on, rest):
+    parser = ProgramParser("training.a", "a program")
+    parser.add_argument("--live", action="store_true", default=None)
+    parser.add_argument("runs", nargs="*")
+    options = parser.parse(words)
+    assert (options.live, options.runs) == (on, rest)

@@ -37,6 +37,9 @@ def test_the_command_is_the_one_that_was_typed(monkeypatch, variables, ranks, co
     [
         ({}, ["--config", "a b"], "python -m training.all_steps --config 'a b' --resume"),
         ({COMMAND_VARIABLE: "threestep all"}, ["--config", "a", "--resume"], "threestep all --config a --resume"),
+        ({}, ["--resume", "true", "--config", "a"], "python -m training.all_steps --resume --config a"),
+        ({}, ["--config", "a", "--resume=false"], "python -m training.all_steps --config a --resume"),
+        ({}, ["--config", "true", "--resume", "False"], "python -m training.all_steps --config true --resume"),
         (
             {COMMAND_VARIABLE: "bash scripts/quickstart.sh", OWN_WORDS_VARIABLE: "2"},
             ["--work_dir", "/x"],

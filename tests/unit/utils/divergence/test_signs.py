@@ -1,0 +1,90 @@
+"""Which figures are signs that a run has diverged, and which are those of a run that learns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from training.utils.divergence.signs import EQUAL_PAIRS, GROWN, WINDOW, ZERO_STEPS, History, Uniform, signs
+
+TOKENS = Uniform(math.log(384), "all 384 tokens")
+LOSS, HELD_OUT, NORM = "train/loss", "eval/loss", "train/grad_norm"
+
+
+def history(losses=(), norms=(), held_out=()):
+    """One line a step, then one for each evaluation, after the last step."""
+    kept = History()
+    count = max(len(losses), len(norms))
+    for step in range(count):
+        figures = {name: part[step] for name, part in ((LOSS, losses), (NORM, norms)) if step < len(part)}
+        kept.add(step + 1, figures, LOSS, HELD_OUT)
+    for loss in held_out:
+        kept.add(count or 1, {HELD_OUT: loss}, LOSS, HELD_OUT)
+    return kept
+
+
+def test_a_loss_that_rises_to_the_uniform_one():
+    learned = [3.0] * WINDOW
+    assert signs(history(learned + [5.9] * WINDOW), TOKENS) == {}  # still below it
+    found = signs(history(learned + [TOKENS.nats] * WINDOW), TOKENS)
+    assert found["loss"].startswith(
+        "the loss has risen to 5.951 nats, and 5.951 is that of a model to which all 384 tokens are equally likely; it "
+        "was 3: the run has diverged"
+    )
+    # One step of a bad batch is none.
+    assert signs(history(learned + [20.0]), TOKENS) == {}
+    assert signs(history(learned + [TOKENS.nats] * WINDOW), None) == {}
+
+
+def test_a_model_that_never_learned_is_one_at_the_end_alone():
+    untrained = history([6.1] * 5, held_out=[6.0])
+    assert signs(untrained, TOKENS) == {}
+    assert "the model has diverged, or learned nothing" in signs(untrained, TOKENS, at_end=True)["loss"]
+    assert "5.95 nats" in signs(history([5.95] * 3), TOKENS, at_end=True)["loss"]  # without held-out rows
+    assert signs(history(), TOKENS, at_end=True) == {}
+
+
+def test_equal_logits_round_to_the_uniform_loss():
+    """In bfloat16 a loss read of equal logits may be a little below the logarithm."""
+    assert "loss" in signs(history(held_out=[TOKENS.nats * 0.9995]), TOKENS, at_end=True)
+
+
+def test_a_model_that_overfits_has_not_diverged():
+    assert signs(history([0.1] * WINDOW, held_out=[9.0]), TOKENS, at_end=True) == {}
+
+
+def test_a_loss_of_pairs_begins_at_the_uniform_one():
+    assert signs(history([0.69] * WINDOW, held_out=[0.693]), EQUAL_PAIRS, at_end=True) == {}
+    assert "learned nothing" in signs(history([0.75] * WINDOW, held_out=[0.75]), EQUAL_PAIRS, at_end=True)["loss"]
+    risen = signs(history([0.3] * WINDOW + [0.7] * WINDOW), EQUAL_PAIRS)
+    assert "both responses of a pair are equally likely; it was 0.3: the run has diverged" in risen["loss"]
+
+
+def test_the_evaluation_before_training_says_nothing():
+    kept = History()
+    kept.add(0, {HELD_OUT: 6.2}, LOSS, HELD_OUT)
+    assert signs(kept, TOKENS, at_end=True) == {}
+
+
+def test_gradients_that_are_exactly_zero():
+    assert signs(history(norms=[1.0] + [0.0] * (ZERO_STEPS - 1)), None) == {}
+    found = signs(history(norms=[1.0] + [0.0] * ZERO_STEPS), None)
+    assert list(found) == [f"{NORM} zero"]
+    assert found[f"{NORM} zero"].startswith(
+        f"{NORM} has been exactly 0 for the last {ZERO_STEPS} steps: nothing trains"
+    )
+    assert signs(history(norms=[0.0] * 5 + [1e-30]), None) == {}
+    assert signs(history(norms=[1.0, 0.0]), None, at_end=True)  # nothing follows
+
+
+@pytest.mark.parametrize("skipped", [float("inf"), float("nan")])
+def test_gradients_that_grow_without_end(skipped):
+    first = [2.0] * WINDOW
+    assert signs(history(norms=first + [1.5 * GROWN] * WINDOW), None) == {}
+    found = signs(history(norms=first + [3 * GROWN, skipped] * WINDOW), None)
+    assert found[f"{NORM} grown"].startswith(
+        f"{NORM} is 300, the median of {WINDOW} steps, and was 2 at the beginning: it grows without end"
+    )
+    assert signs(history(norms=first + [1e6] + [2.0] * 4), None) == {}  # a spike
+    assert signs(history(norms=[0.0] * WINDOW + [1.0] * WINDOW), None) == {}  # it began with nothing to learn

@@ -1,0 +1,58 @@
+"""Signs are said once, noted for the report, and not said again by a run that is resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from training.utils.divergence.signs import WINDOW, Uniform
+from training.utils.divergence.watch import DivergenceWatch
+from training.utils.report.reading import read_runs
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_folder import DIVERGENCE, LOGS
+
+NAMES = (Uniform(math.log(100), "all 100 tokens"), "train/loss", "eval/loss")
+LOSSES = [2.0] * WINDOW + [4.61] * (WINDOW + 3)
+
+
+def run(folder, steps, first=0):
+    with MetricsWriter(folder, True, first) as metrics:
+        watch = DivergenceWatch(folder, True, *NAMES)
+        for step in range(first, steps):
+            figures = {"train/loss": LOSSES[step], "train/grad_norm": 1.0}
+            metrics.write(step + 1, figures)
+            watch.see(step + 1, figures)
+        return watch.closing()
+
+
+def test_a_sign_is_said_once_and_stands_in_last_line_and_report(tmp_path, capsys):
+    closing = run(tmp_path, len(LOSSES))
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert said.startswith(f"warning: step {2 * WINDOW}: the loss has risen to 4.61 nats")
+    assert closing.startswith("; warning: the loss has risen to 4.61 nats")
+    (noted,) = [json.loads(line) for line in (tmp_path / DIVERGENCE).read_text().splitlines()]
+    assert noted["step"] == 2 * WINDOW and noted["sentence"] in said
+    assert DIVERGENCE in LOGS  # it is cut with the others when a run is resumed
+    (step,) = read_runs([tmp_path])[0].steps
+    assert step.problems == (f"step {2 * WINDOW}: {noted['sentence']}",)
+
+
+def test_a_resumed_run_knows_what_was_before(tmp_path, capsys):
+    run(tmp_path, WINDOW + 5)
+    assert "warning" not in capsys.readouterr().out
+    run(tmp_path, 2 * WINDOW + 1, first=WINDOW + 5)
+    assert capsys.readouterr().out.count("warning") == 1
+    assert "has risen" in run(tmp_path, len(LOSSES), first=2 * WINDOW + 1)
+    assert "warning" not in capsys.readouterr().out  # said before it was resumed
+    assert len((tmp_path / DIVERGENCE).read_text().splitlines()) == 1
+
+
+def test_a_healthy_run_leaves_no_file(tmp_path):
+    assert run(tmp_path, WINDOW) == "" and not (tmp_path / DIVERGENCE).exists()
+
+
+def test_other_ranks_write_nothing(tmp_path, capsys):
+    watch = DivergenceWatch(tmp_path, False)
+    for step in range(5):
+        watch.see(step, {"train/grad_norm": 0.0})
+    assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []

@@ -1,0 +1,123 @@
+"""Signs that a run has diverged, or does not train: figures in, sentences out. Knows no step and no model.
+
+A run of these signs ends well, with a model: what the signs say stands in its log, its last line and its report.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# A single step's loss and norm vary by a factor of a few from batch to batch, so signs are read of this many.
+WINDOW = 10
+# A loss this close to the uniform one, or above it, is no better than it. Equal logits give log V but for rounding:
+# bfloat16's 8 bits are a relative 0.4 %, of logits that differ by less than 0.01.
+UNIFORM_SHARE = 0.999
+# "Rises" means: it was below this share of the uniform loss. A model that has learned no more than its tokens'
+# frequencies is below it (English letters: 4.2 of 4.8 bits, Shannon 1951, Prediction and Entropy of Printed English).
+LEARNED_SHARE = 0.95
+# Zero gradients in a row. One may be a batch whose terms are all clipped (PPO, DPO's hinge).
+ZERO_STEPS = 3
+# Norms fall by a factor of 10 in training and spike by one of 10 (Cohere, PaLM, OLMo report such spikes); medians of
+# WINDOW steps that are this far above the run's first are no spike.
+GROWN = 100.0
+_NORM = "grad_norm"
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """What a model has to which all choices are equally likely, in nats.
+
+    choices: e.g. "all 50,257 tokens"
+    figure: what rises to it
+    begins_there: a run's first step has it, as DPO's has, whose policy is the reference
+    """
+
+    nats: float
+    choices: str
+    figure: str = "the loss"
+    begins_there: bool = False
+
+
+EQUAL_PAIRS = Uniform(math.log(2.0), "both responses of a pair", begins_there=True)
+
+
+@dataclass
+class History:
+    """What signs need of a run's figures: a few of its steps, in order."""
+
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    lowest: float = float("inf")  # mean of WINDOW losses, or an evaluation's loss
+    evaluated: float | None = None  # the last evaluation's loss, of a model that has trained
+    norms: dict[str, deque[float]] = field(default_factory=dict)
+    first_norms: dict[str, list[float]] = field(default_factory=dict)
+    zeros: dict[str, int] = field(default_factory=dict)  # in a row, up to now
+
+    def add(self, step: int, figures: Mapping[str, float], loss: str, eval_loss: str) -> None:
+        """Take the figures of one line. loss, eval_loss: their names; "" for none."""
+        if step and eval_loss in figures:
+            self.evaluated = figures[eval_loss]
+            self.lowest = min(self.lowest, self.evaluated)
+        if loss in figures:
+            self.losses.append(figures[loss])
+            if len(self.losses) == WINDOW:
+                self.lowest = min(self.lowest, statistics.fmean(self.losses))
+        for name, norm in figures.items():
+            if name.endswith(_NORM) and norm < float("inf"):  # infinite or NaN: a step that was skipped
+                self.norms.setdefault(name, deque(maxlen=WINDOW)).append(norm)
+                first = self.first_norms.setdefault(name, [])
+                if len(first) < WINDOW:
+                    first.append(norm)
+                self.zeros[name] = self.zeros.get(name, 0) + 1 if norm == 0 else 0
+
+
+def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> dict[str, str]:
+    """Return a sentence for each sign that a run shows now, by the kind of sign.
+
+    uniform: None where no loss is known to be one of equal choices
+    at_end: nothing follows: a loss that never fell below the uniform one, and a last gradient of 0, are signs too
+    """
+    found = _of_loss(history, uniform, at_end)
+    for name, zeros in history.zeros.items():
+        if zeros >= ZERO_STEPS or (at_end and zeros):
+            found[f"{name} zero"] = (
+                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of "
+                "the steps before, at what is frozen, and at whether the rewards or pairs differ"
+            )
+    for name, norms in history.norms.items():
+        first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
+        if len(norms) == WINDOW and last > GROWN * first > 0:
+            found[f"{name} grown"] = (
+                f"{name} is {last:.3g}, the median of {WINDOW} steps, and was {first:.3g} at the beginning: it grows "
+                "without end; lower the learning rate, or warm it up for longer"
+            )
+    return found
+
+
+def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[str, str]:
+    if uniform is None:
+        return {}
+    losses, most = history.losses, uniform.nats * UNIFORM_SHARE
+    trained = statistics.fmean(losses) if losses and (at_end or len(losses) == WINDOW) else None
+    known = history.evaluated if at_end or trained is None or trained < most else trained
+    known = trained if known is None else known
+    if known is None or not known >= most:
+        return {}
+    about = f"{known:.4g} nats, and {uniform.nats:.4g} is that of a model to which {uniform.choices} are equally likely"
+    learned = LEARNED_SHARE * uniform.nats
+    if trained is not None and trained < learned:  # the model overfits, which is no divergence
+        return {}
+    if history.lowest < learned:
+        return {
+            "loss": f"{uniform.figure} has risen to {about}; it was {history.lowest:.4g}: the run has diverged; lower "
+            "the learning rate, or warm it up for longer"
+        }
+    if not at_end or (uniform.begins_there and known < uniform.nats / LEARNED_SHARE):
+        return {}
+    return {
+        "loss": f"{uniform.figure} is {about}: the model has diverged, or learned nothing; lower the learning rate, or "
+        "train for longer"
+    }

@@ -1,0 +1,385 @@
+"""Models that a Python program holds (`threestep.sft(model, ...)`): what their folder says of them, and the objects.
+
+The front writes such a model to a folder, so that other processes and a resumed run read it as any other. A model
+folder holds weights and a configuration; what else decides how the object trains stands in its `given.json`: frozen
+weights, numbers that the object computes, and, where no folder can hold it (a forward of its class, hooks), why. A
+folder's model is trained only if it computes the object's numbers; otherwise a copy of the object is, in the process
+that holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.utils.loading.judgement import HEAD
+from training.utils.run.console import log, started_as_main_rank
+from training.utils.run.errors import ThreestepError, first_line
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from training.utils.models.settings import ModelSettings
+
+FILE = "given.json"
+_NOISE_FACTOR, _NOISE_SEEDS = 5.0, (1, 2)  # as of `models.own_forward`
+_MOST_NUMBERS = 256  # of each kind: 5 kB in given.json
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of one short sequence, at its last token, float64; `..._noise`: the largest difference that rounding explains.
+
+    trunk: the first entries of the last hidden state. logits: the first logits, or the score.
+    """
+
+    trunk: list[float]
+    trunk_noise: float
+    logits: list[float]
+    logits_noise: float
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """What given.json holds.
+
+    kind: the object's class
+    frozen: the weights that do not train
+    only_object: why no folder holds what the object computes; None where its folder does
+    notes: sentences for the log
+    """
+
+    kind: str
+    frozen: tuple[str, ...]
+    only_object: str | None
+    notes: tuple[str, ...]
+    numbers: Numbers
+
+
+@dataclass(eq=False)
+class GivenObject:
+    """A model that this process holds. is_loaded: whether a run loaded copies of it, not its folder."""
+
+    model: PreTrainedModel
+    is_loaded: bool = False
+
+
+_objects: contextvars.ContextVar[Mapping[str, GivenObject] | None] = contextvars.ContextVar("objects", default=None)
+
+
+@contextlib.contextmanager
+def objects_given(objects: Mapping[str, GivenObject]) -> Iterator[None]:
+    """Inside, these folders stand for these objects."""
+    token = _objects.set(objects)
+    try:
+        yield
+    finally:
+        _objects.reset(token)
+
+
+def write_given(folder: Path, given: GivenModel) -> None:
+    """Write given.json to the model's folder."""
+    (folder / FILE).write_text(json.dumps(asdict(given), indent=1) + "\n", encoding="utf-8")
+
+
+def given_in(name_or_path: str) -> GivenModel | None:
+    """Return what given.json of a model's folder holds; None without it. ThreestepError if it is damaged."""
+    path = Path(name_or_path, FILE)
+    if not path.is_file():
+        return None
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        frozen, notes, numbers = tuple(read.pop("frozen")), tuple(read.pop("notes")), Numbers(**read.pop("numbers"))
+        return GivenModel(frozen=frozen, notes=notes, numbers=numbers, **read)
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise ThreestepError(
+            f"{path} is damaged ({first_line(problem)}); call the run from Python again, which writes it"
+        ) from problem
+
+
+def only_as_object(name_or_path: str) -> bool:
+    """Whether a folder alone does not hold what its object computes."""
+    given = given_in(name_or_path)
+    return given is not None and given.only_object is not None
+
+
+def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool) -> PreTrainedModel | None:
+    """Return a copy of the object that the folder `where` stands for, in `dtype` and eval mode, where the folder alone
+    does not hold what it computes; None of all other folders.
+
+    ThreestepError if this process does not hold the object, and for what cannot be done with a copy.
+    """
+    given = given_in(where)
+    if given is None or given.only_object is None:
+        return None
+    _log_notes(given)
+    return _copied(where, given, given.only_object, dtype, settings, is_scalar)
+
+
+def is_copy_of_object(model: PreTrainedModel) -> bool:
+    """Whether `copy_of_object` or `proven` made the model of an object, not of a folder."""
+    from training.utils.models.own_forward import WHOLE_FORWARD
+
+    return hasattr(model, WHOLE_FORWARD)
+
+
+def proven(
+    model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
+) -> PreTrainedModel:
+    """Return `model`, just loaded from the folder `where`, if it computes what the object of that folder does;
+    otherwise a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
+    given = given_in(where)
+    if given is None:
+        return model
+    _log_notes(given)
+    found = read_numbers(model)
+    same_head = type(model).__name__ == given.kind and len(found.logits) == len(given.numbers.logits)
+    kinds = ("trunk", "logits") if same_head else ("trunk",)
+    for kind in kinds:
+        theirs, mine = getattr(given.numbers, kind), getattr(found, kind)
+        most = getattr(given.numbers, f"{kind}_noise") + getattr(found, f"{kind}_noise")
+        apart = _apart(theirs, mine)
+        if not apart <= most:
+            why = (
+                f"its files give other numbers (by {apart:.2g}, rounding explains {most:.2g}), so that a part of it is "
+                "in no file, such as a buffer that was changed"
+            )
+            return _copied(where, given, why, dtype, settings, is_scalar)
+    return model
+
+
+def _log_notes(given: GivenModel) -> None:
+    for note in given.notes:
+        is_warning = note.startswith("warning: ")
+        log(note if is_warning else f"model: {note}", started_as_main_rank())
+
+
+def _copied(
+    where: str, given: GivenModel, why: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
+) -> PreTrainedModel:
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    from training.utils.models.own_forward import WHOLE_FORWARD
+
+    held = (_objects.get() or {}).get(where)
+    what = f"'{where}' was a {given.kind} of a Python program, which no folder can stand for: {why}"
+    if held is None:
+        raise ThreestepError(f"{what}; call the run from that program again, without num_ranks")
+    if is_deepspeed_zero3_enabled():
+        raise ThreestepError(
+            f"{what}; a copy of it is not sharded: use --zero_stage 2, or save it as what a folder holds"
+        )
+    if settings.quantization is not None:
+        raise ThreestepError(f"{what}; rounding its layers would replace them: leave --load_in_4bit and 8bit out")
+    score: Any = getattr(held.model, "score", None)
+    if is_scalar and getattr(score, "out_features", 1) != 1:
+        raise ThreestepError(f"{what}; its score has {score.out_features} outputs, and a reward model has one")
+    if is_scalar and score is None:
+        raise ThreestepError(
+            f"{what}; a reward model needs a head `score`, which it lacks, and transformers' class with one would not "
+            "compute the same: give a model of sequence classification, or a plain one"
+        )
+    log(
+        f"model: a copy of the {given.kind} that was given is trained, as no folder holds what it computes: {why}; "
+        "OUTPUT_DIR/model holds its trained weights, and result.model the object with them",
+        started_as_main_rank(),
+    )
+    model = _deep_copy(held.model, given, what)
+    if is_scalar:
+        _check_score(model, what)
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+    setattr(model, WHOLE_FORWARD, True)
+    held.is_loaded = True
+    return model.eval()
+
+
+def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrainedModel:
+    """A copy that shares no tensor with `model` and computes the same; ThreestepError if there is none."""
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as problem:  # noqa: BLE001 (a class may refuse to be copied by any error)
+        raise ThreestepError(
+            f"{what}; and it cannot be copied ({type(problem).__name__}: {first_line(problem)}), which leaves the one "
+            "that was given as it is"
+        ) from problem
+    with _uses_noted(model) as uses:
+        found = read_numbers(copied)
+    if uses:
+        raise ThreestepError(
+            f"{what}; and a copy of it still computes with {uses[0]} of the object that was given: a hook or a forward "
+            "holds that object; let it use its arguments (module, inputs, output), or `self`"
+        )
+    apart = _apart(given.numbers.logits, found.logits)
+    if not apart <= given.numbers.logits_noise + found.logits_noise:
+        raise ThreestepError(
+            f"{what}; and a copy of it computes other numbers (by {apart:.2g}): its forward or a hook keeps a state "
+            "that changes from call to call"
+        )
+    return copied
+
+
+def _check_score(model: PreTrainedModel, what: str) -> None:
+    """ThreestepError if the model's score is not what its head gives at the last token: values are read of the head, at
+    every token."""
+    import torch
+
+    from training.utils.models.own_forward import in_eval_mode
+    from training.utils.models.probes import make_probes
+
+    kept: list[torch.Tensor] = []
+    (segment,) = make_probes(model.config, 0).alone[0].segments
+    handle = model.score.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    with torch.no_grad(), in_eval_mode(model):
+        score = model(input_ids=segment.tokens.input_ids.unsqueeze(0).to(model.device)).logits.flatten()
+    handle.remove()
+    if not kept or not torch.equal(kept[-1][0, -1].flatten(), score):
+        raise ThreestepError(
+            f"{what}; its forward makes another score than its head `score` gives at the last token, where scores and "
+            "values are read: let the head, or what is below it, compute the score"
+        )
+
+
+@contextlib.contextmanager
+def _uses_noted(model: PreTrainedModel) -> Iterator[list[str]]:
+    """Inside, every operation on a tensor of `model` adds its name to the list."""
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    owner = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors if tensor.numel()}
+    used: list[str] = []
+
+    class UsesOfTensors(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+                    used.extend(filter(None, [owner.get(leaf.untyped_storage().data_ptr())]))
+            return function(*args, **(kwargs or {}))
+
+    with UsesOfTensors():
+        yield used
+
+
+def read_numbers(model: PreTrainedModel) -> Numbers:
+    """Return what `model` computes of a short sequence, in eval mode; train mode and buffers are as before. A
+    collective under ZeRO-3, of a model that no engine owns.
+
+    ThreestepError for a model that cannot be called with token ids alone, or has no logits; for numbers that are not
+    finite; and for those that are drawn at random.
+    """
+    import torch
+
+    from training.utils.models.own_forward import in_eval_mode
+    from training.utils.models.probes import make_probes
+    from training.utils.models.rounding import rms, rounded_once_more
+    from training.utils.models.sharding import whole_where_used
+
+    kind = type(model).__name__
+    (segment,) = make_probes(model.config, 0).alone[0].segments
+    ids_1T = segment.tokens.input_ids.unsqueeze(0).to(model.device)
+
+    def read(seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        with contextlib.nullcontext() if seed is None else rounded_once_more(model, seed):
+            states, logits = model.base_model(input_ids=ids_1T)[0], model(input_ids=ids_1T).logits
+        kept = (part[0].reshape(-1, part.shape[-1])[-1][:_MOST_NUMBERS] for part in (states, logits))
+        trunk, output = (part.detach().double().cpu() for part in kept)
+        return trunk, output
+
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.no_grad(), in_eval_mode(model), whole_where_used(model):
+        try:
+            plain, again, *noisy = [read(seed) for seed in (None, None, *_NOISE_SEEDS)]
+        except Exception as problem:  # noqa: BLE001 (a user's forward may fail by any error)
+            raise ThreestepError(
+                f"a model expects a forward that makes logits (or a score) of token ids alone, and that of {kind} "
+                f"fails ({type(problem).__name__}: {first_line(problem)})"
+            ) from problem
+        finally:
+            for buffer, was in buffers:
+                buffer.copy_(was)
+    noise = []
+    for place, numbers in enumerate(plain):
+        if not bool(numbers.isfinite().all()):
+            raise ThreestepError(f"the {kind} computes {float(numbers[~numbers.isfinite()][0])}; check its weights")
+        rounding = torch.finfo(model.dtype).eps * float(numbers.abs().max())
+        if rms(again[place] - numbers) > _NOISE_FACTOR * rounding:
+            raise ThreestepError(
+                f"the {kind} computes other numbers in each call in eval mode, so that none could be checked or "
+                "repeated: draw at random in train mode alone, and let hooks keep no state"
+            )
+        noise.append(_NOISE_FACTOR * rms(torch.cat([other[place] - numbers for other in noisy])) + rounding)
+    return Numbers(plain[0].tolist(), noise[0], plain[1].tolist(), noise[1])
+
+
+def _apart(some: list[float], others: list[float]) -> float:
+    """Root mean square of the difference; infinite if they are not as many."""
+    if len(some) != len(others):
+        return float("inf")
+    squares = [(one - other) ** 2 for one, other in zip(some, others, strict=True)]
+    return float((sum(squares) / max(1, len(squares))) ** 0.5)
+
+
+def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> None:
+    """Freeze what was frozen in the object of the model's folder, and give the weights its gradient hooks. A model
+    whose folder stands for no object is left alone.
+
+    embeddings_train: they have new rows; ThreestepError if they were frozen
+    """
+    from training.utils.models.lora import is_adapter_tensor, merged_name
+
+    given = given_in(settings.name_or_path)
+    if given is None:
+        return
+    own = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
+    frozen = [own[name] for name in given.frozen if name in own]
+    adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter_tensor(name)}
+    held_fast = [name for name in given.frozen if name.rpartition(".")[0] in adapted]
+    is_whole = all(name in given.frozen or name.startswith(HEAD) for name in own)  # a new head is not the object's
+    if held_fast and not is_whole:
+        raise ThreestepError(
+            f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights "
+            "that were given frozen, which would move them as saved; name the layers with --lora_module_name, unfreeze "
+            "them, or give a model that is frozen as a whole"
+        )
+    for weight in frozen:
+        weight.requires_grad_(False)
+    if frozen:
+        log(
+            f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad)",
+            started_as_main_rank(),
+        )
+    embeddings = model.get_input_embeddings().weight
+    if embeddings_train and any(weight is embeddings for weight in frozen):
+        raise ThreestepError(
+            "the tokenizer gained tokens, whose embeddings must be trained, and the model was given with frozen "
+            "embeddings; unfreeze them, or give a model and tokenizer that have the tokens"
+        )
+    held = (_objects.get() or {}).get(settings.name_or_path)
+    if held is not None:
+        _copy_gradient_hooks(dict(held.model.named_parameters()), own)
+
+
+def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[str, torch.nn.Parameter]) -> None:
+    """Copies of parameters lose their hooks (torch 2.13, Parameter.__deepcopy__)."""
+    for name, weight in theirs.items():
+        hooks = list((getattr(weight, "_backward_hooks", None) or {}).values())
+        mine = own.get(name)
+        if not hooks or mine is None or not mine.requires_grad or mine._backward_hooks:
+            continue
+        if mine.shape != weight.shape:
+            raise ThreestepError(
+                f"the gradient hook of {name} is for {tuple(weight.shape)}, and the weight is {tuple(mine.shape)} here;"
+                " give a model and tokenizer of one size"
+            )
+        for hook in hooks:
+            mine.register_hook(hook)
