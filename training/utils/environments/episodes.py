@@ -97,7 +97,8 @@ class Episode:
         problem = _failure(outcome, self._settings.seconds)
         reply, problem = (None, problem) if problem else _checked_reply(outcome.value)
         if reply is not None and not _is_number(sum(self.rewards) + reply.reward):
-            reply, problem = None, f"expects rewards whose sum is finite in float32, got {reply.reward!r:.60} more"
+            problem = f"expects rewards whose sum is finite in float32, got {reply.reward!r:.60} more"
+            reply = None
         if reply is None:
             self._settings.warn(f"environment '{self._settings.name}': step {problem}; the conversation ends there")
             reply = EnvironmentReply([], done=True, figures={FAILURES: 1})

@@ -34,7 +34,8 @@ def majority_of(values: Sequence[float], answers: Sequence[Hashable], k: int) ->
     many subsets give so many responses with so many winners, and the sum over these of the winners' means. A winner's
     mean over the subsets with so many of its responses is that of all of them.
     """
-    counts, means = Counter(answers), defaultdict(float)
+    counts = Counter(answers)
+    means: defaultdict[Hashable, float] = defaultdict(float)
     for answer, value in zip(answers, values, strict=True):
         means[answer] += value / counts[answer]
     total = 0.0
