@@ -70,19 +70,7 @@ class PpoTrainer:
         """Run all rollouts with their updates; return the held-out evaluations."""
         settings = self.settings
         self._divergence = self._watch()
-        done, saved = self.checkpoints.restore()
-        before = after = None
-        if saved:
-            check_keys(saved, ("before", "after", "rollout/kl", "trainer"), "the loop's state")
-            before, after = (
-                saved[name] and record_of(PpoEvaluation, saved[name], f"the evaluation {name}")
-                for name in ("before", "after")
-            )
-            self.load_state_dict(saved["trainer"])
-        elif settings.evaluates_first:
-            after = self.evaluate(0)
-            before = after if settings.total_rollouts else None  # without training it is the only one
-        end = done if self.kl_is_over(saved) else settings.total_rollouts
+        done, end, before, after = self._start()
         self.clock.read()
         with self._progress_bar(done) as bar:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
@@ -114,6 +102,23 @@ class PpoTrainer:
                     break
         best = self._of_the_best(done, after)
         return PpoResult(before, best, self.metrics.seconds, self._divergence.closing())
+
+    def _start(self) -> tuple[int, int, PpoEvaluation | None, PpoEvaluation | None]:
+        """Resume, or evaluate first; return the rollouts that are done and the last one to do, and the evaluations before
+        training and so far. A collective."""
+        done, saved = self.checkpoints.restore()
+        before = after = None
+        if saved:
+            check_keys(saved, ("before", "after", "rollout/kl", "trainer"), "the loop's state")
+            before, after = (
+                saved[name] and record_of(PpoEvaluation, saved[name], f"the evaluation {name}")
+                for name in ("before", "after")
+            )
+            self.load_state_dict(saved["trainer"])
+        elif self.settings.evaluates_first:
+            after = self.evaluate(0)
+            before = after if self.settings.total_rollouts else None  # without training it is the only one
+        return done, done if self.kl_is_over(saved) else self.settings.total_rollouts, before, after
 
     def _watch(self) -> DivergenceWatch:
         """Of a policy to which all tokens become equally likely, and of gradients."""
