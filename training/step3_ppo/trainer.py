@@ -104,7 +104,7 @@ class PpoTrainer:
         return PpoResult(before, best, self.metrics.seconds, self._divergence.closing())
 
     def _start(self) -> tuple[int, int, PpoEvaluation | None, PpoEvaluation | None]:
-        """Resume, or evaluate first; return the rollouts that are done and the last one to do, and the evaluations before
+        """Resume, or evaluate first; return the rollouts that are done, the last one to do, and the evaluations before
         training and so far. A collective."""
         done, saved = self.checkpoints.restore()
         before = after = None
