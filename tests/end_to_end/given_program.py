@@ -105,6 +105,10 @@ def given(place: Path) -> dict[str, Any]:
     called("reward hook", threestep.reward, scalar(hooked=True), PAIRS, **TRAINED)
     called("ppo plain", threestep.ppo, lm(half_head=True), PROMPTS, **DRAWN)
     called("ppo class", threestep.ppo, lm(Halved), PROMPTS, **DRAWN)
+    scored = {name: value for name, value in DRAWN.items() if name != "reward"} | {"advantage": "gae"}
+    for name, judge in (("scored plain", scalar(half_head=True)), ("scored hook", scalar(hooked=True))):
+        judge.requires_grad_(False)  # as one that was loaded to score
+        called(name, functools.partial(threestep.ppo, reward_model=judge), lm(), PROMPTS, **scored)
     return told
 
 

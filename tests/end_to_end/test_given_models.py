@@ -13,7 +13,6 @@ from tests.end_to_end.conftest import save_start
 from tests.support.forked_programs import ROOT, run_python
 
 PROGRAM = Path(__file__).with_name("given_program.py")
-KINDS = {"sft": "LlamaForCausalLM", "dpo": "LlamaForCausalLM", "reward": "LlamaForSequenceClassification"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def _untie(folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("name", ["sft class", "sft hook", "dpo class", "reward hook", "ppo class"])
+@pytest.mark.parametrize("name", ["sft class", "sft hook", "dpo class", "reward hook", "ppo class", "scored hook"])
 def test_an_object_is_trained_as_it_is(told, name):
     """Its losses are those of the plain model that computes the same, where a reloaded one's differ."""
     found = told[1]["given"]
@@ -49,10 +48,10 @@ def test_an_object_is_trained_as_it_is(told, name):
     names = [one for one in mine["figures"] if one.startswith("eval_") and one.endswith(("_before", "reward_before"))]
     for figure in ("reward_before", *names):
         if figure in plain["figures"]:
-            assert mine["figures"][figure] == pytest.approx(plain["figures"][figure], rel=1e-6), figure
+            assert mine["figures"][figure] == pytest.approx(plain["figures"][figure], rel=1e-5), figure
     first = "train/loss" if "ppo" not in name else "actor/loss"
     step, other = mine["figures"]["first"], plain["figures"]["first"]
-    assert first not in step or step[first] == pytest.approx(other[first], rel=1e-6, abs=1e-7)
+    assert first not in step or step[first] == pytest.approx(other[first], rel=1e-5, abs=1e-7)
     assert mine["kind"] == {"class": "Halved"}.get(name.split()[1], plain["kind"])
 
 

@@ -186,17 +186,19 @@ def _copied(
             f"{what}; a reward model needs a head `score`, which it lacks, and transformers' class with one would not "
             "compute the same: give a model of sequence classification, or a plain one"
         )
-    log(
-        f"model: a copy of the {given.kind} that was given is trained, as no folder holds what it computes: {why}; "
-        "OUTPUT_DIR/model holds its trained weights, and result.model the object with them",
-        started_as_main_rank(),
-    )
+    if not held.is_loaded:
+        log(
+            f"model: a copy of the {given.kind} that was given is used, as no folder holds what it computes: {why}; "
+            "folders of the run hold its weights alone, and result.model the object with them",
+            started_as_main_rank(),
+        )
     model = _deep_copy(held.model, given, what)
     if is_scalar:
         _check_score(model, what)
     for weight in model.parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(dtype)
+            weight.requires_grad_(True)  # `train_as_given` freezes what is to stay frozen
     setattr(model, WHOLE_FORWARD, True)
     held.is_loaded = True
     return model.eval()

@@ -126,6 +126,13 @@ def copied(folder, model, is_scalar=False, **settings):
         return copy_of_object(str(folder), torch.float32, ModelSettings(str(folder), **settings), is_scalar)
 
 
+def test_a_copy_trains_what_its_note_does_not_freeze(tmp_path):
+    """A reward model is often given frozen as a whole, and the critic that starts from it trains."""
+    model = scalar().requires_grad_(False)
+    assert all(weight.requires_grad for weight in copied(tmp_path, model, True).parameters())
+    assert not any(weight.requires_grad for weight in model.parameters())
+
+
 def test_a_copy_is_not_sharded(tmp_path, monkeypatch):
     model = tiny_causal_lm("llama")
     monkeypatch.setattr("transformers.integrations.is_deepspeed_zero3_enabled", lambda: True)
