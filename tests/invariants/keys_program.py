@@ -232,6 +232,7 @@ def run(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[st
 
 def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[str, Any]:
     from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.checkpoint_files import load_engine
     from training.utils.engine.startup import DTYPES
     from training.utils.engine.training_engine import TrainingEngine
 
@@ -262,7 +263,7 @@ def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> di
     if case.loads:
         engine.engine.save_checkpoint(str(folder / "checkpoint"), tag="a", save_latest=False)
         with loading:
-            engine.engine.load_checkpoint(str(folder / "checkpoint"), tag="a")
+            load_engine(engine, folder / "checkpoint", "a")
     return {
         "ops": collectives.found, "weights": torch.cat(weights).tolist(), "buffers": buffers, "scales": scales,
         "loading": loading.found, **seen,
